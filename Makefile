@@ -7,6 +7,8 @@ TEST_ENV := $(VENV)/.installed-test
 DOCS_ENV := $(VENV)/.installed-docs
 # Tests run side by side, files whole: much of their time is waiting for engines to start.
 JOBS   ?= 2
+# The C++ that would otherwise be compiled at first use.
+COMPILE = for room in kernels constrained runtime.speculate; do $(BIN)/python -m stemma.$$room.native.bindings; done
 
 COVERAGE := --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --cov-report=html
 
@@ -22,17 +24,13 @@ $(BIN)/python:
 $(RUN_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm and what it needs (first run only; torch is large)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	@$(BIN)/python -m stemma.kernels.native.build
-	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
-	@$(BIN)/python -c 'from stemma.runtime.speculate.native.build import drafting_library; drafting_library().report()'
+	@$(COMPILE)
 	@touch $@
 
 $(TEST_ENV): pyproject.toml | $(BIN)/python
 	@echo "== installing stemma-lm with its test dependencies (first run only)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	@$(BIN)/python -m stemma.kernels.native.build
-	@$(BIN)/python -c 'from stemma.constrained.native.build import grammar_library; grammar_library().report()'
-	@$(BIN)/python -c 'from stemma.runtime.speculate.native.build import drafting_library; drafting_library().report()'
+	@$(COMPILE)
 	@touch $@ $(RUN_ENV)
 
 $(DOCS_ENV): pyproject.toml | $(BIN)/python

@@ -2,11 +2,12 @@
 
 The sources use no torch and no Python header: they take plain pointers through ctypes. So a build
 takes seconds and outlives a change of Python or torch. The file's name is a hash of sources, flags,
-compiler and CPU. It imports nothing of the house.
+compiler and CPU; any C++17 compiler works. It imports nothing of the house.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -14,16 +15,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["BuildError", "NativeLibrary", "cpu_flags"]
+__all__ = ["COMPILE_FLAGS", "BuildError", "NativeLibrary", "cpu_flags"]
 
+COMPILE_FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra")
 COMPILE_TIMEOUT_S = 300.0
 
 
 class BuildError(RuntimeError):
-    """The library cannot be built here; the message says why in one line."""
+    """The library cannot be built or loaded here; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class NativeLibrary:
     name: str  # of the file
     title: str  # for people
     sources: Path
-    compile_flags: tuple[str, ...]
+    compile_flags: tuple[str, ...] = COMPILE_FLAGS
     needed_cpu_flags: frozenset[str] = frozenset()
 
     def path(self) -> Path:
@@ -46,6 +50,20 @@ class NativeLibrary:
         if not path.exists():
             self._compile(compiler, path)
         return path
+
+    def load(self, signatures: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
+        """The library in this process, built first where it is missing.
+
+        Signatures: a function's result, then its arguments, by its name. Raises BuildError.
+        """
+        try:
+            loaded = ctypes.CDLL(str(self.path()))
+        except OSError as error:
+            raise BuildError(f"cannot load the compiled {self.title}: {error}") from error
+        for name, (result, *arguments) in signatures.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+        return loaded
 
     def report(self) -> None:
         """Print where the library is, built first where it is missing, or why there is none."""

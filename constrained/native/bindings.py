@@ -1,14 +1,18 @@
-"""The compiled library in this process, loaded once."""
+"""The C++ of `src/` in this process, loaded once.
+
+`python -m stemma.constrained.native.bindings` compiles it ahead of time.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Any
 
-from ...native_library import BuildError
-from .build import grammar_library
+from ...native_library import BuildError, NativeLibrary
 
+LIBRARY = NativeLibrary("grammars", "grammar code", Path(__file__).parent / "src")
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 # Result, then arguments, by function name.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -47,10 +51,10 @@ def why_not_native() -> str | None:
 @functools.cache
 def _load() -> ctypes.CDLL | str:
     try:
-        loaded = ctypes.CDLL(str(grammar_library().path()))
-    except (BuildError, OSError) as error:
+        return LIBRARY.load(_SIGNATURES)
+    except BuildError as error:
         return str(error)
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    return loaded
+
+
+if __name__ == "__main__":
+    LIBRARY.report()

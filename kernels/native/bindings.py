@@ -1,18 +1,41 @@
-"""The compiled library in this process: loaded once, its thread pool started once."""
+"""The C++ of `src/` in this process: loaded once, its thread pool started once.
+
+`python -m stemma.kernels.native.bindings` compiles it ahead of time.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
+from pathlib import Path
 
 import torch
 
-from ...native_library import BuildError
-from .build import kernels_library
+from ...native_library import COMPILE_FLAGS, BuildError, NativeLibrary
 
+# No -ffast-math: infinities and NaN mean something here. No contraction: what one instance of a
+# template fuses and another does not would round differently. GCC warns of its own intrinsics'
+# headers.
+LIBRARY = NativeLibrary(
+    "kernels",
+    "CPU kernels",
+    Path(__file__).parent / "src",
+    (
+        *COMPILE_FLAGS,
+        "-fno-math-errno",
+        "-ffp-contract=off",
+        "-pthread",
+        "-Wno-uninitialized",
+        "-Wno-maybe-uninitialized",
+    ),
+    frozenset(
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
+    ),
+)
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES = {
+# Arguments, by function name; none has a result.
+_ARGUMENTS = {
     "stemma_start": (ctypes.c_int32, ctypes.c_int32),
     "stemma_pack": (_POINTER, _INT, _INT, _POINTER),
     "stemma_linear": (_POINTER, _POINTER, _POINTER, _INT),
@@ -44,13 +67,7 @@ def library() -> ctypes.CDLL:
     NOTE: torch's own threads are switched off: the little work left to torch does not justify a
     second pool, whose threads would spin beside this one's.
     """
-    try:
-        loaded = ctypes.CDLL(str(kernels_library().path()))
-    except OSError as error:
-        raise BuildError(f"the compiled kernels do not load: {error}") from error
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, None
+    loaded = LIBRARY.load({name: (None, *each) for name, each in _ARGUMENTS.items()})
     num_threads = torch.get_num_threads()
     loaded.stemma_start(num_threads, int(os.environ.get(SPIN_ENV, DEFAULT_SPIN_US)))
     torch.set_num_threads(1)
@@ -67,3 +84,7 @@ def why_not_native(dtype: torch.dtype) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+if __name__ == "__main__":
+    LIBRARY.report()

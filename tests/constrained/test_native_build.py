@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stemma.constrained.grammar import Grammar, Literal
-from stemma.constrained.native import build
-from stemma.constrained.native.bindings import _load, library, why_not_native
+from stemma.constrained.native import bindings
+from stemma.constrained.native.bindings import LIBRARY, _load, library, why_not_native
 from stemma.constrained.regular.build import build_dfa
 
 
@@ -34,7 +35,8 @@ def test_without_a_compiler_python_builds_and_the_reason_is_known(
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
     nothing_built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "COMPILE_FLAGS", ("--no-such-flag",))
+    broken = replace(LIBRARY, compile_flags=("--no-such-flag",))
+    monkeypatch.setattr(bindings, "LIBRARY", broken)
     reason = why_not_native()
     assert reason is not None and "\n" not in reason
     assert not list(nothing_built.glob("stemma/*"))

@@ -1,14 +1,18 @@
-"""The compiled library in this process, loaded once."""
+"""The C++ of `src/` in this process, loaded once.
+
+`python -m stemma.runtime.speculate.native.bindings` compiles it ahead of time.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Any
 
-from ....native_library import BuildError
-from .build import drafting_library
+from ....native_library import NativeLibrary
 
+LIBRARY = NativeLibrary("drafting", "drafting code", Path(__file__).parent / "src")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Result, then arguments, by function name.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -23,27 +27,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def library() -> ctypes.CDLL:
-    """Raises BuildError where it cannot be built or loaded."""
-    loaded = _load()
-    if isinstance(loaded, str):
-        raise BuildError(loaded)
-    return loaded
-
-
-def why_not_native() -> str | None:
-    """None where the compiled code runs on this machine, else the reason why not."""
-    loaded = _load()
-    return loaded if isinstance(loaded, str) else None
-
-
 @functools.cache
-def _load() -> ctypes.CDLL | str:
-    try:
-        loaded = ctypes.CDLL(str(drafting_library().path()))
-    except (BuildError, OSError) as error:
-        return str(error)
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    return loaded
+def library() -> ctypes.CDLL:
+    """Raises BuildError."""
+    return LIBRARY.load(_SIGNATURES)
+
+
+if __name__ == "__main__":
+    LIBRARY.report()
