@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from engine_harness import FAMILIES, EngineHarness
+from engine_harness import FAMILIES, EngineHarness, assert_right
 from fakes import STOP_ID, VOCAB_SIZE, FakeListener, ScriptedGrammar
 from hypothesis import strategies as st
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import PromptTooLong
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
-from stemma.runtime.schedule.request import HiddenSum, Scoring
+from stemma.runtime.schedule.request import FinishReason, HiddenSum, Scoring
 
 STOP_IDS = frozenset({STOP_ID})
 
@@ -106,6 +106,19 @@ def houses(**fields: st.SearchStrategy[object]) -> st.SearchStrategy[EngineHarne
     )
 
 
+def failing(houses: st.SearchStrategy[EngineHarness]) -> st.SearchStrategy[EngineHarness]:
+    """The same, where some steps fail, and in other steps the rows of some requests."""
+
+    def told(harness: EngineHarness, fail_steps: set[int], row_errors: set[int]) -> EngineHarness:
+        harness.executor.fail_steps = fail_steps
+        harness.executor.row_errors = row_errors
+        return harness
+
+    return st.builds(
+        told, houses, st.sets(st.integers(1, 30), max_size=4), st.sets(st.integers(1, 8))
+    )
+
+
 def play(harness: EngineHarness, events: list[tuple[str, object]]) -> None:
     """Apply the events, then run until idle. Late grammars arrive after the next event."""
     due: list[tuple[PendingGrammar, ScriptedGrammar]] = []
@@ -139,3 +152,19 @@ def play(harness: EngineHarness, events: list[tuple[str, object]]) -> None:
         for grammar, bound in late:
             grammar.bound = bound
     harness.run()
+
+
+def assert_all_right(harness: EngineHarness) -> None:
+    """All outputs are right, only what was told to fail is an error, and nothing is held."""
+    executor = harness.executor
+    told_to_fail = executor.row_errors | {
+        row.request_id
+        for number, plan in enumerate(executor.plans, 1)
+        if number in executor.fail_steps
+        for row in plan.rows
+    }
+    for request in harness.requests:
+        assert_right(request)
+        if request.finish_reason is FinishReason.ERROR:
+            assert request.error and request.id in told_to_fail
+    harness.assert_nothing_held()

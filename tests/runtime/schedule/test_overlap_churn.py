@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import random
 
-from engine_harness import FAMILIES, EngineHarness, assert_right
+from engine_harness import FAMILIES, EngineHarness
 from fakes import FakeListener, ScriptedGrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_work import STOP_IDS, constrained, events, houses, play, random_grammar, submissions
+from random_work import (
+    STOP_IDS,
+    assert_all_right,
+    constrained,
+    events,
+    failing,
+    houses,
+    play,
+    random_grammar,
+    submissions,
+)
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
-from stemma.runtime.schedule.request import FinishReason, HiddenSum, Scoring
+from stemma.runtime.schedule.request import HiddenSum, Scoring
 
 SMALL_POOL = st.sampled_from([None, KVCacheOptions(num_host_pages=40)])
 OVERLAPPED = houses(
@@ -32,40 +42,17 @@ def test_outputs_are_those_without_overlap_whatever_the_workload(
     harness: EngineHarness, work: list[tuple[str, object]]
 ) -> None:
     play(harness, work)
-    for request in harness.requests:
-        assert_right(request)
-        assert request.finish_reason is not FinishReason.ERROR
-    harness.assert_nothing_held()
+    assert_all_right(harness)
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    OVERLAPPED,
-    events(submissions()),
-    st.sets(st.integers(1, 30), max_size=4),
-    st.sets(st.integers(1, 8)),
-)
+@given(failing(OVERLAPPED), events(submissions()))
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
-    harness: EngineHarness,
-    work: list[tuple[str, object]],
-    fail_steps: set[int],
-    row_errors: set[int],
+    harness: EngineHarness, work: list[tuple[str, object]]
 ) -> None:
     """Not even those whose rows were computed behind the failed ones."""
-    harness.executor.fail_steps = fail_steps
-    harness.executor.row_errors = row_errors
     play(harness, work)
-    hit = {
-        row.request_id
-        for number, plan in enumerate(harness.executor.plans, 1)
-        if number in fail_steps
-        for row in plan.rows
-    }
-    for request in harness.requests:
-        assert_right(request)
-        if request.finish_reason is FinishReason.ERROR:
-            assert request.error and request.id in hit | row_errors
-    harness.assert_nothing_held()
+    assert_all_right(harness)
 
 
 def churn(seed: int, *, fails: bool) -> EngineHarness:
@@ -131,24 +118,10 @@ def submit_any(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_dense_work_in_a_small_pool_is_right_and_leaks_nothing(seed: int) -> None:
-    harness = churn(seed, fails=False)
-    for request in harness.requests:
-        assert_right(request)
-        assert request.finish_reason is not FinishReason.ERROR
-    harness.assert_nothing_held()
+    assert_all_right(churn(seed, fails=False))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_failures_amid_dense_work_reach_nobody_else(seed: int) -> None:
-    harness = churn(seed, fails=True)
-    failed = harness.executor.row_errors | {
-        row.request_id
-        for number, plan in enumerate(harness.executor.plans, 1)
-        if number in harness.executor.fail_steps
-        for row in plan.rows
-    }
-    for request in harness.requests:
-        assert_right(request)
-        assert request.finish_reason is not FinishReason.ERROR or request.id in failed
-    harness.assert_nothing_held()
+    assert_all_right(churn(seed, fails=True))

@@ -6,8 +6,7 @@ import pytest
 from engine_harness import FAMILIES, EngineHarness, assert_right, listener_of
 from fakes import STOP_ID, FakeListener, expected_output
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_work import STOP_IDS, events, houses, play, submissions
+from random_work import STOP_IDS, assert_all_right, events, failing, houses, play, submissions
 
 from stemma.errors import PromptTooLong
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
@@ -21,39 +20,16 @@ def test_outputs_equal_an_unbounded_run_whatever_the_workload(
     harness: EngineHarness, work: list[tuple[str, object]]
 ) -> None:
     play(harness, work)
-    for request in harness.requests:
-        assert_right(request)
-        assert request.finish_reason is not FinishReason.ERROR
-    harness.assert_nothing_held()
+    assert_all_right(harness)
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    houses(),
-    events(submissions()),
-    st.sets(st.integers(1, 30), max_size=4),
-    st.sets(st.integers(1, 8)),
-)
+@given(failing(houses()), events(submissions()))
 def test_failed_steps_and_rows_leak_nothing_and_spoil_nobody_else(
-    harness: EngineHarness,
-    work: list[tuple[str, object]],
-    fail_steps: set[int],
-    row_errors: set[int],
+    harness: EngineHarness, work: list[tuple[str, object]]
 ) -> None:
-    harness.executor.fail_steps = fail_steps
-    harness.executor.row_errors = row_errors
     play(harness, work)
-    hit = {
-        row.request_id
-        for number, plan in enumerate(harness.executor.plans, 1)
-        if number in fail_steps
-        for row in plan.rows
-    }
-    for request in harness.requests:
-        assert_right(request)
-        if request.finish_reason is FinishReason.ERROR:
-            assert request.error and request.id in hit | row_errors
-    harness.assert_nothing_held()
+    assert_all_right(harness)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
