@@ -36,10 +36,11 @@ class Completion:
         number: int,
         post: Post,
         seed: int,
+        op_key: str | None,
         response_id: str | None,
     ) -> None:
-        """`number`: of the task's prompt; `response_id`: by which KV hints may name the first
-        sample.
+        """`number`: of the task's prompt; `op_key`: that prompt's of the task's; `response_id`: by
+        which KV hints may name the first sample.
 
         Raises EngineError and InvalidProgram.
         """
@@ -58,7 +59,7 @@ class Completion:
             "namespace": caller.namespace or None,
             "lora_path": task.lora_path_of(number),
             "history": digest_of(task.history) if task.history else None,
-            "op_key": task.op_key_of(number),
+            "op_key": op_key,
         }
         create.update((name, value) for name, value in given.items() if value is not None)
         self._program = connection.open_program(self, create)

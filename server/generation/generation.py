@@ -85,7 +85,7 @@ class Generation:
 
     def _start(self, connection: Connection) -> None:
         seed = secrets.randbits(62)
-        for number in range(len(self.task.prompts)):
+        for number, op_key in enumerate(self.task.op_keys):
             completion = Completion(
                 connection,
                 self.task,
@@ -93,6 +93,7 @@ class Generation:
                 number=number,
                 post=self._post,
                 seed=seed,
+                op_key=op_key,
                 response_id=None if number else self.reply_id,
             )
             self._completions.append(completion)

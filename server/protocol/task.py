@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
+from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import GenParams
 from .caller import digest_of
 from .hint_envelope import HintEnvelope
@@ -62,24 +64,36 @@ class Task:
         """The parameters of prompt `number`."""
         return self.each_params[number] if self.each_params else self.params
 
-    def op_key_of(self, number: int) -> str | None:
-        """A digest of what makes calls alike: the output's form, the tools and the system messages;
-        None where prompt `number` has none of these."""
-        prompt, constraint = self.prompts[number], self.params_of(number).constraint
-        form = "" if constraint is None else f"{constraint.kind} {constraint.source}"
-        alike = (form, self.tools or "", _system_text(prompt))
-        return digest_of(repr((isinstance(prompt, str), *alike))) if any(alike) else None
+    @property
+    def op_keys(self) -> list[str | None]:
+        """Of each prompt a digest of what makes calls alike: the output's form, the tools and the
+        system messages; None where it has none of these."""
+        key_of = cache(_op_key)  # these may be long, and are mostly those of all prompts
+        forms = (self.params_of(number).constraint for number in range(len(self.prompts)))
+        return [
+            key_of(isinstance(prompt, str), form, self.tools, _system_text(prompt))
+            for prompt, form in zip(self.prompts, forms)
+        ]
 
     @property
     def is_large(self) -> bool:
         """Whether an event loop should not send it itself."""
-        num_predicted = sum(len(p.prediction or "") for p in self.each_params or (self.params,))
-        return num_predicted + sum(map(_size_of, self.prompts)) > LARGE
+        num_chars = len(self.tools or "") + sum(map(_size_of, self.prompts))
+        for params in self.each_params or (self.params,):
+            form = params.constraint
+            num_chars += len(params.prediction or "") + (0 if form is None else len(form.source))
+        return num_chars > LARGE
 
     @property
     def num_samples(self) -> int:
         """Samples of all prompts."""
         return len(self.prompts) * self.n
+
+
+def _op_key(is_text: bool, form: Constraint | None, tools: str | None, system: str) -> str | None:
+    told = "" if form is None else f"{form.kind} {form.source}"
+    alike = (told, tools or "", system)
+    return digest_of(repr((is_text, *alike))) if any(alike) else None
 
 
 def _system_text(prompt: Prompt) -> str:
