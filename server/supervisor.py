@@ -169,6 +169,8 @@ class EngineSupervisor:
                 self._process = process  # from here on `stop` ends it
             threading.Thread(target=self._mourn, args=(process,), daemon=True).start()
             return self._keep_connected(process)
+        except RuntimeError as error:  # there is no thread left
+            return f"the engine cannot be looked after: {error}"
         finally:
             if self._state in (EngineState.READY, EngineState.RESTARTING):
                 process.kill()  # it hangs, or has left child processes behind

@@ -209,6 +209,22 @@ def test_a_process_that_cannot_be_started_is_an_error_and_no_dead_thread(error: 
     supervisor.stop()
 
 
+def test_an_engine_without_a_thread_that_looks_after_it_is_followed_by_another(
+    harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_unless_for_the_second(thread: threading.Thread) -> None:
+        if len(harness.engines) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    harness.start()
+    monkeypatch.setattr(threading.Thread, "start", start_unless_for_the_second)
+    harness.engines[0].die()
+    harness.wait(lambda: len(harness.engines) == 3 and harness.is_ready())
+
+
 def test_an_engine_that_dies_while_draining_is_the_last_one(harness: SupervisorHarness) -> None:
     connection = harness.start()
     harness.supervisor.drain()
