@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import InvalidProgram
 from .constraint import Constraint
-from .numbers import RANGES, finite
+from .numbers import FLAGS, RANGES, finite
 
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
@@ -173,7 +173,7 @@ SAMPLING_FIELDS = tuple(f.name for f in fields(Sampling))
 _SAMPLING_VALUES = attrgetter(*SAMPLING_FIELDS)
 _GEN_FIELDS = tuple(f.name for f in fields(GenParams) if f.init)
 _GEN_VALUES = attrgetter(*_GEN_FIELDS)
-_NUMBERS = ("ignore_eos", "jump_forward", *(name for name in _GEN_FIELDS if name in RANGES))
+_NUMBERS = (*FLAGS, *(name for name in _GEN_FIELDS if name in RANGES))
 _NUMBERS = tuple(name for name in _NUMBERS if name != "logit_bias")  # pairs
 _NUMBER_VALUES = attrgetter(*_NUMBERS)
 NOTHING_GIVEN = GenParams()

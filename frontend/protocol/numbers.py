@@ -1,4 +1,5 @@
-"""The numbers of a program's calls: their ranges, and what authors give for them as Python's own.
+"""The numbers and flags of a program's calls: what they may be, and what authors give for them as
+Python's own.
 
 JSON has neither nan nor infinity, and would carry them as null, and it has no arrays of numpy: they
 are refused before that, and so is nothing else, as servers of other makes have ranges of their own.
@@ -81,6 +82,11 @@ RANGES: Mapping[str, Range] = {
     "deadline_s": Range(0, MAX_DEADLINE_S, is_above=True),
     "token_ids": Range(0, MAX_INT, is_whole=True),
 }
+FLAGS: Mapping[str, str] = {
+    "ignore_eos": "True or False",
+    "jump_forward": "True or False",
+    "early_stopping": 'True, False or "never"',
+}
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 _JSON = (int, float, str, type(None), list, tuple, dict)  # bools are ints
@@ -94,16 +100,19 @@ def plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real | Decimal) else value
+    try:
+        return float(value) if isinstance(value, Real | Decimal) else value
+    except (OverflowError, ValueError):  # a fraction beyond all floats; Decimal("sNaN")
+        return value
 
 
 def finite(field: str, value: Any) -> Any:
-    """`plain`, of one of `RANGES` or a bool. Raises InvalidProgram for nan, infinities, and what
+    """`plain`, of one of `RANGES` or a flag. Raises InvalidProgram for nan, infinities, and what
     JSON has no word for."""
     number = plain(value)
     is_json = isinstance(number, _JSON)
     if not is_json or (isinstance(number, float) and not isfinite(number)):
-        allowed = RANGES[field].text if field in RANGES else "True or False"
+        allowed = RANGES[field].text if field in RANGES else FLAGS[field]
         raise InvalidProgram.of(field, number, allowed)
     return number
 

@@ -15,7 +15,7 @@ from dsl_programs import GREEDY
 
 import stemma as st
 from stemma.frontend.dsl.expr import GenExpr
-from stemma.frontend.protocol.numbers import RANGES
+from stemma.frontend.protocol.numbers import FLAGS, RANGES
 
 pytestmark = pytest.mark.usefixtures("no_test_hangs")
 
@@ -53,10 +53,20 @@ def test_what_cannot_be_sent_is_refused_with_its_range(name: str, value: Any) ->
     assert str(caught.value) == expected and caught.value.field == field
 
 
-@pytest.mark.parametrize("value", [np.array([True]), nan], ids=["array", "nan"])
-def test_what_is_neither_true_nor_false_is_refused(value: Any) -> None:
-    with pytest.raises(st.InvalidProgram, match=r"^ignore_eos=.*; allowed: True or False$"):
-        st.gen("x", ignore_eos=value)
+@pytest.mark.parametrize("number", [Decimal("sNaN"), Fraction(10**400)], ids=["signal", "huge"])
+def test_what_no_float_can_hold_is_refused_with_its_range(number: Any) -> None:
+    with pytest.raises(st.InvalidProgram, match=r"^temperature=.* a number in \[0, 10000\]$"):
+        st.gen("x", temperature=number)
+    with pytest.raises(st.InvalidProgram, match=r"^num_needed=.* an integer in \[1, 65536\]$"):
+        st.first(number)
+
+
+@pytest.mark.parametrize("value", [np.array([True]), nan, object()], ids=["array", "nan", "object"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(st.InvalidProgram) as caught:
+        st.gen("x", **{name: value})
+    assert str(caught.value) == f"{name}={value!r} is not allowed; allowed: {FLAGS[name]}"
 
 
 def test_a_bias_and_the_options_of_a_run_are_checked_alike() -> None:
@@ -80,6 +90,8 @@ SCALARS: list[tuple[str, Any, Any]] = [
     ("top_k", np.int64(-1), None),
     ("seed", np.uint64(2**63 - 1), 2**63 - 1),
     ("ignore_eos", np.bool_(True), True),
+    ("early_stopping", np.bool_(True), True),
+    ("early_stopping", "never", "never"),
     ("logit_bias", {np.int64(3): np.float32(1)}, ((3, 1.0),)),
     ("logit_bias", {3: torch.tensor(1.0)}, ((3, 1.0),)),
     ("stop_token_ids", [np.int64(3)], (3,)),
