@@ -55,7 +55,7 @@ def gen_body(
         body["stop"] = list(params.stop[: flavor.max_stops])
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
-    if params.prediction is not None and flavor.takes_prediction and prompt.is_chat:
+    if params.prediction is not None and _takes_prediction(flavor, model, prompt, params):
         body["prediction"] = {"type": "content", "content": params.prediction}
     if params.n is not None:
         body["n"] = RANGES["n"].checked("n", params.n)
@@ -120,6 +120,15 @@ def _unknown(flavor: Flavor, name: str) -> InvalidProgram:
         "flavor= if the server is Stemma, vLLM or SGLang",
         name,
     )
+
+
+def _takes_prediction(flavor: Flavor, model: str, prompt: Prompt, params: GenParams) -> bool:
+    """Whether a prediction is no error in this call; it is left out elsewhere, as no output depends
+    on it."""
+    if flavor.name != "openai" or not prompt.is_chat or _REASONING.search(model):
+        return flavor.name == "stemma"
+    num_samples, penalties = params.n or 1, (params.presence_penalty, params.frequency_penalty)
+    return num_samples == 1 and params.logprobs is None and not any(penalties)
 
 
 def _max_tokens_field(model: str, prompt: Prompt) -> str:

@@ -30,16 +30,13 @@ class Flavor:
     max_stops: int | None = None  # stop strings per call; None: any number
     can_score: bool = True  # whether completions report log probabilities of their prompt (`echo`)
     streams_logprobs: bool = True
-    takes_prediction: bool = (
-        False  # of a chat; elsewhere it is left out, as no output depends on it
-    )
     takes_hints: bool = False  # whether it has /kv_hints, see docs/how-it-works/leases.md
 
 
 FLAVORS = {
     flavor.name: flavor
     for flavor in (
-        Flavor("openai", max_stops=4, takes_prediction=True),
+        Flavor("openai", max_stops=4),
         Flavor(
             "stemma",
             frozenset((*_SAMPLING, "jump_forward", "lora_path")),
@@ -48,7 +45,6 @@ FLAVORS = {
             has_both=True,
             can_score=False,
             streams_logprobs=False,
-            takes_prediction=True,
             takes_hints=True,
         ),
         Flavor("vllm", frozenset(_SAMPLING), frozenset(_ALL_KINDS), _CONTINUE, has_both=True),

@@ -256,6 +256,35 @@ def test_a_prediction_is_left_out_where_a_server_knows_none(
     assert "prediction" not in server.bodies[0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"n": 2}, {"logprobs": 0}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}],
+    ids=str,
+)
+def test_a_prediction_is_left_out_beside_what_openai_refuses_it_with(
+    options: dict[str, Any], server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    ask.run(prediction="ab", **options, backend=connect())
+    assert "prediction" not in server.bodies[0]
+    ask.run(prediction="ab", **options, backend=connect(flavor="stemma"))
+    assert "prediction" in server.bodies[1]
+
+
+def test_a_prediction_is_left_out_for_models_of_openai_that_reason(
+    server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    ask.run(prediction="ab", backend=connect("gpt-5-mini"))
+    assert "prediction" not in server.bodies[0]
+
+
+@pytest.mark.parametrize(("flavor", "is_sent"), [("openai", False), ("stemma", True)])
+def test_a_prediction_of_a_completion_is_sent_where_the_server_takes_one(
+    flavor: str, is_sent: bool, server: StandIn, connect: Callable[..., st.OpenAI]
+) -> None:
+    write.run(prediction="ab", backend=connect(flavor=flavor, is_chat_model=False))
+    assert ("prediction" in server.bodies[0]) == is_sent
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDED = [
     ("stemma", {"regex": "[ab]"}, {"regex": "[ab]"}),
