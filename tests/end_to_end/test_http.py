@@ -148,6 +148,10 @@ def test_what_a_beam_search_cannot_do_is_refused_by_name(client: openai.OpenAI) 
         ({"temperature": 0.5}, "temperature"),
         ({"stream": True}, "use_beam_search"),
         ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"best_of": 65}, "best_of"),
+        ({"best_of": 2, "n": 4}, "best_of"),
+        ({"best_of": 10**20}, "best_of"),
+        ({"json_schema": {"type": "object"}, "lenient": True}, "use_beam_search"),
         ({"n": 4, "extra": {"regex": "(a|b)"}}, "n"),
     ):
         extra = {"use_beam_search": True, **body.pop("extra", {}), **body}
@@ -155,6 +159,15 @@ def test_what_a_beam_search_cannot_do_is_refused_by_name(client: openai.OpenAI) 
             client.completions.create(model=MODEL, prompt="a", extra_body=extra)
             pytest.fail(f"{body} was not refused")
         assert refused.value.param == field, body
+
+
+def test_tools_that_are_not_strict_are_refused_beside_a_beam_search(client: openai.OpenAI) -> None:
+    function: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
+    fields: dict[str, Any] = {"model": MODEL, "messages": RECALL, "tool_choice": "required"}
+    tools: Any = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError, match="`strict`") as refused:
+        client.chat.completions.create(**fields, tools=tools, extra_body={"use_beam_search": True})
+    assert refused.value.param == "use_beam_search"
 
 
 def test_several_prompts_with_n_samples_are_numbered_through_also_when_streamed(

@@ -88,7 +88,7 @@ class CompletionRequest(SamplingFields):
     def params(self) -> GenParams:
         """Sampling as the program's gen takes it; 16 tokens by default, as OpenAI's. Raises
         InvalidRequest."""
-        if not self.n <= self.num_drawn <= MAX_SAMPLES:
+        if self.best_of is not None and not self.n <= self.best_of <= MAX_SAMPLES:
             allowed = f"an integer in [n, {MAX_SAMPLES}]"
             raise InvalidRequest.of("best_of", self.best_of, allowed)
         if self.num_drawn > self.n and self.stream:

@@ -39,8 +39,8 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     """Fields that both endpoints share. Those that OpenAI does not have: `top_k`, `min_p`,
     `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
     `prompt_logprobs`, `return_token_ids`, `include_stop_str_in_output`, `use_beam_search`,
-    `length_penalty` and `early_stopping` are vLLM's, `stop_regex`
-    and `no_stop_trim` SGLang's; `deadline_s`, seconds from now, and `include_timing` are ours."""
+    `length_penalty` and `early_stopping` are vLLM's, `stop_regex` and `no_stop_trim` SGLang's;
+    `deadline_s`, seconds from now, and `include_timing` are ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -84,7 +84,12 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
         tools: str | None = None,
         template_kwargs: str | None = None,
     ) -> Task:
-        """What these ask of the engine; a constraint that no field gives is that of the tools."""
+        """What these ask of the engine; a constraint that no field gives is that of the tools.
+        Raises InvalidRequest."""
+        form = params.constraint
+        if self.use_beam_search and form is not None and form.is_lenient:
+            allowed = "only with schemas and tools that are `strict`, none that are lenient"
+            raise InvalidRequest.of("use_beam_search", True, allowed)
         return Task(
             prompts,
             params,
