@@ -6,7 +6,8 @@ from difflib import get_close_matches
 
 from ...errors import InvalidRequest
 
-DRAFTERS = ("suffix", "siblings", "ngram", "prediction", "grammar")
+GRAMMAR = "grammar"  # guesses nothing itself
+DRAFTERS = ("suffix", "siblings", "ngram", "prediction", GRAMMAR)
 AUTO, OFF = "auto", "off"
 MAX_DRAFT_TOKENS = 32
 
@@ -25,4 +26,7 @@ def chosen_drafters(speculate: str) -> tuple[str, ...] | None:
             near = get_close_matches(name, DRAFTERS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidRequest.of("speculate", speculate, allowed + hint)
+    if names == (GRAMMAR,):
+        allowed = f"{GRAMMAR} beside a drafter, as in 'suffix,{GRAMMAR}': alone it guesses nothing"
+        raise InvalidRequest.of("speculate", speculate, allowed)
     return names

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from ...errors import InvalidRequest
 from ...native_library import BuildError
-from .choice import DRAFTERS, chosen_drafters
+from .choice import DRAFTERS, GRAMMAR, chosen_drafters
 from .drafter import Drafter, Drafting
 from .prediction import PredictionDrafter
 from .suffix import Scope, SuffixDrafter
@@ -49,7 +49,7 @@ def make_drafting(speculate: str, max_tokens: int, *, is_cpu: bool) -> Drafting 
             raise InvalidRequest.of("speculate", speculate, allowed) from error
         log.warning("drafts from predictions only: %s", error)
         drafters = [PredictionDrafter()]
-    return Drafting(tuple(drafters), max_tokens, under_grammars="grammar" in names)
+    return Drafting(tuple(drafters), max_tokens, under_grammars=GRAMMAR in names)
 
 
 def _drafters(names: Collection[str]) -> list[Drafter]:

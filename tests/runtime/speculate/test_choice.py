@@ -25,6 +25,8 @@ def test_drafters_are_named_once_each_or_left_to_the_engine_or_switched_off() ->
         ("", "auto, off, or"),
         ("off,suffix", "auto, off, or"),
         ("suffix,", "auto, off, or"),
+        ("grammar", "as in 'suffix,grammar'"),
+        ("grammar,grammar", "alone it guesses nothing"),
     ],
 )
 def test_another_name_is_refused_with_the_nearest(text: str, hint: str) -> None:
