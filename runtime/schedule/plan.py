@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     A row may carry *drafts*, guesses of the tokens that follow, as its last inputs. It then samples
     after several of them: what is sampled after a token counts only if all inputs up to that one
-    turned out right, which the scheduler finds out (`schedule/acceptance.py`).
+    turned out right, which the scheduler finds out (`schedule/outputs.py`).
     """
 
     request_id: int

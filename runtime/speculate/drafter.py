@@ -1,8 +1,8 @@
 """The interface of drafters: who guesses the next tokens of a request's text.
 
 A draft never changes an output: it is verified, token by token, against what is drawn in its place
-(`schedule/acceptance.py`). So a drafter may guess by any means; what it says of its confidence
-decides how many of its guesses are computed (`budget.py`).
+(`schedule/outputs.py`). So a drafter may guess by any means; what it says of its confidence decides
+how many of its guesses are computed (`budget.py`).
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ class DraftText(Protocol):
 
 class Drafter(Protocol):
     """Owns the texts that it follows, and what it has learnt from ended ones."""
-
-    @property
-    def name(self) -> str: ...
 
     def open(self, subject: Subject) -> DraftText | None:
         """Follow a request's text; None: it has nothing to say of it."""

@@ -20,8 +20,6 @@ _MEMORY = 24.0  # tokens that the share of right ones remembers
 class PredictionDrafter:
     """Keeps nothing of ended requests."""
 
-    name = NAME
-
     def open(self, subject: Subject) -> PredictedText | None:
         return PredictedText(subject.prediction) if len(subject.prediction) else None
 

@@ -61,8 +61,6 @@ class SuffixDrafter:
     One thread uses it. Lifetime: the engine's.
     """
 
-    name = "suffix"
-
     def __init__(
         self,
         max_bytes: int = DEFAULT_MAX_BYTES,

@@ -15,8 +15,6 @@ Guess = Callable[[Sequence[int]], Sequence[int]]  # from what follows to what is
 class ScriptedDrafter:
     """Guesses what an output is known to go on with, changed by `guess`."""
 
-    name = "scripted"
-
     def __init__(self, outputs: Mapping[tuple[int, ...], Sequence[int]], guess: Guess) -> None:
         """`outputs` by prompt; others get no draft."""
         self._outputs = outputs
