@@ -266,6 +266,8 @@ class Beams:
             if child.parent.state is RequestState.RUNNING:
                 self._kv_cache.publish_computed(child.parent)
         if group.search.is_done:
+            for child in survivors:
+                child.close()
             self._end(group)
         else:
             self._move(group, survivors)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from beam_requests import BeamListener, scripted_search, submit_beam
 from engine_harness import EngineHarness, assert_right
 from fakes import STOP_ID, VOCAB_SIZE, ScriptedGrammar
 
-from stemma.constrained.serving.grammar_state import PendingGrammar
+from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.runtime.schedule.beam_search import BeamParams, EarlyStopping
 from stemma.runtime.schedule.request import FinishReason
 from stemma.runtime.schedule.sampling_params import SamplingParams
@@ -127,6 +128,38 @@ def test_a_search_follows_its_grammar(page_size: int) -> None:
         for token_ids, _, has_stopped in found.outputs:
             assert token_ids in texts if has_stopped else len(token_ids) == max_tokens
         harness.assert_nothing_held()
+
+
+@pytest.mark.parametrize("early", [True, False, "never"])
+def test_a_search_closes_every_follower_however_it_ends(
+    early: EarlyStopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers: dict[GrammarState, bool] = {}
+    init, close = GrammarState.__init__, GrammarState.close
+
+    def begin(state: GrammarState, *args: Any) -> None:
+        followers[state] = True
+        init(state, *args)
+
+    def end(state: GrammarState) -> None:
+        followers[state] = False
+        close(state)
+
+    monkeypatch.setattr(GrammarState, "__init__", begin)
+    monkeypatch.setattr(GrammarState, "close", end)
+    for seed in range(20):
+        rng = random.Random(seed)
+        texts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, 6))] for _ in range(8)]
+        harness, params = EngineHarness(num_pages=128), BeamParams(2, 1.0, early)
+        found = _submit(harness, _prompt(rng), params, 8, ScriptedGrammar.of(*texts))
+        for _ in range(rng.randint(1, 12)):
+            harness.step()
+        if seed % 4 == 0 and not found.leader.is_finished:
+            assert found.group is not None
+            for request in reversed(found.group.requests):
+                harness.engine.abort(request)
+        harness.run()
+        assert len(followers) > 1 and not any(followers.values()), seed
 
 
 def test_hypotheses_share_what_they_begin_with() -> None:
