@@ -1,6 +1,6 @@
 """Drafts from a text that the caller expects: an edited file, a form filled in again.
 
-The output is followed along the prediction. Where it leaves it, it is found again by its last few
+The output is followed along the prediction. Where it leaves it, it is found again by its last two
 tokens, ahead of where it was first, so that insertions and deletions cost a few tokens each.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from .drafter import NO_DRAFT, Draft, Subject
 
 NAME = "prediction"
-_NUM_ANCHOR_TOKENS = 2  # that find the place again
+REACH = 1 << 16  # tokens in which the place is looked for: 0.03 ms (Xeon, 2026)
 _PRIOR = 0.9  # confidence in the first tokens, and its weight in drafts
 _MEMORY = 24.0  # tokens that the share of right ones remembers
 
@@ -29,23 +31,24 @@ class PredictedText:
     while the output is not in it."""
 
     def __init__(self, prediction: array[int]) -> None:
+        """`prediction`, of type 'i', is not changed."""
         self._prediction = prediction
-        self._data = prediction.tobytes()
+        self._ids = np.frombuffer(prediction, np.int32)
         self._at: int | None = 0
         self._left_at = 0  # where the output was in it last
-        self._recent: list[int] = []
+        self._last: int | None = None  # the output's last token
         self._num_right, self._num_seen = _PRIOR * _MEMORY / 4, _MEMORY / 4
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token_id in tokens:
-            self._at, self._left_at = self._after(token_id, self._at, self._left_at, self._recent)
-            self._recent = [*self._recent, token_id][1 - _NUM_ANCHOR_TOKENS :]
+            self._at, self._left_at = self._after(token_id, self._at, self._left_at, self._last)
+            self._last = token_id
 
     def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
-        at, left_at, recent = self._at, self._left_at, self._recent
+        at, left_at, last = self._at, self._left_at, self._last
         for token_id in tail:
-            at, left_at = self._after(token_id, at, left_at, recent)
-            recent = [*recent, token_id][1 - _NUM_ANCHOR_TOKENS :]
+            at, left_at = self._after(token_id, at, left_at, last)
+            last = token_id
         if at is None:
             return NO_DRAFT
         tokens = tuple(self._prediction[at : at + room])
@@ -61,24 +64,21 @@ class PredictedText:
         pass
 
     def _after(
-        self, token_id: int, at: int | None, left_at: int, recent: Sequence[int]
+        self, token_id: int, at: int | None, left_at: int, last: int | None
     ) -> tuple[int | None, int]:
         """Where the prediction goes on behind one more token, and where the output was last."""
         prediction = self._prediction
         if at is not None and at < len(prediction) and prediction[at] == token_id:
             return at + 1, at + 1
-        anchor = array("i", [*recent, token_id])
-        if len(anchor) < _NUM_ANCHOR_TOKENS:
+        if last is None:
             return None, left_at
-        found = self._end_of(anchor, left_at)
+        found = self._behind(last, token_id, left_at)
         if found is None and left_at:
-            found = self._end_of(anchor, 0)
+            found = self._behind(last, token_id, 0)
         return (None, left_at) if found is None else (found, found)
 
-    def _end_of(self, part: array[int], start: int) -> int | None:
-        """The end of the first occurrence that begins at `start` or later."""
-        size, wanted = part.itemsize, part.tobytes()
-        at = self._data.find(wanted, start * size)
-        while at >= 0 and at % size:
-            at = self._data.find(wanted, at + 1)
-        return None if at < 0 else at // size + len(part)
+    def _behind(self, first: int, second: int, start: int) -> int | None:
+        """The place behind the first such pair that begins at `start` or within reach of it."""
+        ids = self._ids[start : start + REACH + 1]
+        found = np.flatnonzero((ids[:-1] == first) & (ids[1:] == second))
+        return start + int(found[0]) + 2 if len(found) else None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from stemma.runtime.speculate.drafter import NO_DRAFT, Draft
-from stemma.runtime.speculate.prediction import PredictedText, PredictionDrafter
+from stemma.runtime.speculate.prediction import REACH, PredictedText, PredictionDrafter
 
 
 def opened(prediction: Sequence[int]) -> PredictedText:
@@ -69,6 +69,13 @@ def test_a_tail_moves_the_place_for_one_proposal_only() -> None:
     assert text.propose(2, tail=[1, 2]).tokens == (3, 4)
     assert text.propose(2, tail=[9]) == NO_DRAFT
     assert text.propose(2).tokens == (1, 2)
+
+
+@pytest.mark.parametrize(("gap", "is_found"), [(REACH - 1, True), (REACH, False)])
+def test_a_place_is_looked_for_within_reach_of_the_last_one(gap: int, is_found: bool) -> None:
+    text = opened([1, 2, *[3] * gap, 8, 9, 10])
+    text.extend([1, 2, 8, 9])
+    assert text.propose(4) == (Draft((10,), (0.9,), "prediction") if is_found else NO_DRAFT)
 
 
 def test_behind_its_end_nothing_follows() -> None:
