@@ -74,6 +74,7 @@ class Tokenizer:
         self._showing = _showing_marks(path) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
         self._before = _neutral_start(self._plain)
+        self._before_ids = encoded(self._plain, self._before)
         self._marks = re.compile(f"({'|'.join(map(re.escape, self.structure_tokens))})")
         self._kept = KeptEncodings()
         self._process = EncoderProcess(folder)
@@ -115,16 +116,16 @@ class Tokenizer:
         """Ids of a text as a model writes it, behind other tokens: its structure marks are tokens,
         and nothing is put before its first word. Raises InvalidRequest."""
         ids = array("i")
-        for part in self._marks.split(text) if self.structure_tokens else (text,):
+        parts = self._marks.split(text) if self.structure_tokens else (text,)
+        for part in filter(None, parts):  # between two marks there may be nothing
             mark = self.structure_tokens.get(part)
             ids.extend(self._encode_inner(part) if mark is None else (mark,))
         return ids
 
     def _encode_inner(self, text: str) -> array[int]:
-        before = encoded(self._plain, self._before)
         ids = self.encode_array(self._before + text)
-        num = len(before)
-        return ids[num:] if ids[:num] == before else self.encode_array(text)
+        num = len(self._before_ids)
+        return ids[num:] if ids[:num] == self._before_ids else self.encode_array(text)
 
     def close(self) -> None:
         """End the process for very long texts, if one was started."""

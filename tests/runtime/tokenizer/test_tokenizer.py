@@ -109,7 +109,9 @@ def test_bos_is_known_only_where_the_tokenizer_adds_one(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [ord("a")], "encode() adds nothing"
 
 
-def test_a_text_as_output_has_no_blank_before_it_and_structure_tokens(tmp_path: Path) -> None:
+def test_a_text_as_output_has_no_blank_before_it_and_structure_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(make_byte_tokenizer(tmp_path) / "tokenizer.json")
     inner = HfTokenizer(
         BPE({"\u2581": 0, "h": 1, "i": 2, "\n": 3, "\u2581h": 4}, [("\u2581", "h")])
@@ -123,6 +125,8 @@ def test_a_text_as_output_has_no_blank_before_it_and_structure_tokens(tmp_path: 
     assert tokenizer.encode_output(" hi").tolist() == [4, 2]
     assert tokenizer.encode_output("<think>hi").tolist() == [5, 1, 2]
     assert tokenizer.encode_output("").tolist() == []
+    monkeypatch.setattr(tokenizer_module, "encoded", None)
+    assert tokenizer.encode_output("<think>" * 3).tolist() == [5] * 3, "nothing else to encode"
 
 
 def test_output_of_a_tokenizer_that_adds_nothing_is_any_text(byte_tokenizer: Tokenizer) -> None:
