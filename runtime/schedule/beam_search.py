@@ -7,14 +7,17 @@ which takes the best `max(2, 1 + number of stop tokens) * k` next tokens of all 
     if it ends  finished         | dropped
     else        the first k of all go on
 
-Cost: one sort of k * num_candidates pairs a step. It does not know who computes a hypothesis.
+Cost: one merge of k sorted lists a step, up to num_candidates pairs. It does not know who computes
+a hypothesis.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 from math import isinf
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -98,16 +101,15 @@ class BeamSearch:
         return params.score(self.live[0].logprob, length) <= self.finished[-1].score
 
     def candidates(self, best: Sequence[Sequence[TokenLogprob]]) -> list[Candidate]:
-        """The best of what the live hypotheses may go on with, best first; `best[i]`: the
-        likeliest `num_candidates` next tokens of the i-th, fewer where no more are allowed."""
-        found = [
-            Candidate(parent, token_id, hypothesis.logprob + logprob)
+        """The best of what the live hypotheses may go on with, best first; `best[i]`: the likeliest
+        `num_candidates` next tokens of the i-th, also best first, fewer where no more are allowed.
+        """
+        extended = [
+            _extended(parent, hypothesis, tokens)
             for parent, (hypothesis, tokens) in enumerate(zip(self.live, best, strict=True))
-            for token_id, logprob in tokens
-            if not isinf(logprob)
         ]
-        found.sort(key=attrgetter("logprob"), reverse=True)
-        return found[: self.num_candidates]
+        found = merge(*extended, key=attrgetter("logprob"), reverse=True)
+        return list(islice(found, self.num_candidates))
 
     def advance(
         self, candidates: Sequence[Candidate], ends: Sequence[bool], stop_ids: frozenset[int]
@@ -150,3 +152,12 @@ class BeamSearch:
             self.params.score(candidate.logprob, self._num_tokens),
             has_stopped,
         )
+
+
+def _extended(
+    parent: int, hypothesis: Hypothesis, best: Sequence[TokenLogprob]
+) -> Iterator[Candidate]:
+    """A hypothesis with each of its next tokens, best first."""
+    for token_id, logprob in best:
+        if not isinf(logprob):
+            yield Candidate(parent, token_id, hypothesis.logprob + logprob)
