@@ -27,6 +27,10 @@ from .context import ProgramContext
 from .embed_call import EmbedCall
 from .engine_branch import EngineBranch
 
+# Of the next tokens of each hypothesis: one for each beam and stop token, and one for each beam. The
+# engine's loop reads them all, in each step.
+MAX_BEAM_CANDIDATES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class CallFactory:
@@ -109,12 +113,13 @@ class CallFactory:
             is_streaming=self.is_streaming,
             has_token_ids=self.has_token_ids,
         )
+        stop_ids = self._beam_stop_ids(sampling, params.width)
         grammar = self._grammar(op.params.constraint)
 
         def new_request() -> Request:
             request = self._request(branch, prompt, sampling, call, adapter)
             request.priority = priority
-            request.stop_ids = self.context.defaults.stop_ids(sampling)
+            request.stop_ids = stop_ids
             request.grammar, request.jump_forward = grammar, False  # what is forced counts, too
             request.beam = call.group
             if call.group is not None:
@@ -126,6 +131,15 @@ class CallFactory:
         call.group = leader.beam = BeamGroup(params, leader, new_request, call.text())
         self._submit(call, [leader])
         return call
+
+    def _beam_stop_ids(self, sampling: SamplingParams, width: int) -> frozenset[int]:
+        """Raises InvalidRequest for more than a search may have candidates for."""
+        stop_ids = self.context.defaults.stop_ids(sampling)
+        most = MAX_BEAM_CANDIDATES // width - 1
+        if len(stop_ids) > most:
+            allowed = f"at most {most} with beam={width}, the model's own stop tokens among them"
+            raise InvalidRequest.of("stop_token_ids", f"{len(stop_ids)} ids", allowed)
+        return stop_ids
 
     def select(
         self,

@@ -78,6 +78,7 @@ def test_a_stream_has_the_text_at_the_end() -> None:
         ({"beam": 2, "logprobs": 1}, "logprobs"),
         ({"beam": 2, "early_stopping": "always"}, "early_stopping"),
         ({"beam": 2, "length_penalty": 99}, "length_penalty"),
+        ({"beam": 64, "stop_token_ids": list(range(20))}, "stop_token_ids"),
         ({"length_penalty": 1.5}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),
     ],
