@@ -43,15 +43,17 @@ class Outputs:
     ) -> FinishReason | None:
         """Take what was drawn behind drafts, as long as these are what the request has now;
         `reason` is that of the first token. All that turned out right counts as computed."""
+        known_end, num_right = row.known_end, 0
         for at, result in zip(row.sampled_at[1:], outcome.later, strict=True):
             if reason is not None or request.is_finished or result.error is not None:
                 break  # an error comes again, as that of a row's first token
+            num_right = _num_right(request, row, num_right)
             end = row.start + at + 1
-            if request.num_tokens != end or row.known_end + _num_right(request, row) < end:
+            if request.num_tokens != end or known_end + num_right < end:
                 break
             reason = self._append_drawn(request, result)
         if request.state is RequestState.RUNNING:
-            request.num_computed_tokens = row.known_end + _num_right(request, row)
+            request.num_computed_tokens = known_end + _num_right(request, row, num_right)
         return reason
 
     def _append_drawn(self, request: Request, drawn: RowResult) -> FinishReason | None:
@@ -99,12 +101,13 @@ class Outputs:
         return reason
 
 
-def _num_right(request: Request, row: Row) -> int:
-    """How many of a row's drafts are tokens of its request by now."""
-    drafts = row.input_ids[len(row.input_ids) - row.num_drafts :]
-    tokens = request.token_ids[row.known_end : row.known_end + row.num_drafts]
-    pairs = enumerate(zip(drafts, tokens))
-    return next((place for place, (draft, token) in pairs if draft != token), len(tokens))
+def _num_right(request: Request, row: Row, known: int) -> int:
+    """How many of a row's drafts are tokens of its request by now; at least `known` are."""
+    token_ids, drafts = request.token_ids, row.input_ids[len(row.input_ids) - row.num_drafts :]
+    most = min(len(drafts), len(token_ids) - row.known_end)
+    while known < most and drafts[known] == token_ids[row.known_end + known]:
+        known += 1
+    return known
 
 
 def _reason_behind(request: Request, follower: Follower | None) -> FinishReason | None:

@@ -232,6 +232,8 @@ class Scheduler:
         pages are reserved, prompts published."""
         if self._in_flight.is_closed:
             return None
+        if self.speculation is not None:
+            self.speculation.begin_step()
         self.kv_cache.begin_step()
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
@@ -429,8 +431,6 @@ class Scheduler:
         self.new_tokens.note_step()
         if result.duration_s is not None:
             self.costs.note(planned.plan, result.duration_s, self._clock())
-            if self.speculation is not None:
-                self.speculation.note_step(planned.plan, result.duration_s)
         self.stats.num_computed_tokens += planned.plan.num_tokens
         self.stats.num_void_rows += len(planned.void)
         row_tokens = self.costs.row_tokens
@@ -459,6 +459,8 @@ class Scheduler:
                 self._take_back(request, row, is_over=reason is not None)
             self._finish_or_hold(request, reason)
         self.beams.advance()
+        if self.speculation is not None:
+            self.speculation.end_step(planned.plan, result.duration_s)
 
     def _take_back(self, request: Request, row: Row, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was."""

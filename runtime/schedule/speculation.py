@@ -12,8 +12,11 @@ this.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -47,11 +50,21 @@ class Guess:
     # Whose guesses these are, in order, with the place of each one's first token.
     parts: list[tuple[DraftText, Draft, int]] = field(default_factory=list)
 
-    def append(self, token_id: int, chance: float, forced: Sequence[int] = ()) -> None:
+    def append(self, token_id: int, chance: float, forced: Sequence[int]) -> None:
         """One more token, and what it forces."""
         self.tokens += (token_id, *forced)
         self.chances += [chance] * (1 + len(forced))
         self.is_forced += [False, *[True] * len(forced)]
+
+    def extend(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """More tokens, none of them forced."""
+        self.tokens += tokens
+        self.chances += chances
+        self.is_forced += [False] * len(tokens)
+
+    def num_guessed(self, first: int, end: int) -> int:
+        """Tokens from `first` to `end` that are not forced."""
+        return max(0, end - first) - sum(self.is_forced[first:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Speculation:
         self._by_source: dict[str, list[int]] = {}  # drafted and accepted tokens
         self._texts: dict[Request, _Texts] = {}
         self._verified: dict[Request, Verified] = {}  # by the plan in flight
+        self._began_s = 0.0  # when planning the step began
 
     def choose(
         self, requests: Sequence[Request], num_tokens: int, room: int
@@ -111,28 +125,29 @@ class Speculation:
             self._texts[request].wake()
         num_tokens = num_right if is_over else len(verified.tokens)
         self._stats.num_drafts += 1
-        for place, (text, draft, first) in enumerate(verified.guess.parts):
-            parts = verified.guess.parts
-            end = parts[place + 1][2] if place + 1 < len(parts) else num_tokens
-            guessed = [
-                i for i in range(first, min(end, num_tokens)) if not verified.guess.is_forced[i]
-            ]
-            num_accepted = sum(i < num_right for i in guessed)
-            if not guessed:
+        guess = verified.guess
+        ends = [first for _, _, first in guess.parts[1:]] + [num_tokens]
+        for (text, draft, first), end in zip(guess.parts, ends, strict=True):
+            num_guessed = guess.num_guessed(first, min(end, num_tokens))
+            if not num_guessed:
                 break
-            request.num_drafted_tokens += len(guessed)
-            request.num_accepted_tokens += num_accepted
-            self._stats.num_draft_tokens += len(guessed)
-            self._stats.num_accepted_tokens += num_accepted
-            counts = self._by_source.setdefault(draft.source, [0, 0])
-            counts[0] += len(guessed)
-            counts[1] += num_accepted
-            if draft.source == prediction.NAME:
-                request.num_accepted_prediction += num_accepted
-                request.num_rejected_prediction += len(guessed) - num_accepted
-            text.note(draft.first(len(guessed)), num_accepted)
-            if num_accepted < len(guessed):
+            num_accepted = guess.num_guessed(first, min(end, num_right))
+            self._count(request, draft.source, num_guessed, num_accepted)
+            text.note(draft.first(num_guessed), num_accepted)
+            if num_accepted < num_guessed:
                 break
+
+    def _count(self, request: Request, source: str, num_guessed: int, num_accepted: int) -> None:
+        request.num_drafted_tokens += num_guessed
+        request.num_accepted_tokens += num_accepted
+        self._stats.num_draft_tokens += num_guessed
+        self._stats.num_accepted_tokens += num_accepted
+        counts = self._by_source.setdefault(source, [0, 0])
+        counts[0] += num_guessed
+        counts[1] += num_accepted
+        if source == prediction.NAME:
+            request.num_accepted_prediction += num_accepted
+            request.num_rejected_prediction += num_guessed - num_accepted
 
     def describe(self) -> dict[str, Any]:
         """Counts by who guessed, and what steps take by their tokens, as plain data."""
@@ -143,9 +158,15 @@ class Speculation:
         step_ms = {str(size): ms for size, ms in self.times.describe().items()}
         return {"sources": counts, "step_ms": step_ms}
 
-    def note_step(self, plan: StepPlan, duration_s: float) -> None:
-        """A step took so long."""
-        self.times.note(plan.num_tokens, duration_s)
+    def begin_step(self) -> None:
+        """A step is about to be planned."""
+        self._began_s = time.perf_counter()
+
+    def end_step(self, plan: StepPlan, duration_s: float | None) -> None:
+        """The step has been applied; the executor took so long for it, if it knows."""
+        if duration_s is not None:
+            host_s = time.perf_counter() - self._began_s - duration_s
+            self.times.note(plan.num_tokens, duration_s, max(0.0, host_s))
 
     def end(self, request: Request) -> None:
         """A request has ended."""
@@ -171,27 +192,42 @@ class Speculation:
         if texts.rests():
             return guess
         if request.follower is None:
-            self._extend(guess, texts, request, None, room, least)
+            self._draft_freely(guess, texts, request, room, least)
             return guess
         ahead = request.follower.look_ahead()
         if ahead is not None:
             try:
-                while self._extend(guess, texts, request, ahead, room, least):
+                while self._draft_along(ahead, guess, texts, request, room, least):
                     pass
             finally:
                 ahead.close()
         return guess
 
-    def _extend(
+    def _draft_freely(
+        self, guess: Guess, texts: _Texts, request: Request, room: int, least: float
+    ) -> None:
+        """Append a draft, up to where it is too unlikely or would end the output."""
+        text, draft = texts.best(room, ())
+        if text is None:
+            return
+        guess.parts.append((text, draft, 0))
+        chances = list(accumulate(draft.confidences, mul))
+        end = next((i for i, chance in enumerate(chances) if chance < least), len(chances))
+        if not request.stop_ids.isdisjoint(draft.tokens[:end]):
+            end = next(i for i, token_id in enumerate(draft.tokens) if token_id in request.stop_ids)
+        guess.extend(draft.tokens[:end], chances[:end])
+
+    def _draft_along(
         self,
+        ahead: Follower,
         guess: Guess,
         texts: _Texts,
         request: Request,
-        ahead: Follower | None,
         room: int,
         least: float,
     ) -> bool:
-        """Append one more draft; whether another may follow it, behind what the grammar forces."""
+        """Append one more draft that the grammar allows; whether another may follow it, behind what
+        the grammar forces."""
         num_before = len(guess.tokens)
         text, draft = texts.best(room - num_before, guess.tokens)
         if text is None:
@@ -200,12 +236,7 @@ class Speculation:
         chance = guess.chances[-1] if guess.chances else 1.0
         for token_id, confidence in zip(draft.tokens, draft.confidences):
             chance *= confidence
-            if chance < least or token_id in request.stop_ids:
-                return False
-            if ahead is None:
-                guess.append(token_id, chance)
-                continue
-            if not ahead.consume(token_id):
+            if chance < least or token_id in request.stop_ids or not ahead.consume(token_id):
                 return False
             run = ahead.forced_run()[: room - len(guess.tokens) - 1]
             if not all(map(ahead.consume, run)) or ahead.is_finished:
@@ -274,23 +305,20 @@ class _Texts:
 
     def best(self, room: int, tail: Sequence[int]) -> tuple[DraftText | None, Draft]:
         """The draft of which most is expected to be right."""
-        best: tuple[DraftText | None, Draft] = (None, NO_DRAFT)
-        most = 0.0
-        for text in self._texts:
-            draft = text.propose(room, tail)
-            if not draft.tokens:
-                continue
-            chance, expected = 1.0, 0.0
-            for confidence in draft.confidences:
-                chance *= confidence
-                expected += chance
-            if expected > most:
-                best, most = (text, draft), expected
-        return best
+        drafts = [(text, text.propose(room, tail)) for text in self._texts]
+        found = [(text, draft) for text, draft in drafts if draft.tokens]
+        if not found:
+            return None, NO_DRAFT
+        return max(found, key=_num_expected) if len(found) > 1 else found[0]
 
     def close(self) -> None:
         for text in self._texts:
             text.close()
+
+
+def _num_expected(found: tuple[DraftText, Draft]) -> float:
+    """Tokens of a draft that are expected to be right."""
+    return float(sum(accumulate(found[1].confidences, mul)))
 
 
 def _weight_of(request: Request) -> float:

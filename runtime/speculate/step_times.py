@@ -3,7 +3,8 @@
 No line fits: a step with a few tokens is the reading of the weights, however many; somewhere
 arithmetic takes over, and vector widths make jumps. So times are kept by buckets, each number of
 tokens its own at first, and joined by straight lines; beyond the last one the curve rises as
-steeply as over all before, at least by `PRIOR_SLOPE`.
+steeply as over all before, at least by `PRIOR_SLOPE`. To each time comes the host's: a token that
+a guess brings saves a step's planning, too.
 
 What disturbs a measurement makes it longer, never shorter. So where more tokens took less time,
 fewer do not take more; and of a few measurements the shortest counts, so that one disturbed step
@@ -16,6 +17,9 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
 from statistics import median
+from typing import cast
+
+import numpy as np
 
 # Of the time of the smallest known step, for one more token (llama-160m and others on a CPU: 0.04
 # to 0.16 up to 8 tokens); until it is measured.
@@ -26,6 +30,7 @@ _NUM_FOR_MEDIAN = 5
 _NUM_NOTES = 16  # between two looks at the whole curve, once there are enough
 _BOUNDS = (*range(1, 17), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16),
            *range(160, 257, 32), *range(320, MAX_TOKENS + 1, 64))  # fmt: skip
+_NUM_TOKENS = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 
 
 class StepTimes:
@@ -35,14 +40,16 @@ class StepTimes:
         self._seconds = [deque[float](maxlen=_MEMORY) for _ in _BOUNDS]
         self._sizes = [0.0] * len(_BOUNDS)  # the mean number of tokens of a bucket's steps
         self._counts = [0] * len(_BOUNDS)
+        self._host_seconds = deque[float](maxlen=_MEMORY)
         self._num_new = 0
         self._curve: list[float] = []
 
-    def note(self, num_tokens: int, duration_s: float) -> None:
-        """A step with so many tokens took so long. The first one of a size may have recorded or
-        compiled something, and is left out."""
+    def note(self, num_tokens: int, duration_s: float, host_s: float = 0.0) -> None:
+        """A step with so many tokens took so long, and `host_s` more to plan and to apply. The
+        first one of a size may have recorded or compiled something, and is left out."""
         if not 0 < num_tokens <= MAX_TOKENS:
             return
+        self._host_seconds.append(host_s)
         bucket = bisect_left(_BOUNDS, num_tokens)
         self._counts[bucket] += 1
         if self._counts[bucket] == 1:
@@ -57,8 +64,8 @@ class StepTimes:
 
     @property
     def curve(self) -> list[float]:
-        """[MAX_TOKENS + 1] seconds by the number of tokens, never falling; empty: nothing was
-        measured."""
+        """[MAX_TOKENS + 1] seconds by the number of tokens, the host's share included; never
+        falling; empty: nothing was measured."""
         return self._curve
 
     def describe(self) -> dict[int, float]:
@@ -74,18 +81,11 @@ class StepTimes:
         slope = PRIOR_SLOPE * times[0]
         if len(sizes) > 1:
             slope = max(slope, (times[-1] - times[0]) / (sizes[-1] - sizes[0]))
-        curve, place = [], 0
-        for num_tokens in range(MAX_TOKENS + 1):
-            while place < len(sizes) and sizes[place] < num_tokens:
-                place += 1
-            if place == 0:
-                curve.append(times[0])
-            elif place == len(sizes):
-                curve.append(times[-1] + slope * (num_tokens - sizes[-1]))
-            else:
-                share = (num_tokens - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
-                curve.append(times[place - 1] + share * (times[place] - times[place - 1]))
-        return curve
+        curve = np.interp(_NUM_TOKENS, sizes, times)
+        # What a step costs however many tokens it has: the cheapest one shows it.
+        curve += min(self._host_seconds)
+        curve += slope * np.maximum(_NUM_TOKENS - sizes[-1], 0.0)
+        return cast("list[float]", curve.tolist())
 
 
 def _typical(seconds: deque[float]) -> float:
