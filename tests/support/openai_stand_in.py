@@ -91,7 +91,7 @@ def _app(state: StandIn) -> FastAPI:
             events = _events(state, request, body, is_chat, failure == "break")
             return StreamingResponse(events, media_type="text/event-stream")
         with _counted(state):
-            await _sleep(state, request, state.delay_s)
+            state.num_closed_early += not await _waited(request, state.delay_s)
             return JSONResponse(_whole(state, body, is_chat))
 
     @app.get("/v1/models")
@@ -111,13 +111,14 @@ def _counted(state: StandIn) -> Iterator[None]:
         state.num_open -= 1
 
 
-async def _sleep(state: StandIn, request: Request, delay_s: float) -> None:
+async def _waited(request: Request, delay_s: float) -> bool:
+    """Whether the client was there all the time."""
     end = time.monotonic() + delay_s
     while time.monotonic() < end:
         await asyncio.sleep(0.01)
         if await request.is_disconnected():
-            state.num_closed_early += 1
-            return
+            return False
+    return True
 
 
 def _cut(state: StandIn, body: dict[str, Any]) -> tuple[list[str], str]:
@@ -166,7 +167,8 @@ async def _events(
         tokens, reason = _cut(state, body)
         finished = False
         try:
-            await _sleep(state, request, state.delay_s)
+            if not await _waited(request, state.delay_s):
+                return
             for token in tokens:
                 await asyncio.sleep(state.chunk_delay_s)
                 part: dict[str, Any] = {"delta": {"content": token}} if is_chat else {"text": token}
