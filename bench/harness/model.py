@@ -41,6 +41,7 @@ class Shape:
 
 PRESETS = {
     "llama-160m": Shape(768, 12, 12, 4, 64, 2048),
+    "llama-1b": Shape(2048, 16, 32, 8, 64, 8192),
     "llama-tiny": Shape(128, 2, 4, 2, 32, 256),
 }
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +21,8 @@ if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not ne
     from ..constrained.documents import DocumentJudge, Documents
 
 PEER_FORMS = (
-    "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf or openai=URL "
+    "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf, either with a kind of "
+    "drafts as in vllm=PYTHON,ngram, stemma=DRAFTS (as for --speculate: stemma=off) or openai=URL "
     "(of a server that runs on this model)"
 )
 STOP_TIMEOUT_S = 10.0
@@ -68,17 +70,25 @@ def stemma_specs(model: Path, *, has_http: bool) -> list[EngineSpec]:
 def peer_spec(given: str, model: Path) -> EngineSpec:
     """A peer from its flag. Raises InvalidRequest."""
     kind, _, value = given.partition("=")
-    if kind == "vllm" and value:
-        python = _require_file(given, value)
-        return EngineSpec("vllm", "vllm_offline", python, ("--model", str(model)))
-    if kind == "llamacpp" and "," in value:
-        program, gguf = (_require_file(given, path) for path in value.split(",", 1))
-        return EngineSpec(
-            "llama.cpp", "llamacpp_server", flags=("--program", program, "--model", gguf)
-        )
+    parts = value.split(",")
+    if kind == "stemma" and value:
+        chosen: tuple[str, ...] = ("--model", str(model), *_speculate([value]))
+        return EngineSpec(f"stemma, {value}", "stemma_offline", flags=chosen)
+    if kind == "vllm" and value and len(parts) <= 2:
+        python = _require_file(given, parts[0])
+        chosen = ("--model", str(model), *_speculate(parts[1:]))
+        return EngineSpec(" ".join(["vllm", *parts[1:]]), "vllm_offline", python, chosen)
+    if kind == "llamacpp" and 2 <= len(parts) <= 3:
+        program, gguf = (_require_file(given, path) for path in parts[:2])
+        chosen = ("--program", program, "--model", gguf, *_speculate(parts[2:]))
+        return EngineSpec(" ".join(["llama.cpp", *parts[2:]]), "llamacpp_server", flags=chosen)
     if kind == "openai" and value.startswith("http://"):
         return EngineSpec(value, "openai_http", flags=("--url", value), has_process=False)
     raise InvalidRequest.of("peer", given, PEER_FORMS)
+
+
+def _speculate(drafts: Sequence[str]) -> list[str]:
+    return ["--speculate", *drafts] if drafts else []
 
 
 def _require_file(given: str, path: str) -> str:

@@ -2,8 +2,8 @@
 
 Calls are replayed as if a step verified all of a draft of at most `--room` tokens: propose, take
 the prefix that is right and the token behind it. Programs run one after the other, the branches of
-one side by side. The calls are those of extractions and chats on the embedded model, or with
---calls those of a file: JSON lines with `program`, `op`, `prompt`, `output` and, perhaps, `forced`
+one side by side. The calls are those of conversations with the embedded model, or with --calls
+those of a file: JSON lines with `program`, `op`, `prompt`, `output` and, perhaps, `forced`
 (1 for each token that costs no step), `after` (indices of the calls that must have ended) and
 `skill`.
 
@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.checkpoint.location import EMBEDDED_MODEL
-from ...runtime.config import EngineConfig
 from ...runtime.speculate.drafter import NO_DRAFT, Draft
 from ...runtime.speculate.suffix import MAX_MATCH, Place, Scope, SuffixDrafter, SuffixText
 from ..harness.report import print_table, write_report
@@ -45,7 +43,9 @@ SETTINGS: dict[str, tuple[Iterable[Scope], int]] = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench drafting`."""
     parser.add_argument("--calls", type=Path, metavar="FILE", help="recorded calls (JSON lines)")
-    parser.add_argument("--programs", type=int, default=100, metavar="N", help="to be recorded")
+    parser.add_argument(
+        "--conversations", type=int, default=40, metavar="N", help="to be recorded, of each kind"
+    )
     parser.add_argument("--room", type=int, default=8, metavar="N", help="tokens of a draft")
     parser.add_argument(
         "--after-prefill", action="store_true", help="no draft for the first token of a call"
@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report."""
-    calls = read_calls(args.calls) if args.calls else _recorded(args.programs)
+    calls = read_calls(args.calls) if args.calls else record_calls(args.conversations)
     rows: list[dict[str, Any]] = []
     by_skill: dict[str, dict[str, float]] = {}
     for name, (scopes, max_match) in SETTINGS.items():
@@ -73,12 +73,6 @@ def run(args: argparse.Namespace) -> int:
         print_table("tokens a step", skills)
     write_report("drafting", rows, args, by_skill=skills)
     return 0
-
-
-def _recorded(num_programs: int) -> list[RecordedCall]:
-    from ...runtime.engine import LoadedModel
-
-    return record_calls(LoadedModel(EngineConfig(model=EMBEDDED_MODEL)), num_programs)
 
 
 @dataclass(slots=True)

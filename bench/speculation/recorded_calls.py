@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...frontend.protocol import ir
-from ...runtime.programs.session import ProgramSession
-from ...runtime.schedule.program_record import ProgramRecord
-from ...runtime.schedule.request import Request
+import zmq
+
+from ...frontend.client.backend import Backend
+from ...frontend.client.client import Connection
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.config import EngineConfig
+from ...runtime.gateway.gateway import Gateway
+from ...runtime.schedule.request import FinishReason, Request
+from .conversations import conversations
 
 if TYPE_CHECKING:
-    from ...runtime.engine import Engine, LoadedModel
+    from ...runtime.engine import Engine
 
-NAMES = ("Anna Berg", "Tomas Velik", "Mira Solane", "Paul Dorn", "Lena Fisk", "Omar Haddad")
-CITIES = ("Lisbon", "Prague", "Oslo", "Vienna", "Porto", "Bergen", "Geneva")
-HOBBIES = ("chess", "sailing", "painting", "tennis", "gardening")
+_ENDPOINT = "inproc://recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,89 +44,72 @@ def read_calls(path: Path) -> list[RecordedCall]:
     return [RecordedCall(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def record_calls(loaded: LoadedModel, num_programs: int) -> list[RecordedCall]:
-    """Of extractions and chats, one program after the other."""
-    rng, queue = random.Random(0), _Recorder(loaded.engine)
+def record_calls(num_each: int) -> list[RecordedCall]:
+    """Of so many conversations of each kind on the embedded model, one after the other, greedy and
+    without drafts. Those that generate nothing leave no calls."""
     calls: list[RecordedCall] = []
-    for program in range(num_programs):
-        op, turns = _extraction(rng) if program % 2 else _chat(rng)
-        queue.requests.clear()
-        _run(loaded, queue, list(_ops(turns)))
-        for request in queue.requests:
-            calls.append(
-                RecordedCall(
-                    program,
-                    op,
-                    [*request.prompt],
-                    [*request.output_ids],
-                    after=[i for i, call in enumerate(calls) if call.program == program],
-                    skill=op,
-                )
-            )
+    program = 0
+    with _recorder() as (backend, recorder):
+        for skill, cases in conversations(num_each).items():
+            for case in cases:
+                recorder.requests.clear()
+                function, arguments = case.program(temperature=0.0)
+                function.run(**arguments, backend=backend).text()
+                first = len(calls)
+                for request in recorder.requests:
+                    output, forced = [*request.output_ids], recorder.forced.get(request, set())
+                    if output:
+                        calls.append(
+                            RecordedCall(
+                                program,
+                                repr(request.op_key),
+                                [*request.prompt],
+                                output,
+                                [int(i in forced) for i in range(len(output))],
+                                after=[*range(first, len(calls))],
+                                skill=skill,
+                            )
+                        )
+                program += 1
     return calls
 
 
 class _Recorder:
-    """The engine's queue, which keeps what goes through it."""
+    """Keeps an engine's requests, and which of their tokens a grammar forced."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
         self.requests: list[Request] = []
+        self.forced: dict[Request, set[int]] = {}
+        self._submit, engine.submit = engine.submit, self.submit  # type: ignore[method-assign]
+        outputs = engine.scheduler.outputs
+        self._append, outputs.append_forced = outputs.append_forced, self.append  # type: ignore[method-assign]
 
     def submit(self, request: Request) -> None:
-        self.requests.append(request)
-        self._engine.submit(request)
+        if request.samples:
+            self.requests.append(request)
+        self._submit(request)
 
-    def abort(self, request: Request) -> None:
-        self._engine.abort(request)
-
-    def end_program(self, program: ProgramRecord) -> None:
-        self._engine.end_program(program)
-
-
-def _run(loaded: LoadedModel, queue: _Recorder, ops: list[ir.Op]) -> None:
-    ready: list[ProgramSession] = []
-    session = ProgramSession(
-        replace(loaded.context(), queue=queue),
-        lambda *event: None,
-        ready.append,
-        seed=1,
-        instance=0,
-        is_streaming=False,
-    )
-    session.receive(ops, end=True)
-    session.advance()
-    while loaded.engine.has_work:
-        loaded.engine.step()
-        while ready:
-            ready.pop().advance()
+    def append(self, request: Request) -> FinishReason | None:
+        first = request.num_output_tokens
+        reason = self._append(request)
+        self.forced.setdefault(request, set()).update(range(first, request.num_output_tokens))
+        return reason
 
 
-def _ops(turns: Iterable[str]) -> Iterator[ir.Op]:
-    seq = 0
-    for number, text in enumerate(turns):
-        params = ir.GenParams(max_tokens=96, temperature=0.0)
-        made: tuple[tuple[type[ir.Op], tuple[object, ...]], ...] = (
-            (ir.RoleBegin, ("user",)),
-            (ir.Text, (text,)),
-            (ir.RoleEnd, ()),
-            (ir.RoleBegin, ("assistant",)),
-            (ir.Gen, (f"reply{number}", params)),
-            (ir.RoleEnd, ()),
-        )
-        for op, values in made:
-            yield op(0, seq, None, *values)
-            seq += 1
+@contextmanager
+def _recorder() -> Iterator[tuple[Backend, _Recorder]]:
+    from ...runtime.engine import LoadedModel  # imports torch
 
-
-def _extraction(rng: random.Random) -> tuple[str, list[str]]:
-    name, city, hobby = rng.choice(NAMES), rng.choice(CITIES), rng.choice(HOBBIES)
-    text = f"{name} is {rng.randint(20, 70)} years old. Lives in {city} and likes {hobby}."
-    return "extract", [f"Text: {text}\nExtract name, age, city, hobby as JSON."]
-
-
-def _chat(rng: random.Random) -> tuple[str, list[str]]:
-    name, city = rng.choice(NAMES).split()[0], rng.choice(CITIES)
-    questions = ["What is my name?", "Where do I live?"]
-    rng.shuffle(questions)
-    return "chat", [f"Hi, my name is {name}.", f"I live in {city}.", *questions]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    loaded = LoadedModel(EngineConfig(model=EMBEDDED_MODEL, speculate="off"))
+    gateway = Gateway(loaded, [_ENDPOINT], context=context)
+    recorder = _Recorder(loaded.engine)
+    thread = threading.Thread(target=gateway.run, daemon=True)
+    thread.start()
+    backend = Backend(Connection(_ENDPOINT, context=context))
+    try:
+        yield backend, recorder
+    finally:
+        backend.shutdown()
+        gateway.stop()
+        thread.join()

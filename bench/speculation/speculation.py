@@ -18,8 +18,10 @@ from typing import Any
 from ...errors import InvalidRequest
 from ...frontend.backend import Engine
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
-from ..harness.report import print_table, write_report
+from ..harness.report import write_report
+from ..serving.engines import PEER_FORMS
 from .conversations import Conversation, conversations
+from .peers import compare
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +38,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.0)
     add("--repeats", type=int, default=3, help="of each engine, new each time")
     add("--num-threads", type=int, metavar="N")
+    add("--peer", action="append", default=[], metavar="KIND=WHERE",
+        help=f"instead, the same calls on other engines: {PEER_FORMS}")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
+    if args.peer:
+        return compare(args)
     by_skill = conversations(args.conversations)
     if args.skills:
         wanted = [name.strip() for name in args.skills.split(",")]
@@ -54,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
     wall = [sum(row[f"{name}, s"] for row in rows) for name in ("off", "on")]
     rows.append({"program": "all", "off, s": wall[0], "on, s": wall[1], "ratio": wall[0] / wall[1]})
     write_report("speculation", rows, args)
-    if not args.json:
-        print_table("programs without drafts and with them", rows)
     return 0
 
 

@@ -30,6 +30,8 @@ class LlamaCppServer:
         command = [args.program, "-m", args.model, "--host", "127.0.0.1", "--port", str(port)]
         command += ["-t", threads, "-tb", threads, "-np", str(NUM_SLOTS)]
         command += ["-c", str(args.kv_tokens), "--cache-ram", "0", "--no-warmup"]
+        if args.speculate is not None:
+            command += ["--spec-type", args.speculate]
         self._server = subprocess.Popen(command)
         self._client = HttpClient(f"http://127.0.0.1:{port}")
         try:

@@ -62,6 +62,7 @@ def main(start: Callable[[argparse.Namespace], Runner]) -> int:
     add("--url", help="of a running server")
     add("--threads", type=int)
     add("--kv-tokens", type=int, help="capacity of the KV cache")
+    add("--speculate", help="kind of drafts, as the engine names them (default: its own)")
     args = parser.parse_args()
     replies = _take_stdout()
     runner = start(args)

@@ -54,6 +54,8 @@ class StemmaOffline:
 
     def __init__(self, args: argparse.Namespace) -> None:
         options = {"num_threads": args.threads, "max_total_tokens": args.kv_tokens}
+        if args.speculate is not None:
+            options["speculate"] = args.speculate
         self._engine = Engine(args.model, **options)
 
     def run(self, workload: Workload) -> PromptBook:

@@ -16,6 +16,7 @@ from ...harness.workloads import PromptBook, WorkItem, Workload
 from .protocol import main
 
 BYTES_PER_VALUE = 2  # bfloat16
+NUM_DRAFTS = 8  # of a sequence in a step; its own choice for suffix drafts
 
 
 class VllmOffline:
@@ -38,6 +39,7 @@ class VllmOffline:
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
             seed=0,
+            speculative_config=_drafts(args.speculate),
         )
 
     def run(self, workload: Workload) -> PromptBook:
@@ -65,6 +67,17 @@ def _params(item: WorkItem, workload: Workload) -> object:
         detokenize=False,
         structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
     )
+
+
+def _drafts(method: str | None) -> dict[str, object] | None:
+    if method == "suffix":
+        return {"method": method}
+    if method == "ngram":
+        lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
+        return {"method": method, "num_speculative_tokens": NUM_DRAFTS, **lookup}
+    if method is not None:
+        raise ValueError(f"drafts: {method!r} is not ngram or suffix")
+    return None
 
 
 def _kv_bytes_per_token(folder: Path) -> int:

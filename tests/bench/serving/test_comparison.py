@@ -15,10 +15,17 @@ STEMMA, VLLM = EngineSpec("stemma", ""), EngineSpec("vllm", "")
 
 def measured(engine: str, repeat: int, wall_s: float, others: float = 0.0) -> Measurement:
     return Measurement(
-        engine=engine, work="W1", repeat=repeat, wall_s=wall_s, cpu_s=2 * wall_s,
-        others_cores=others, prompt_tokens=10, output_tokens=100, output_sha=f"{repeat}",
+        engine=engine,
+        work="W1",
+        repeat=repeat,
+        wall_s=wall_s,
+        cpu_s=2 * wall_s,
+        others_cores=others,
+        prompt_tokens=10,
+        output_tokens=100,
+        output_sha=f"{repeat}",
         peak_rss_bytes=2**20,
-    )  # fmt: skip
+    )
 
 
 def test_a_disturbed_repeat_takes_its_pair_out_of_the_medians() -> None:
@@ -37,8 +44,28 @@ def test_disturbed_repeats_count_where_no_other_is_there() -> None:
     assert row["ratio"] == 1.5 and row["quiet"] == "0/1"
 
 
+def test_a_peer_may_be_told_how_to_draft() -> None:
+    spec = peer_spec("vllm=/bin/sh,ngram", Path("model"))
+    assert (spec.name, spec.flags) == ("vllm ngram", ("--model", "model", "--speculate", "ngram"))
+    spec = peer_spec("llamacpp=/bin/sh,/bin/sh,ngram-simple", Path("model"))
+    assert spec.name == "llama.cpp ngram-simple" and spec.flags[-2:] == (
+        "--speculate",
+        "ngram-simple",
+    )
+    assert peer_spec("stemma=off", Path("model")).flags[-2:] == ("--speculate", "off")
+
+
 @pytest.mark.parametrize(
-    "given", ["vllm", "vllm=/no/such/python", "llamacpp=/bin/sh", "sglang=x", "openai=host:1"]
+    "given",
+    [
+        "vllm",
+        "vllm=/no/such/python",
+        "vllm=/bin/sh,ngram,x",
+        "llamacpp=/bin/sh",
+        "sglang=x",
+        "stemma=",
+        "openai=host:1",
+    ],
 )
 def test_a_peer_that_cannot_be_is_refused(given: str) -> None:
     with pytest.raises(st.InvalidRequest, match=r"peer=.*vllm=PYTHON"):

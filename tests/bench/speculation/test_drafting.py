@@ -9,6 +9,9 @@ import pytest
 
 from stemma.__main__ import main as run_command
 
+# Of the conversations those that generate: classification selects.
+SKILLS = {"extract", "react", "chat", "extract_many", "copy"}
+
 
 def replayed(folder: Path, calls: list[dict[str, object]]) -> dict[str, dict[str, float]]:
     """Rows by name."""
@@ -40,6 +43,8 @@ def test_forced_tokens_cost_no_step(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_calls_are_recorded_on_the_embedded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["bench", "drafting", "--programs", "2", "--out", str(tmp_path)]) == 0
+    assert run_command(["bench", "drafting", "--conversations", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "drafting.json").read_text())
-    assert {row["skill"] for row in report["by_skill"]} == {"chat", "extract"}
+    assert {row["skill"] for row in report["by_skill"]} == SKILLS
+    off = {row["skill"]: row["off"] for row in report["by_skill"]}
+    assert off["chat"] == 1 < off["extract"], "the grammar forces tokens"

@@ -1,0 +1,105 @@
+"""Recorded calls on Stemma and on other engines with drafts of their own, one call at a time.
+
+Each engine is a process, kept alive for the whole run, and gets the same calls in turn: the prompts
+of conversations with the embedded model as token ids, each with as many tokens to generate as the
+model's own greedy answer has. No schema is sent, so that all do the same work. Repeats are made of
+different conversations: what an engine has learnt from earlier ones it may use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ..harness.report import write_report
+from ..harness.workloads import WorkItem, Workload, make_workload
+from ..serving.engines import RunningEngine, peer_spec
+from .recorded_calls import RecordedCall, record_calls
+
+_VOCAB = 4096  # of the embedded model
+_KV_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A call on all engines, in their order."""
+
+    repeat: int
+    skill: str
+    wall_s: list[float]
+    shas: list[str]
+    num_tokens: int
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Measure and report; `args.peer` as for `stemma bench serving`."""
+    given = [f"stemma={args.speculate}", "stemma=off", *args.peer]
+    calls = record_calls(args.conversations)
+    timed: list[_Timed] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stemma-bench-")))
+        engines = [
+            stack.enter_context(
+                RunningEngine(
+                    peer_spec(form, EMBEDDED_MODEL), threads=args.num_threads, kv_tokens=_KV_TOKENS
+                )
+            )
+            for form in given
+        ]
+        path = folder / "call.json"
+        _run(make_workload("decode", vocab=_VOCAB), path, engines)  # what is compiled, is now
+        for call in calls:
+            work = Workload("call", "", _VOCAB, True, None, (_item(call),))
+            replies = _run(work, path, engines)
+            timed.append(
+                _Timed(
+                    call.program % args.repeats,
+                    call.skill,
+                    [reply["wall_s"] for reply in replies],
+                    [reply["output_sha"] for reply in replies],
+                    len(call.output),
+                )
+            )
+    names = [engine.spec.name for engine in engines]
+    skills = [*dict.fromkeys(one.skill for one in timed)]
+    rows = [_row(skill, names, [one for one in timed if one.skill == skill]) for skill in skills]
+    rows.append(_row("all", names, timed))
+    write_report("speculation-peers", rows, args, engines=[engine.welcome for engine in engines])
+    return 0
+
+
+def _item(call: RecordedCall) -> WorkItem:
+    return WorkItem(0, tuple(call.prompt), len(call.output))
+
+
+def _run(work: Workload, path: Path, engines: Sequence[RunningEngine]) -> list[dict[str, Any]]:
+    path.write_text(work.to_json())
+    for engine in engines:
+        engine.load(path, 0)
+    return [engine.run() for engine in engines]
+
+
+def _row(skill: str, names: Sequence[str], timed: Sequence[_Timed]) -> dict[str, Any]:
+    """Of each engine but the first: its time through the first one's, the median of the repeats,
+    and the share of calls with the same tokens."""
+    repeats = sorted({one.repeat for one in timed})
+    sums = [
+        [sum(one.wall_s[place] for one in timed if one.repeat == repeat) for repeat in repeats]
+        for place in range(len(names))
+    ]
+    row: dict[str, Any] = {"calls": skill, "tokens": sum(one.num_tokens for one in timed)}
+    row[f"{names[0]}, s"] = statistics.median(sums[0])
+    for place, name in enumerate(names[1:], 1):
+        ratios = [theirs / ours for ours, theirs in zip(sums[0], sums[place], strict=True)]
+        row[name] = statistics.median(ratios)
+        row[f"{name}, same tokens"] = statistics.fmean(
+            one.shas[place] == one.shas[0] for one in timed
+        )
+    return row

@@ -1,0 +1,21 @@
+"""The oracle's guesses, and what becomes of them on a real engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_a_perfect_oracle_has_all_guesses_accepted(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "stemma", "bench", "oracle", "--acceptance", "1.0"]
+    command += ["--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "30"]
+    command += ["--speculative-num-tokens", "4", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    off, perfect = json.loads((tmp_path / "oracle.json").read_text())["rows"]
+    assert off["guesses a step"] == 0 and off["tokens a step"] == off["speed-up"] == 1
+    assert perfect["tokens a step"] == pytest.approx(perfect["guesses a step"] + 1)
+    assert perfect["step_ms"], "what steps took is told"
