@@ -27,8 +27,8 @@ from .context import ProgramContext
 from .embed_call import EmbedCall
 from .engine_branch import EngineBranch
 
-# Of the next tokens of each hypothesis: one for each beam and stop token, and one for each beam. The
-# engine's loop reads them all, in each step.
+# Of the next tokens of each hypothesis: one for each beam and stop token, and one for each beam.
+# The engine's loop reads them all, in each step.
 MAX_BEAM_CANDIDATES = 1024
 
 
