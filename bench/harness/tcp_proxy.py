@@ -20,6 +20,7 @@ class TcpProxy:
     def __init__(self, target_port: int, latency_s: float = 0.0) -> None:
         """`latency_s`: added to a round trip."""
         self.port = 0
+        self.num_accepted = 0
         self._target_port = target_port
         self._delay_s = latency_s / 2
         self._is_open = True
@@ -80,6 +81,7 @@ class TcpProxy:
             writer.transport.abort()
             return
         self._writers |= {writer, there[1]}
+        self.num_accepted += 1
         with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
             await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
 

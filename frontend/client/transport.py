@@ -76,6 +76,7 @@ class Transport:
         self._tenant = tenant
         self._session: str | None = None
         self._is_up = False  # welcomed on this socket
+        self._was_replaced = False  # the connection, by one that has not said hello
         self._num_hang_ups = 0
         self._reopen_at: float | None = None
         self._last_sent_s = time.monotonic()
@@ -108,6 +109,7 @@ class Transport:
             self._monitor = dealer.get_monitor_socket(_WATCHED)
             self._poller.register(self._monitor, zmq.POLLIN)
         self._reopen_at = None
+        self._was_replaced = False
         dealer.connect(self._endpoint)
         self._say_hello()
 
@@ -160,6 +162,8 @@ class Transport:
         elif self._dealer in ready and self._reopen_at is None:
             self._silent_since_s = now
             messages = self._receive()
+            if self._was_replaced:
+                self._lose(now)
         if self._reopen_at is not None and now >= self._reopen_at:
             self._open()
         self._check_peer(now)
@@ -174,6 +178,11 @@ class Transport:
                 return messages
             message = wire.decode([frame.bytes for frame in frames], wire.RUNTIME_OPS)
             if message.op == "error":
+                # A socket connects again by itself, and what this thread sends before it sees the
+                # loss goes to a runtime that does not know from whom it is.
+                self._was_replaced = message.header.get("before_hello") is True
+                if self._was_replaced and self._session is not None:
+                    return messages
                 self._refusal = ProtocolError(str(message.header.get("message")))
                 if not messages:  # else the next poll raises it: these came before it
                     raise self._refusal

@@ -202,8 +202,9 @@ class Clients:
         """The client that sent a message. Raises ProtocolError before its hello."""
         client = self._by_identity.get(identity)
         if client is None:
-            reason = self._reason(identity)
-            raise ProtocolError(reason or f"{op} before hello (or after too long a silence)")
+            if (reason := self._reason(identity)) is not None:
+                raise ProtocolError(reason)
+            raise NoHello(f"{op} before hello (or after too long a silence)")
         return client
 
     def remove(self, client: Client, reason: str | None = None) -> None:
@@ -220,6 +221,11 @@ class Clients:
 
     def _reason(self, key: object) -> str | None:
         return self._farewells.get(key) if isinstance(key, str | bytes) else None
+
+
+class NoHello(ProtocolError):
+    """A message came over a connection that has not said hello. Where the connection before it
+    broke, the client may not know yet."""
 
 
 _UNKNOWN = (

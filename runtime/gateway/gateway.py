@@ -27,7 +27,14 @@ from ..engine import LoadedModel
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
-from .clients import MAX_BEHIND_BYTES, Client, ClientProgram, Clients, tenant_from
+from .clients import (
+    MAX_BEHIND_BYTES,
+    Client,
+    ClientProgram,
+    Clients,
+    NoHello,
+    tenant_from,
+)
 from .control import Control
 from .listener import Listener, ServerKeys, key_of
 
@@ -170,7 +177,10 @@ class Gateway:
             self._complain(identity, error)
 
     def _complain(self, identity: bytes, error: ProtocolError) -> None:
-        self._send(identity, wire.encode("error", message=str(error), supported=[wire.VERSION]))
+        said: dict[str, Any] = {"message": str(error), "supported": [wire.VERSION]}
+        if isinstance(error, NoHello):
+            said["before_hello"] = True
+        self._send(identity, wire.encode("error", **said))
 
     def _dispatch(self, client: Client, message: wire.Message) -> None:
         header = message.header

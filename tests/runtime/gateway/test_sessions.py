@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 from malformed_clients import RawClient, Served
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma
 from stemma.bench.harness.tcp_proxy import TcpProxy
 from stemma.bench.serving.runners.ports import free_port
 from stemma.errors import BatchError, EngineError
+from stemma.frontend.client.transport import Transport
 from stemma.frontend.protocol import wire
 from stemma.runtime.gateway import clients as clients_module
 from stemma.runtime.gateway import gateway as gateway_module
@@ -94,6 +95,34 @@ def test_a_stream_goes_on_over_connections_that_are_cut_again_and_again(
                 proxy.cut()
                 num_cuts += 1
         assert num_cuts == 2 and text == expected
+
+
+def test_a_client_that_learns_late_of_a_new_connection_says_hello_again(
+    proxy: TcpProxy, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ connects again by itself: a client that was slow to see the loss has then sent to a
+    runtime that does not know it."""
+    expected = program.run(tag="late", max_tokens=300, backend=healthy).text()
+    poll, wanted, held = Transport.poll, threading.Event(), threading.Event()
+
+    def poll_late(transport: Transport, timeout_s: float) -> list[wire.Message]:
+        if wanted.is_set() and not held.is_set() and transport._endpoint.startswith("tcp"):
+            held.set()
+            wait_until(lambda: proxy.num_accepted == 2)
+            transport._last_sent_s = 0.0  # it is time for a ping
+            transport.send()
+            assert transport._dealer.poll(1000 * int(PATIENCE_S)), "it is answered"
+        return poll(transport, timeout_s)
+
+    monkeypatch.setattr(Transport, "poll", poll_late)
+    with stemma.Runtime(f"tcp://127.0.0.1:{proxy.port}") as backend:
+        state = program.stream(tag="late", max_tokens=300, backend=backend)
+        pieces = state.text_iter()
+        text = next(pieces)
+        wanted.set()
+        assert held.wait(PATIENCE_S)
+        proxy.cut()
+        assert text + "".join(pieces) == expected
 
 
 def test_a_batch_survives_cuts_while_it_is_sent(proxy: TcpProxy, healthy: stemma.Runtime) -> None:
