@@ -99,6 +99,8 @@ class EncoderProcess:
             except OSError as error:
                 message = f"no process for long texts can be started: {error}"
                 raise EngineError(message) from error
+            if self._is_closed:  # `close` may have found none to kill, and waits for the lock
+                self._process.kill()
         return self._process
 
     def _end(self) -> int | None:

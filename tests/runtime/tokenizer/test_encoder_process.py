@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import BACKTRACKS, make_backtracking, make_byte_tokenizer
@@ -53,6 +54,19 @@ def test_a_process_that_was_killed_while_idle_is_replaced(encoder: EncoderProces
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert encoder.encode("a", 1).tolist() == [97]
     assert pid_of(encoder) != first
+
+
+def test_a_process_that_is_started_while_it_closes_is_not_waited_for(
+    encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*args: Any, **environment: str) -> PipedProcess:
+        encoder._is_closed = True  # `close` begins here, and there is none to kill yet
+        return PipedProcess(*args, **environment)
+
+    monkeypatch.setattr(encoder_process, "PipedProcess", started)
+    with pytest.raises(EngineError, match="the runtime is being stopped"):
+        encoder.encode("a", 1)
+    assert encoder._process is None
 
 
 @pytest.mark.parametrize(
