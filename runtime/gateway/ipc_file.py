@@ -24,6 +24,8 @@ class IpcFile:
 
     def __init__(self, endpoint: str) -> None:
         self._path = Path(endpoint.removeprefix(SCHEME))
+        if not self._path.name:
+            raise ProtocolError(f"cannot listen at {endpoint}: it names no file")
         lock_path = self._path.with_name(self._path.name + LOCK_SUFFIX)
         try:
             self._lock = FileLock(lock_path)

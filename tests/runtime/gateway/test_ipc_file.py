@@ -92,6 +92,12 @@ def test_a_lock_that_is_a_link_is_refused(context: Context, path: Path, tmp_path
     assert not (tmp_path / "victim").exists()
 
 
+@pytest.mark.parametrize("endpoint", ["ipc://", "ipc:///"])
+def test_an_endpoint_that_names_no_file_is_refused(context: Context, endpoint: str) -> None:
+    with pytest.raises(ProtocolError, match="it names no file"):
+        Listener(context, [endpoint], None)
+
+
 def test_leftovers_of_the_dead_are_removed_and_the_living_keep_theirs(
     context: Context, path: Path
 ) -> None:
