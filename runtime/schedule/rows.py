@@ -77,11 +77,11 @@ class StepDraft:
     def _with_drafts(self, row: Row, request: Request, verified: Verified) -> Row:
         last = len(row.input_ids) - 1
         mask = row.mask
-        if mask is not None:
-            assert row.mask is not None
+        if mask is not None:  # they stand side by side, behind all others
+            own = self._masked[mask]
+            self._masked[mask] = np.zeros(self._num_mask_words, np.uint32)  # no row has it now
             mask = len(self._masked)
-            self._masked += [self._masked[row.mask], *verified.masks]
-            self._masked[row.mask] = np.zeros(self._num_mask_words, np.uint32)  # no row has it now
+            self._masked += [own, *verified.masks]
         return row._replace(
             input_ids=(*row.input_ids, *verified.tokens),
             page_update=_new_pages(request, row.page_update),

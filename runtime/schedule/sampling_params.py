@@ -76,8 +76,7 @@ class SamplingParams:
         return self.has_output_penalty or self.has_repetition_penalty or bool(self.logit_bias)
 
 
-_NUMBERS = tuple(f.name for f in fields(SamplingParams) if f.name in RANGES)
-_NUMBERS = tuple(name for name in _NUMBERS if name != "logit_bias")
+_NUMBERS = tuple(f.name for f in fields(SamplingParams) if f.name in RANGES.keys() - {"logit_bias"})
 _NUMBER_VALUES = attrgetter(*_NUMBERS)
 
 
