@@ -56,7 +56,7 @@ class DraftingCounts:
 
 class SuffixDrafter:
     """Owns all texts and one history for all namespaces, of at most `max_bytes`: what is oldest is
-    overwritten, whoever's it is. An open text takes 28 to 40 bytes a token beside that.
+    overwritten, whoever's it is. An open text takes 28 to 56 bytes a token beside that.
 
     One thread uses it. Lifetime: the engine's.
     """

@@ -298,6 +298,17 @@ def test_a_closed_text_without_output_leaves_nothing() -> None:
     assert counts.open_text_bytes == 0
 
 
+@pytest.mark.parametrize("num_tokens", [4096, 4097, 6000, 8191])
+@pytest.mark.parametrize("num_generated", [0, 1, 200])
+def test_an_open_text_takes_28_to_56_bytes_a_token(num_tokens: int, num_generated: int) -> None:
+    drafter = SuffixDrafter()
+    text = drafter.open_at(HERE, array("i", range(num_tokens - num_generated)))
+    text.extend([1] * num_generated)
+    text.propose(1)
+    num_bytes = drafter.describe().open_text_bytes
+    assert 28 <= num_bytes / num_tokens <= 56.1
+
+
 def test_confidence_falls_where_drafts_are_wrong_and_comes_back_where_none_is_tried() -> None:
     drafter = SuffixDrafter()
     circle = [1, 2, 3, 4] * 4
