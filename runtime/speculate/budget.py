@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from .step_times import MAX_TOKENS, StepTimes
 
@@ -58,7 +59,7 @@ class DraftBudget:
                 for index, bid in enumerate(bids)
                 for chance in bid.chances
             ),
-            key=_first,
+            key=itemgetter(0),
             reverse=True,
         )
         tokens = sum(bid.weight for bid in bids)
@@ -72,7 +73,3 @@ class DraftBudget:
         for _, index in offers[:num_taken]:
             lengths[index] += 1
         return lengths
-
-
-def _first(offer: tuple[float, int]) -> float:
-    return offer[0]
