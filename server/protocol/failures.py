@@ -160,11 +160,14 @@ def _of_generation(error: GenerationFailed) -> Failure:
         field = named[1]
     elif status == 404 and field is None:
         field = "model"
-    elif (
-        code is None and status == 400 and field is not None and not message.startswith(f"{field}:")
-    ):
+    elif code is None and status == 400 and field is not None and not _names(message, field):
         message = f"{field}: {message}"
     return Failure(status, message, kind, field, code)
+
+
+def _names(message: str, field: str) -> bool:
+    """Whether a message begins with the field, as those of the error tree do."""
+    return message.startswith((f"{field}:", f"{field}="))
 
 
 def _of_validation(error: RequestValidationError) -> Failure:

@@ -321,6 +321,12 @@ def test_what_may_be_tried_again_is_told_apart_by_its_status(kind: str, status: 
     assert failure_of(GenerationFailed("busy", kind)).status == status
 
 
+@pytest.mark.parametrize("message", ["n=0 is not allowed", "n: too many", "too many"])
+def test_a_refusal_of_the_engine_names_its_field_once(message: str) -> None:
+    failure = failure_of(GenerationFailed(message, "InvalidProgram", "n"))
+    assert failure.message == ("n: too many" if message == "too many" else message)
+
+
 def test_a_model_that_is_not_on_this_host_is_a_503_in_each_api() -> None:
     failure = failure_of(ModelLoadError("/models/x: not on this host"))
     assert failure.status == 503 and "not on this host" in failure.body["error"]["message"]
