@@ -18,6 +18,7 @@ from ..client.backend import Backend
 from ..client.program import Defaults, Program
 from ..client.progress import progress_bar as show_progress
 from ..protocol.ir import GenParams
+from ..protocol.numbers import MAX_INT, Range, plain
 from ..trace import observer
 from .batch import Batch, Execute, ExecuteAsync, FinishedStates
 from .options import RUN_OPTIONS, RunOptions, checked_seed
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..trace.graph import Graph
 
 MAX_THREADS = 64
+_NUM_THREADS = Range(1, MAX_INT, is_whole=True)
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -178,8 +180,8 @@ class Function:
         shows how many are done.
         """
         num_threads = self._take(kwargs, "num_threads", "auto")
-        threads = MAX_THREADS if num_threads == "auto" else int(num_threads)
-        if threads < 1:
+        threads = MAX_THREADS if num_threads == "auto" else plain(num_threads)
+        if not _NUM_THREADS.holds(threads):
             raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
         generator_style = self._take(kwargs, "generator_style", False)
         if self.is_async and not generator_style:

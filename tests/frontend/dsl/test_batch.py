@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from dsl_programs import GREEDY, two_gens
@@ -32,6 +33,12 @@ def test_more_waiting_programs_than_threads_all_end() -> None:
 
     states = program.run_batch([{"i": i + 1} for i in range(8)], num_threads=2)
     assert [state.ret_value for state in states] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("num_threads", [0, -1, 1.5, True, None, "many"])
+def test_a_number_of_threads_that_is_none_is_refused_by_name(num_threads: Any) -> None:
+    with pytest.raises(st.InvalidProgram, match=r"num_threads=.* an integer >= 1"):
+        st.function(lambda s: None).run_batch([], num_threads=num_threads)
 
 
 def test_a_stream_yields_pieces_that_add_up() -> None:
