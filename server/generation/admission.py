@@ -17,7 +17,7 @@ from ..protocol.task import MAX_MESSAGES, UNBOUNDED, Message, Task
 from .service import Service
 
 TIMEOUT_HEADER = "x-request-timeout-s"
-MAX_SAMPLES_OF_TASK = 2048  # n times prompts (guess)
+MAX_SAMPLES_OF_TASK = 2048  # n, or hypotheses, times prompts (guess)
 
 
 def admitted(service: Service, request: Request, task: Task) -> Task:
@@ -25,9 +25,9 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     ticket = ticket_of(request)
     capacity = _capacity(service)
     most = min(MAX_SAMPLES_OF_TASK, capacity.most_of_one)
-    if task.num_samples > most:
-        allowed = f"at most {most} samples of all prompts together"
-        raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_samples, allowed)
+    if task.num_rows > most:
+        allowed = f"at most {most} samples, or hypotheses, of all prompts together"
+        raise InvalidRequest.of("n" if task.n > 1 else "prompt", task.num_rows, allowed)
     max_model_len = int(service.info["max_model_len"])
     for prompt in task.prompts:
         if prompt and isinstance(prompt[0], Message):
@@ -46,7 +46,7 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
 
     each = tuple(limited(params) for params in task.each_params)
     task = replace(task, params=limited(task.params), each_params=each)
-    ticket.take(task.num_samples, capacity)
+    ticket.take(task.num_rows, capacity)
     return task
 
 

@@ -89,6 +89,11 @@ class Task:
         """Samples of all prompts."""
         return len(self.prompts) * self.n
 
+    @property
+    def num_rows(self) -> int:
+        """What it has the engine run: its samples, of beam searches their hypotheses."""
+        return len(self.prompts) * (self.params.beam or self.n)
+
 
 def _op_key(is_text: bool, form: Constraint | None, tools: str | None, system: str) -> str | None:
     told = "" if form is None else f"{form.kind} {form.source}"

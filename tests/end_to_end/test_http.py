@@ -151,6 +151,7 @@ def test_what_a_beam_search_cannot_do_is_refused_by_name(client: openai.OpenAI) 
         ({"best_of": 65}, "best_of"),
         ({"best_of": 2, "n": 4}, "best_of"),
         ({"best_of": 10**20}, "best_of"),
+        ({"best_of": 64, "prompt": ["a"] * 33}, "prompt"),
         ({"json_schema": {"type": "object"}, "lenient": True}, "use_beam_search"),
         ({"n": 4, "extra": {"regex": "(a|b)"}}, "n"),
     ):

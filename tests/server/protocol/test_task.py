@@ -52,3 +52,9 @@ def test_op_keys_differ_where_the_form_does_and_are_none_without_one() -> None:
 def test_a_task_is_large_with_any_long_part(task: Task) -> None:
     assert task.is_large
     assert not Task(task.prompts[-1:], GenParams()).is_large
+
+
+def test_a_beam_search_counts_as_many_rows_as_it_has_hypotheses() -> None:
+    task = Task(["a", "b"], GenParams(n=3, beam=8), n=3)
+    assert (task.num_samples, task.num_rows) == (6, 16)
+    assert Task(["a", "b"], GenParams(), n=3).num_rows == 6
