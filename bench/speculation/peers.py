@@ -69,8 +69,9 @@ def compare(args: argparse.Namespace) -> int:
             )
     names = [engine.spec.name for engine in engines]
     skills = [*dict.fromkeys(one.skill for one in timed)]
-    rows = [_row(skill, names, [one for one in timed if one.skill == skill]) for skill in skills]
-    rows.append(_row("all", names, timed))
+    groups = {skill: [one for one in timed if one.skill == skill] for skill in skills}
+    groups["all"] = timed
+    rows = [row for skill, group in groups.items() for row in _rows(skill, names, group)]
     write_report("speculation-peers", rows, args, engines=[engine.welcome for engine in engines])
     return 0
 
@@ -86,20 +87,22 @@ def _run(work: Workload, path: Path, engines: Sequence[RunningEngine]) -> list[d
     return [engine.run() for engine in engines]
 
 
-def _row(skill: str, names: Sequence[str], timed: Sequence[_Timed]) -> dict[str, Any]:
-    """Of each engine but the first: its time through the first one's, the median of the repeats,
-    and the share of calls with the same tokens."""
+def _rows(skill: str, names: Sequence[str], timed: Sequence[_Timed]) -> list[dict[str, Any]]:
+    """One of each engine: the medians of the repeats of its time and of that through the first
+    one's, and the share of calls with the first one's tokens."""
     repeats = sorted({one.repeat for one in timed})
     sums = [
         [sum(one.wall_s[place] for one in timed if one.repeat == repeat) for repeat in repeats]
         for place in range(len(names))
     ]
-    row: dict[str, Any] = {"calls": skill, "tokens": sum(one.num_tokens for one in timed)}
-    row[f"{names[0]}, s"] = statistics.median(sums[0])
-    for place, name in enumerate(names[1:], 1):
-        ratios = [theirs / ours for ours, theirs in zip(sums[0], sums[place], strict=True)]
-        row[name] = statistics.median(ratios)
-        row[f"{name}, same tokens"] = statistics.fmean(
-            one.shas[place] == one.shas[0] for one in timed
-        )
-    return row
+    return [
+        {
+            "calls": skill,
+            "engine": name,
+            "tokens": sum(one.num_tokens for one in timed),
+            "wall_s": statistics.median(sums[place]),
+            "ratio": statistics.median(b / a for a, b in zip(sums[0], sums[place], strict=True)),
+            "same_tokens": statistics.fmean(one.shas[place] == one.shas[0] for one in timed),
+        }
+        for place, name in enumerate(names)
+    ]

@@ -171,6 +171,11 @@ def plan_attention(
     _, num_kv_heads, _, head_dim = kv_format(kv_layer)[1].shape
     if head_dim % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads, options)
+    if rows.num_rows == 1 and not len(rows.segments) and options.window is None:
+        plan = _plan_lone_row(rows)
+        if plan is not None:
+            plan.set_shape(num_heads, kv_layer, options)
+            return plan
     items, keys = _Items(rows), visible_keys(rows, options)
     for segment in keys.segments.tolist():
         _add_segment(items, *segment)
@@ -183,6 +188,25 @@ def plan_attention(
     plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
     plan.set_shape(num_heads, kv_layer, options)
     return plan
+
+
+def _plan_lone_row(rows: AttentionRows) -> NativeAttentionPlan | None:
+    """The plan of a step at batch 1, by plain integers: the array operations of the general way
+    take longer than attention itself. None: it has more than one item."""
+    num_tokens, seq_len = int(rows.query_start[1]), int(rows.seq_lens[0])
+    most_keys = 2 * _MIN_PART_KEYS - 1 if num_tokens == 1 else seq_len
+    if num_tokens > _MAX_ITEM_TOKENS or seq_len > most_keys:
+        return None
+    table_row = int(rows.table_rows[0])
+    first_slot, slots = 0, rows.page_table.reshape(-1)
+    if rows.page_size == 1:
+        first_slot = table_row * rows.page_table.shape[1]
+    else:
+        slots = rows.slots(0, 0, seq_len)
+    num_visible = seq_len - num_tokens + 1  # to the first token
+    hidden = 0 if num_tokens == 1 else -_MAX_ITEM_TOKENS
+    item = [0, num_tokens, first_slot, seq_len, num_visible, hidden, -1]
+    return NativeAttentionPlan(np.array([item], dtype=np.int32), slots, _NONE, _NO_MERGES, _NONE)
 
 
 def plan_fixed_attention(
@@ -339,7 +363,7 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     counts = table[:, 1]
     if int(counts.sum()) == num_tokens:
         table[:, 6] = -1
-        return NativeAttentionPlan(table, slots, _NONE, np.zeros(1, dtype=np.int32), _NONE)
+        return NativeAttentionPlan(table, slots, _NONE, _NO_MERGES, _NONE)
     item_of = np.repeat(np.arange(len(table), dtype=np.int32), counts)
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
@@ -357,3 +381,4 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
 
 
 _NONE = np.zeros(0, dtype=np.int32)
+_NO_MERGES = np.zeros(1, dtype=np.int32)
