@@ -142,6 +142,13 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
 
+def count(text: str) -> int:
+    """An argument's `type`: a number of things, at least one."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: an integer >= 1")
+    return int(text)
+
+
 def from_flags(record: type[Record], args: argparse.Namespace, **given: object) -> Record:
     """The record of what was parsed; `given` goes before."""
     values = {item.name: getattr(args, item.name) for item in fields(record)} | given

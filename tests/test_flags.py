@@ -12,6 +12,7 @@ from stemma.flags import (
     Allowed,
     Parser,
     add_flags,
+    count,
     flag,
     flags_of,
     from_flags,
@@ -101,3 +102,13 @@ def test_no_abbreviation_is_a_flag_and_the_nearest_is_named(
         with pytest.raises(SystemExit):
             parser.parse_args(["tea", *given])
         assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "two", "\u0661"])
+def test_a_number_of_things_is_at_least_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser()
+    parser.add_argument("--cups", type=count)
+    assert parser.parse_args(["--cups", "12"]).cups == 12
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--cups={text}"])
+    assert f"argument --cups: {text!r} is not allowed" in capsys.readouterr().err

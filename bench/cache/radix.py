@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import InvalidRequest, StemmaError
+from ...flags import count
 from ...radix.pages import PageAllocator
 from ...radix.tree import Match, RadixTree
 from ..harness.report import write_report
@@ -157,11 +158,11 @@ def drive(subject: Subject, workload: Sequence[array[int]], evict_chunk: int) ->
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench radix`."""
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sequences", type=int, default=10_000)
-    parser.add_argument("--pool-tokens", type=int, default=2_000_000)
-    parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--evict-chunk", type=int, nargs="+", default=[16_384, 512])
+    parser.add_argument("--repeats", type=count, default=5)
+    parser.add_argument("--sequences", type=count, default=10_000)
+    parser.add_argument("--pool-tokens", type=count, default=2_000_000)
+    parser.add_argument("--page-size", type=count, nargs="+", default=[1, 16])
+    parser.add_argument("--evict-chunk", type=count, nargs="+", default=[16_384, 512])
     parser.add_argument(
         "--peer", type=Path, metavar="FOLDER",
         help="an unpacked wheel of SGLang 0.5.23 (needs torch)",
@@ -171,7 +172,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="its compiled core, its Python class (default: both)",
     )  # fmt: skip
     parser.add_argument(
-        "--growth", type=int, nargs="*", metavar="FAN_OUT",
+        "--growth", type=count, nargs="*", metavar="FAN_OUT",
         help=f"cost by number of nodes instead, in {DEPTH} levels (default: {FAN_OUTS})",
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import console_progress, print_table, write_report
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
@@ -77,7 +78,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--peer", action="append", default=[], choices=PEERS, help="beside this engine")
     add("--peer-python", default=sys.executable, metavar="PYTHON",
         help="of the environment that has the peers (default: this one)")  # fmt: skip
-    add("--vocab", type=int, metavar="N",
+    add("--vocab", type=count, metavar="N",
         help="a vocabulary trained here (default: the embedded model's)")  # fmt: skip
     add("--timeout", type=float, default=30.0, metavar="S",
         help="for a schema's instances, and for its compilation by a peer; Stemma's has the "

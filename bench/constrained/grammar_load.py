@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidRequest, StemmaError
+from ...errors import StemmaError
+from ...flags import count
 from ...frontend.backend import Engine
 from ...frontend.client.backend import Backend
 from ...frontend.dsl.expr import tokens
@@ -57,14 +58,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
     add("--rate", type=float, default=10.0, help="ordinary requests a second")
     add("--seconds", type=float, default=20.0, help="of a phase (default: %(default)s)")
-    add("--repeats", type=int, default=3, help="phases of each kind (default: %(default)s)")
+    add("--repeats", type=count, default=3, help="phases of each kind (default: %(default)s)")
     add("--attacks", type=int, default=100, help="adversarial grammars of a phase")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    if args.repeats < 1:
-        raise InvalidRequest.of("repeats", args.repeats, "an integer >= 1")
     phases = {"without": Phase(), "with": Phase()}
     attacks = adversarial_grammars()
     with Engine(args.model) as engine, console_progress() as progress:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidRequest
+from ...flags import count
 from ..harness.report import console_progress, shown_value, write_report
 from .grammar_cache import cache_hit_us
 from .grammar_workers import PEERS, STEMMA, GrammarWorker, WorkerSpec, peer
@@ -55,9 +56,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--peer", action="append", default=[], choices=PEERS, help="beside this engine")
     add("--peer-python", default=sys.executable, metavar="PYTHON",
         help="of the environment that has the peers (default: this one)")  # fmt: skip
-    add("--vocab", type=int, nargs="+", default=SIZES, metavar="N",
+    add("--vocab", type=count, nargs="+", default=SIZES, metavar="N",
         help="sizes of the vocabularies (default: 32000 128000)")  # fmt: skip
-    add("--rounds", type=int, default=3, help="processes an engine (default: %(default)s)")
+    add("--rounds", type=count, default=3, help="processes an engine (default: %(default)s)")
     add("--only", metavar="TEXT", help="grammars whose name or group contains TEXT")
     add("--timeout", type=float, default=60.0, metavar="S",
         help="for all of a grammar's measurements (default: %(default)s)")  # fmt: skip
@@ -65,8 +66,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    if args.rounds < 1:
-        raise InvalidRequest.of("rounds", args.rounds, "an integer >= 1")
     cases = [c for c in grammar_cases() if not args.only or args.only in f"{c.group} {c.name}"]
     if not cases:
         raise InvalidRequest.of("only", args.only, "part of a grammar's name or group")

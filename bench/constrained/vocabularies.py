@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InvalidRequest
+from ...flags import count
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,7 +39,7 @@ MAX_TOKEN_CHARS = 32
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench vocabularies`."""
-    parser.add_argument("--size", type=int, nargs="+", default=SIZES, metavar="N")
+    parser.add_argument("--size", type=count, nargs="+", default=SIZES, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

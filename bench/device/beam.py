@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.beam_search import BeamParams, BeamSearch
@@ -35,12 +36,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench beam`."""
     add = parser.add_argument
     add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
-    add("--beams", type=int, nargs="+", default=[4], metavar="K")
-    add("--prompt-tokens", type=int, default=256, metavar="N")
-    add("--output-tokens", type=int, default=64, metavar="N")
-    add("--rounds", type=int, default=5)
-    add("--page-size", type=int, default=1)
-    add("--num-threads", type=int, metavar="N")
+    add("--beams", type=count, nargs="+", default=[4], metavar="K")
+    add("--prompt-tokens", type=count, default=256, metavar="N")
+    add("--output-tokens", type=count, default=64, metavar="N")
+    add("--rounds", type=count, default=5)
+    add("--page-size", type=count, default=1)
+    add("--num-threads", type=count, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

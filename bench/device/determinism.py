@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
 from ...runtime.engine import LoadedModel
@@ -33,13 +34,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench determinism`."""
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="N")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--shared-tokens", type=int, default=1024, metavar="N")
-    parser.add_argument("--steps", type=int, default=32, help="decode steps (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N")
-    parser.add_argument("--answers", type=int, default=40, metavar="N", help="prompts to compare")
-    parser.add_argument("--num-threads", type=int, metavar="N")
+    parser.add_argument("--batches", type=count, nargs="+", default=[1, 8, 32], metavar="N")
+    parser.add_argument("--prompt-tokens", type=count, default=256, metavar="N")
+    parser.add_argument("--shared-tokens", type=count, default=1024, metavar="N")
+    parser.add_argument("--steps", type=count, default=32, help="decode steps (%(default)s)")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N")
+    parser.add_argument("--answers", type=count, default=40, metavar="N", help="prompts to compare")
+    parser.add_argument("--num-threads", type=count, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,7 +110,7 @@ def _costs(
     for repeat in range(args.repeats + 1):
         for place, loaded in enumerate(engines):
             loaded.engine.flush_cache()
-            steps = _step_times_ms(loaded, prompts, args.steps)
+            steps = _step_times_ms(loaded, prompts, 1 + args.steps)
             if repeat:  # the first is a warm-up
                 prefill[place].append(steps[0])
                 decode[place].append(statistics.median(steps[1:]))

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ...flags import count
 from ...runtime.config import QUANTIZATIONS
 from ...runtime.execute.threads import configure_threads
 from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
@@ -42,15 +43,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shape", choices=sorted(SHAPES), action="append", help="default: all")
     add("--part", choices=("linears", "steps", "accuracy"), action="append", help="default: all")
-    add("--vocab", type=int, default=32_000, metavar="N", help="tokens (default: %(default)s)")
-    add("--rows", type=int, nargs="+", default=[1, 4, 16, 512], metavar="N", help="of a linear")
-    add("--prompt-tokens", type=int, default=512, metavar="N")
+    add("--vocab", type=count, default=32_000, metavar="N", help="tokens (default: %(default)s)")
+    add("--rows", type=count, nargs="+", default=[1, 4, 16, 512], metavar="N", help="of a linear")
+    add("--prompt-tokens", type=count, default=512, metavar="N")
     add("--context-tokens", type=int, default=64, metavar="N", help="before a decode step")
-    add("--repeats", type=int, default=9, help="rounds (default: %(default)s)")
+    add("--repeats", type=count, default=9, help="rounds (default: %(default)s)")
     add("--fastest", action="store_true", help="report the fastest rounds, not medians")
     add("--quality", type=int, default=0, metavar="CASES",
         help="also run the embedded model's evaluation, so many cases of each skill")  # fmt: skip
-    add("--num-threads", type=int, metavar="N")
+    add("--num-threads", type=count, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

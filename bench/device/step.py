@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.plan import RowResult
@@ -38,15 +39,15 @@ LINEAR, ATTENTION, DEVICE = "linears", "attention", "device"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench step`."""
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--steps", type=int, default=64, help="decode steps (default: %(default)s)")
+    parser.add_argument("--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N")
+    parser.add_argument("--prompt-tokens", type=count, default=256, metavar="N")
+    parser.add_argument("--steps", type=count, default=64, help="decode steps (%(default)s)")
     parser.add_argument(
         "--replay",
         action="store_true",
         help="replay recorded forward passes, as an engine does; their parts count as the rest",
     )
-    parser.add_argument("--num-threads", type=int, metavar="N")
+    parser.add_argument("--num-threads", type=count, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -153,7 +154,8 @@ def _steps(
     """Milliseconds of the prefill step and of each decode step."""
     engine.flush_cache()
     rng = random.Random(batch)
-    sampling = SamplingParams(max_tokens=args.steps, temperature=0.0, ignore_eos=True)
+    max_tokens = args.steps + 1  # the first comes of the prefill step
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     for _ in range(batch):
         prompt = array("i", (rng.randrange(300, 4000) for _ in range(args.prompt_tokens)))
         engine.submit(Request(engine.next_request_id(), prompt, sampling, Ignore()))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidRequest
+from ...flags import count
 
 LOW = 300  # ids below are special tokens and single bytes
 BOS = 1  # begins every prompt, as with a tokenizer
@@ -243,7 +244,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FOLDER", help="write NAME.json there")
     add("--work", help="comma-separated names (default: all)")
-    add("--vocab", type=int, default=DEFAULT_VOCAB, help="of the model (default: %(default)s)")
+    add("--vocab", type=count, default=DEFAULT_VOCAB, help="of the model (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--scale", type=float, default=1.0, help="multiplies the number of requests")
 

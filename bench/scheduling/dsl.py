@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import InvalidRequest
+from ...flags import count
 from ...frontend.backend import Engine
 from ...frontend.client.backend import Backend
 from ...frontend.client.channel import EventSink
@@ -34,9 +35,9 @@ TARGETS_US = {"a program of one gen": 30.0, "a text": 10.0, "a gen": 10.0}
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags: counts, and the comparison."""
-    parser.add_argument("--programs", type=int, default=1000, help="in a batch (%(default)s)")
-    parser.add_argument("--ops", type=int, default=1000, help="on one branch (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each (%(default)s)")
+    parser.add_argument("--programs", type=count, default=1000, help="in a batch (%(default)s)")
+    parser.add_argument("--ops", type=count, default=1000, help="on one branch (%(default)s)")
+    parser.add_argument("--repeats", type=count, default=5, help="runs of each (%(default)s)")
     parser.add_argument("--no-engine", action="store_true", help="only by itself")
     parser.add_argument("--sglang", type=Path, metavar="PATH", help="folder with SGLang's package")
 

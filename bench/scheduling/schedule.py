@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ...errors import InvalidRequest
+from ...flags import count
 from ...planning.simulation import DEVICES, CallRecord, Device, Simulation
 from ...planning.traces import TRACES, Call, Start, single
 from ..harness.report import percentile, write_report
@@ -43,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=[*DEVICES], default="h200", help="what is modelled")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="length of the traces")
-    parser.add_argument("--page-size", type=int, default=1, metavar="N")
+    parser.add_argument("--page-size", type=count, default=1, metavar="N")
     parser.add_argument("--trace", choices=[*TRACES], action="append", help="default: all")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="default: all")
     parser.add_argument("--chunking", action="store_true", help="the rows on chunked prefill")

@@ -14,6 +14,7 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
 from ...runtime.execute.threads import configure_threads, default_num_threads
@@ -32,11 +33,11 @@ _DECODER_PROMPT_TOKENS = 16
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench stall`."""
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
-    parser.add_argument("--decoders", type=int, default=16, metavar="N")
-    parser.add_argument("--prompt-tokens", type=int, default=1536, metavar="N")
-    parser.add_argument("--steps", type=int, default=256, metavar="N", help="tokens of a decoder")
+    parser.add_argument("--decoders", type=count, default=16, metavar="N")
+    parser.add_argument("--prompt-tokens", type=count, default=1536, metavar="N")
+    parser.add_argument("--steps", type=count, default=256, metavar="N", help="tokens of a decoder")
     parser.add_argument(
-        "--budgets", type=int, nargs="+", default=[2048], metavar="N",
+        "--budgets", type=count, nargs="+", default=[2048], metavar="N",
         help="token budgets of a step, with and without the limit for long prompts",
     )  # fmt: skip
 

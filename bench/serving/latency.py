@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import InvalidRequest
+from ...flags import count
 from ..harness.report import write_report
 from ..harness.tcp_proxy import TcpProxy
 from .runners.ports import free_port
@@ -33,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="added to a round trip (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--repeats", type=int, default=DEFAULT_REPEATS, metavar="N",
+        "--repeats", type=count, default=DEFAULT_REPEATS, metavar="N",
         help="runs of each, of which the median counts (default: %(default)s)",
     )  # fmt: skip
 
@@ -42,8 +43,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure and write the report."""
     if not 0 < args.latency_ms <= 10_000:
         raise InvalidRequest.of("latency_ms", args.latency_ms, "in (0, 10000]")
-    if args.repeats < 1:
-        raise InvalidRequest.of("repeats", args.repeats, "an integer >= 1")
     write_report("latency", measure(args.latency_ms / 1000, args.repeats), args)
     return 0
 

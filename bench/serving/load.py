@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...errors import EngineError, InvalidRequest
+from ...errors import EngineError
+from ...flags import count
 from ..harness.report import write_report
 from .http_load.server import MeasuredServer, UseMeter
 from .http_load.stream_clients import Findings, Plan
@@ -28,16 +29,16 @@ ROUTES = ("completions", "chat")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags: how many clients, and their requests."""
     add = parser.add_argument
-    add("--clients", type=int, default=1000, metavar="N", help="at a time (default: %(default)s)")
-    add("--requests", type=int, default=2000, metavar="N", help="of all (default: %(default)s)")
-    add("--tokens", type=int, default=64, metavar="N", help="a stream (default: %(default)s)")
+    add("--clients", type=count, default=1000, metavar="N", help="at a time (default: %(default)s)")
+    add("--requests", type=count, default=2000, metavar="N", help="of all (default: %(default)s)")
+    add("--tokens", type=count, default=64, metavar="N", help="a stream (default: %(default)s)")
     add("--routes", nargs="+", choices=ROUTES, default=ROUTES, help="default: all of them")
     add("--stuck-s", type=float, default=60.0, metavar="S", help="silence that counts as stuck")
     add("--latency", action="store_true", help="what HTTP and ZeroMQ add to one request")
     add("--hostile", action="store_true", help="how late the event loop is under large bodies")
     add(
         "--repeats",
-        type=int,
+        type=count,
         default=200,
         metavar="N",
         help="with --latency or --hostile: requests of each",
@@ -47,9 +48,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    for name in ("clients", "requests", "tokens", "repeats"):
-        if getattr(args, name) < 1:
-            raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
     if args.latency:
         from .http_load.overhead import measure
 

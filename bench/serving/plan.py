@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...flags import count
 from ...planning.closed_loop import ClosedLoop, Load
 from ...planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
 from ...planning.roofline import CostModel
@@ -34,11 +35,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench plan`."""
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64], metavar="N")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--output-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--repeats", type=int, default=9, help="steps of a kind, for the median")
-    parser.add_argument("--num-threads", type=int, metavar="N")
+    parser.add_argument("--clients", type=count, nargs="+", default=[1, 8, 64], metavar="N")
+    parser.add_argument("--prompt-tokens", type=count, default=256, metavar="N")
+    parser.add_argument("--output-tokens", type=count, default=64, metavar="N")
+    parser.add_argument("--repeats", type=count, default=9, help="steps of a kind, for the median")
+    parser.add_argument("--num-threads", type=count, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...errors import EngineError, InvalidRequest
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..constrained.documents import DocumentJudge
 from ..harness.limits import Limits, model_costs
@@ -42,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
         help="checkpoint (default: the embedded model)")  # fmt: skip
     add("--work", help="comma-separated: W1 or fanout, W2 or chat, ... (default: all that fit)")
-    add("--repeats", type=int, default=7, help="measured pairs (default: %(default)s)")
+    add("--repeats", type=count, default=7, help="measured pairs (default: %(default)s)")
     add("--peer", action="append", default=[], metavar="KIND=WHERE", help=PEER_FORMS)
     add("--http", action="store_true", help="Stemma over HTTP too")
     add("--startup", action="store_true",
@@ -50,15 +51,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--wait-idle", type=float, default=0.0, metavar="S",
         help="before each repeat wait up to S seconds for an idle machine")  # fmt: skip
     add("--scale", type=float, default=1.0, help="multiplies the number of requests")
-    add("--threads", type=int, help="of every engine (default: all cores; Stemma's own choice)")
-    add("--kv-tokens", type=int, default=DEFAULT_KV_TOKENS,
+    add("--threads", type=count, help="of every engine (default: all cores; Stemma's own choice)")
+    add("--kv-tokens", type=count, default=DEFAULT_KV_TOKENS,
         help="KV capacity of every engine started here (default: %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    if args.repeats < 1:
-        raise InvalidRequest.of("repeats", args.repeats, "an integer >= 1")
     if not (args.model / "config.json").is_file():
         raise InvalidRequest.of("model", str(args.model), "a folder with a config.json")
     specs = stemma_specs(args.model, has_http=args.http)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from ...flags import count
 from ...frontend.backend import Engine
 from ...frontend.dsl.function import function
 from ...frontend.dsl.generation import gen
@@ -40,7 +41,7 @@ def first_token_s(model: str | None) -> tuple[float, float]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench startup`."""
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=count, default=5)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
 
 

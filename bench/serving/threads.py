@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import ExitStack
 
+from ...flags import count
 from ...frontend.backend import Engine
 from ...frontend.dsl.function import function
 from ...frontend.dsl.generation import gen
@@ -44,7 +45,7 @@ def tokens_per_s(engine: Engine, batch: int, seed: int) -> float:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench threads`."""
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=count, default=3)
     parser.add_argument("--model", help="checkpoint folder (default: the embedded model)")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from ...flags import count
 from ...runtime.engine import Engine
 from ...runtime.gateway.observe.observer import Observer
 from ...runtime.schedule.plan import FinishedStep, RowResult, StepPlan, StepResult
@@ -57,10 +58,10 @@ class _Deaf:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench watch`."""
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[200, 2000, 20_000])
+    parser.add_argument("--repeats", type=count, default=40)
+    parser.add_argument("--nodes", type=count, nargs="+", default=[200, 2000, 20_000])
     parser.add_argument(
-        "--steps", type=int, nargs="*", metavar="ROWS",
+        "--steps", type=count, nargs="*", metavar="ROWS",
         help="what a step pays instead, by the requests in it (default: 1 8 64)",
     )  # fmt: skip
 

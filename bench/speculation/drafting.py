@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...flags import count
 from ...runtime.speculate.drafter import NO_DRAFT, Draft
 from ...runtime.speculate.suffix import MAX_MATCH, Place, Scope, SuffixDrafter, SuffixText
 from ..harness.report import print_table, write_report
@@ -44,9 +45,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench drafting`."""
     parser.add_argument("--calls", type=Path, metavar="FILE", help="recorded calls (JSON lines)")
     parser.add_argument(
-        "--conversations", type=int, default=40, metavar="N", help="to be recorded, of each kind"
+        "--conversations", type=count, default=40, metavar="N", help="to be recorded, of each kind"
     )
-    parser.add_argument("--room", type=int, default=8, metavar="N", help="tokens of a draft")
+    parser.add_argument("--room", type=count, default=8, metavar="N", help="tokens of a draft")
     parser.add_argument(
         "--after-prefill", action="store_true", help="no draft for the first token of a call"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidRequest
+from ...flags import count
 from ...frontend.backend import Engine
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import write_report
@@ -30,14 +31,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
         help="checkpoint (default: the embedded model)")  # fmt: skip
     add("--speculate", default="auto", metavar="LIST", help="against off (default: %(default)s)")
-    add("--speculative-num-tokens", type=int, default=8, metavar="N")
+    add("--speculative-num-tokens", type=count, default=8, metavar="N")
     add("--dtype", default="auto")
     add("--skills", help="comma-separated (default: all)")
-    add("--conversations", type=int, default=40, metavar="N", help="of each skill")
-    add("--parallel", type=int, default=1, metavar="N", help="conversations at once")
+    add("--conversations", type=count, default=40, metavar="N", help="of each skill")
+    add("--parallel", type=count, default=1, metavar="N", help="conversations at once")
     add("--temperature", type=float, default=0.0)
-    add("--repeats", type=int, default=3, help="of each engine, new each time")
-    add("--num-threads", type=int, metavar="N")
+    add("--repeats", type=count, default=3, help="of each engine, new each time")
+    add("--num-threads", type=count, metavar="N")
     add("--peer", action="append", default=[], metavar="KIND=WHERE",
         help=f"instead, the same calls on other engines: {PEER_FORMS}")  # fmt: skip
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import InvalidRequest
+from ....flags import count
 from ....runtime.checkpoint.location import EMBEDDED_MODEL
 from ...harness.report import print_table, write_report
 from .measure import Bench, Runs, rows_of, say, shown, shown_programs
@@ -32,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
         help="checkpoint (default: the embedded model)")  # fmt: skip
     add("--work", help=f"comma-separated, of {', '.join(WORKS)} (default: all)")
-    add("--repeats", type=int, default=3, help="of each engine (default: %(default)s)")
+    add("--repeats", type=count, default=3, help="of each engine (default: %(default)s)")
     add("--seed", type=int, default=0, help="of lengths, pauses and token ids")
     add("--quick", action="store_true", help="small works, to try it out")
     add("--simulate", action="store_true",
@@ -138,8 +139,6 @@ def _works(given: str | None) -> Sequence[str]:
 
 
 def _bench(args: argparse.Namespace) -> Bench:
-    if args.repeats < 1:
-        raise InvalidRequest.of("repeats", args.repeats, "an integer >= 1")
     if not (args.model / "config.json").is_file():
         raise InvalidRequest.of("model", str(args.model), "a folder with a config.json")
     return Bench(args.model, args.repeats, args.wait_idle, _vllm_python(args.peer))

@@ -19,7 +19,7 @@ def test_costs_and_answers_are_reported(
 ) -> None:
     monkeypatch.setattr(determinism, "configure_threads", lambda *_: None)  # torch is loaded
     arguments = ["bench", "determinism", "--batches", "1", "2", "--prompt-tokens", "20"]
-    few = ["--shared-tokens", "64", "--steps", "3", "--repeats", "1", "--answers", "6"]
+    few = ["--shared-tokens", "64", "--steps", "1", "--repeats", "1", "--answers", "6"]
     assert run_command([*arguments, *few, "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in rows] == [

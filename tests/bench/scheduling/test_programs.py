@@ -286,7 +286,6 @@ def test_a_simulation_has_the_same_figures_each_time() -> None:
     [
         (("--work", "chess"), "('react', 'mixed', 'restart')"),
         (("--peer", "vllm=/nowhere/python"), "vllm=PYTHON"),
-        (("--repeats", "0"), "an integer >= 1"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(
