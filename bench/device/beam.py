@@ -3,7 +3,8 @@
 One process, the real engine, one search at a time; each round measures all of them in turn, and the
 medians over the rounds are told. `resubmit` is how a server's client, or a server above its own
 engine, searches: each hypothesis is a new request of one token with its whole text as the prompt,
-whose KV is found in the cache, with the log probabilities of the 2k likeliest tokens.
+whose KV is found in the cache, with the log probabilities of the 2k likeliest tokens. Its rows are
+others than the search's; `other outputs` counts the rounds in which rounding decided.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.config import EngineConfig
+from ...runtime.engine import Engine, LoadedModel
 from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.beam_search import BeamParams, BeamSearch
 from ...runtime.schedule.beams import BeamGroup
@@ -27,9 +31,6 @@ from ...runtime.schedule.plan import RowResult, TokenLogprob
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
 from ..harness.report import write_report
-
-if TYPE_CHECKING:
-    from ...runtime.engine import Engine
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,31 +49,31 @@ def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     configure_threads(args.num_threads or default_num_threads(args.model), None)
     engine = _engine(args)
-    ways: dict[str, Callable[[list[int]], int]] = {
-        "one output": lambda prompt: _one_output(engine, prompt, args.output_tokens)
+    ways: dict[str, Callable[[list[int]], object]] = {
+        "one output": partial(_one_output, engine, args.output_tokens)
     }
     for width in args.beams:
         params = BeamParams(width, early_stopping="never")
-        ways[f"beam, k = {width}"] = lambda prompt, params=params: _search(  # type: ignore[misc]
-            engine, prompt, params, args.output_tokens
-        )
-        ways[f"resubmit, k = {width}"] = lambda prompt, params=params: _resubmit(  # type: ignore[misc]
-            engine, prompt, params, args.output_tokens
-        )
+        for name, search in (("beam", _search), ("resubmit", _resubmit)):
+            ways[f"{name}, k = {width}"] = partial(search, engine, args.output_tokens, params)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    outputs: dict[str, list[object]] = {name: [] for name in ways}
     rng = random.Random(0)
     for number in range(args.rounds + 1):
         prompt = [rng.randrange(300, 4000) for _ in range(args.prompt_tokens)]
-        found = set()
         for name, way in ways.items():
             engine.flush_cache()
             started = time.perf_counter()
-            found.add((name.partition(", ")[2], way(prompt)))
+            found = way(prompt)
             if number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - started)
-        assert len(found) == 1 + len(args.beams), "the searches differ"
+                outputs[name].append(found)
     alone_s = statistics.median(seconds["one output"])
-    rows = [_row(name, times, alone_s, args) for name, times in seconds.items()]
+    rows = []
+    for name, times in seconds.items():
+        same = outputs[name.replace("resubmit", "beam")]
+        num_other = sum(a != b for a, b in zip(outputs[name], same, strict=True))
+        rows.append(_row(name, times, alone_s, args) | {"other outputs": num_other})
     write_report("beam", rows, args)
     return 0
 
@@ -88,29 +89,17 @@ def _row(name: str, times: list[float], alone_s: float, args: argparse.Namespace
 
 
 def _engine(args: argparse.Namespace) -> Engine:
-    from ...kernels.registry import select_kernels
-    from ...runtime.engine import Engine
-    from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
-    from ...runtime.models.model_config import read_model_config
-
     width = max(args.beams)
     tokens = args.prompt_tokens + (width + 1) * (args.output_tokens + args.page_size)
-    runner = ModelRunner(
-        args.model,
-        read_model_config(args.model),
-        kernels=select_kernels(resolve_dtype("auto")),
+    config = EngineConfig(
+        model=args.model,
+        page_size=args.page_size,
+        speculate="off",  # nothing is guessed in a search
         max_total_tokens=4 * tokens,
         max_running_requests=width,
-        page_size=args.page_size,
+        chunked_prefill_size=args.prompt_tokens + width,
     )
-    return Engine(
-        runner,
-        num_pages=runner.num_pages,
-        page_size=args.page_size,
-        max_model_len=runner.max_model_len,
-        token_budget=args.prompt_tokens + width,
-        max_running_requests=width,
-    )
+    return LoadedModel(config).engine
 
 
 @dataclass
@@ -118,7 +107,6 @@ class _Listener:
     """What a request's last token came with."""
 
     tops: tuple[TokenLogprob, ...] = ()
-    outputs: list[tuple[int, ...]] = field(default_factory=list)
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         self.tops = result.top_logprobs
@@ -135,14 +123,13 @@ def _run(engine: Engine, *requests: Request) -> None:
         engine.step()
 
 
-def _one_output(engine: Engine, prompt: list[int], num_tokens: int) -> int:
+def _one_output(engine: Engine, num_tokens: int, prompt: list[int]) -> None:
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
     _run(engine, Request(engine.next_request_id(), array("i", prompt), sampling, _Listener()))
-    return 0
 
 
-def _search(engine: Engine, prompt: list[int], params: BeamParams, num_tokens: int) -> int:
-    """A digest of the outputs found."""
+def _search(engine: Engine, num_tokens: int, params: BeamParams, prompt: list[int]) -> object:
+    """The outputs found."""
     sampling, listener = SamplingParams(max_tokens=num_tokens, temperature=0.0), _Listener()
     groups: list[BeamGroup] = []
 
@@ -156,10 +143,10 @@ def _search(engine: Engine, prompt: list[int], params: BeamParams, num_tokens: i
     groups.append(BeamGroup(params, leader, new_request))
     leader.beam = groups[0]
     _run(engine, leader)
-    return _digest(groups[0].search)
+    return _outputs(groups[0].search)
 
 
-def _resubmit(engine: Engine, prompt: list[int], params: BeamParams, num_tokens: int) -> int:
+def _resubmit(engine: Engine, num_tokens: int, params: BeamParams, prompt: list[int]) -> object:
     """The same outputs, a request for each token of each hypothesis."""
     search = BeamSearch(params, num_stop_ids=0, max_tokens=num_tokens)
     sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=search.num_candidates)
@@ -179,8 +166,8 @@ def _resubmit(engine: Engine, prompt: list[int], params: BeamParams, num_tokens:
         )
         candidates = search.candidates([listener.tops for listener in listeners])
         search.advance(candidates, [False] * len(candidates), frozenset())
-    return _digest(search)
+    return _outputs(search)
 
 
-def _digest(search: BeamSearch) -> int:
-    return hash(tuple(tuple(found.token_ids) for found in search.finished))
+def _outputs(search: BeamSearch) -> list[list[int]]:
+    return [[*found.token_ids] for found in search.finished]
