@@ -15,12 +15,13 @@ from importlib.resources import files
 from typing import Any
 
 from ...frontend.dsl.expr import assistant, assistant_begin, assistant_end, system, user
-from ...frontend.dsl.function import function
+from ...frontend.dsl.function import Function, function
 from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
 
 STOP = "\nObservation:"
 MAX_ACTIONS = 5
+MAX_TOKENS = 160  # of a reply
 _ACTION = re.compile(r"\nAction: (calculator|lookup)\[(.*)\]$", re.DOTALL)
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv
@@ -38,10 +39,10 @@ class Conversation:
     limits: list[dict[str, Any]]
     facts: dict[str, str]
 
-    def program(self, temperature: float, max_tokens: int = 160) -> tuple[Any, dict[str, Any]]:
-        """The function that carries it out, and its arguments."""
-        arguments = {"case": self, "temperature": temperature, "max_tokens": max_tokens}
-        return (_agent if self.skill == "react" else _converse), arguments
+    @property
+    def program(self) -> Function:
+        """What carries it out: a function of `case` and `temperature`."""
+        return _agent if self.skill == "react" else _converse
 
 
 def conversations(num_each: int | None = None) -> dict[str, list[Conversation]]:
@@ -56,25 +57,25 @@ def conversations(num_each: int | None = None) -> dict[str, list[Conversation]]:
 
 
 @function
-def _converse(s: ProgramState, case: Conversation, temperature: float, max_tokens: int) -> None:
+def _converse(s: ProgramState, case: Conversation, temperature: float) -> None:
     for text in case.system:
         s += system(text)
     for turn, (question, limits) in enumerate(zip(case.user, case.limits, strict=True)):
         s += user(question)
         s += assistant(
-            gen(f"reply{turn}", max_tokens=max_tokens, temperature=temperature, **limits)
+            gen(f"reply{turn}", max_tokens=MAX_TOKENS, temperature=temperature, **limits)
         )
 
 
 @function
-def _agent(s: ProgramState, case: Conversation, temperature: float, max_tokens: int) -> None:
+def _agent(s: ProgramState, case: Conversation, temperature: float) -> None:
     for text in case.system:
         s += system(text)
     for turn, question in enumerate(case.user):
         s += user(question) + assistant_begin()
         for step in range(MAX_ACTIONS + 1):
             name = f"step{turn}.{step}"
-            s += gen(name, max_tokens=max_tokens, stop=STOP, temperature=temperature)
+            s += gen(name, max_tokens=MAX_TOKENS, stop=STOP, temperature=temperature)
             action = _ACTION.search(s[name])
             if action is None:
                 break

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     for _ in range(args.repeats):
         for skill, cases in by_skill.items():
             _repeat(args, cases, measured[skill])
-    rows = [_row(skill, *sides) for skill, sides in measured.items()]
-    wall = [sum(row[f"{name}, s"] for row in rows) for name in ("off", "on")]
-    rows.append({"program": "all", "off, s": wall[0], "on, s": wall[1], "ratio": wall[0] / wall[1]})
+    together = [_together(sides) for sides in zip(*measured.values(), strict=True)]
+    rows = [_row(skill, *sides) for skill, sides in (*measured.items(), ("all", together))]
     write_report("speculation", rows, args)
     return 0
 
@@ -71,6 +71,15 @@ class _Measured:
     wall_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of the last repeat
     stats: dict[str, int] = field(default_factory=dict)  # of the last repeat
+
+
+def _together(sides: Sequence[_Measured]) -> _Measured:
+    """The same side of all skills."""
+    return _Measured(
+        [sum(repeat) for repeat in zip(*(side.wall_s for side in sides), strict=True)],
+        [text for side in sides for text in side.texts],
+        {name: sum(side.stats[name] for side in sides) for name in sides[0].stats},
+    )
 
 
 def _repeat(args: argparse.Namespace, cases: list[Conversation], sides: list[_Measured]) -> None:
@@ -98,11 +107,11 @@ def _carry_out(
     engine: Engine, batch: list[Conversation], temperature: float, texts: list[str]
 ) -> float:
     """Seconds. Appends the conversations' texts."""
-    program, arguments = batch[0].program(temperature)
-    many = [case.program(temperature)[1] for case in batch]
+    program = batch[0].program
+    many = [{"case": case, "temperature": temperature} for case in batch]
     started = time.perf_counter()
     if len(batch) == 1:
-        states = [program.run(**arguments, backend=engine)]
+        states = [program.run(**many[0], backend=engine)]
     else:
         states = program.run_batch(many, backend=engine)
     found = [state.text() for state in states]
