@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from ...errors import InvalidRequest
 from ...frontend.client.backend import Backend
 from ...frontend.client.client import Connection
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
@@ -35,13 +36,27 @@ class RecordedCall:
     prompt: list[int]
     output: list[int]
     forced: list[int] = field(default_factory=list)  # 1 for tokens that cost no step; or none
-    after: list[int] = field(default_factory=list)  # the calls that had ended before it began
+    after: list[int] = field(default_factory=list)  # its program's calls that had ended before
     skill: str = ""
 
 
 def read_calls(path: Path) -> list[RecordedCall]:
-    """From JSON lines, an object for each call."""
-    return [RecordedCall(**json.loads(line)) for line in path.read_text().splitlines()]
+    """From JSON lines, an object for each call. Raises InvalidRequest."""
+    try:
+        calls = [RecordedCall(**json.loads(line)) for line in path.read_text().splitlines()]
+        for index, call in enumerate(calls):
+            if len(call.forced) not in (0, len(call.output)):
+                raise ValueError(
+                    f"call {index}: {len(call.output)} tokens, {len(call.forced)} forced"
+                )
+            earlier = (i for i, other in enumerate(calls[:index]) if other.program == call.program)
+            if not {*earlier}.issuperset(call.after):
+                raise ValueError(f"call {index} is after others than its program's earlier ones")
+        if not any(call.output for call in calls):
+            raise ValueError("there is no output")
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidRequest.of("calls", str(path), f"JSON lines of calls ({error})") from error
+    return calls
 
 
 def record_calls(num_each: int) -> list[RecordedCall]:

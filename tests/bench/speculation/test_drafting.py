@@ -48,3 +48,31 @@ def test_calls_are_recorded_on_the_embedded_model(
     assert {row["skill"] for row in report["by_skill"]} == SKILLS
     off = {row["skill"]: row["off"] for row in report["by_skill"]}
     assert off["chat"] == 1 < off["extract"], "the grammar forces tokens"
+
+
+CALL = {"program": 0, "op": "", "prompt": [1], "output": [2]}
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        (None, "No such file"),
+        ([], "there is no output"),
+        ([CALL, {**CALL, "colour": "red"}], "colour"),
+        ([{**CALL, "forced": [1, 1]}], "call 0: 1 tokens, 2 forced"),
+        ([{**CALL, "after": [1]}, CALL], "call 0 is after others"),
+        ([{**CALL, "program": 1}, {**CALL, "after": [0]}], "call 1 is after others"),
+    ],
+)
+def test_a_file_that_cannot_be_replayed_is_refused_with_the_reason(
+    calls: list[dict[str, object]] | None,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    if calls is not None:
+        path.write_text("\n".join(map(json.dumps, calls)))
+    assert run_command(["bench", "drafting", "--calls", str(path), "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("stemma bench: calls=") and reason in said
