@@ -41,7 +41,9 @@ class ParsedOutput:
         self.number = next(_numbers)
         self.tokens: list[int] = []
         self.is_closed = False
-        self.origin: int | None = None  # the number of the output that it was forked from
+        # The number of the output that it was forked from, and the tokens behind which: what was
+        # taken then, and what was forced.
+        self.origin: tuple[int, int] | None = None
         self._parser = parser
         self._jump_forward = jump_forward
         self._stop_ids = stop_ids
@@ -98,7 +100,7 @@ class ParsedOutput:
         assert self._position is not None, "a fork before the position is known"
         other = ParsedOutput(self._parser, self._position, self._jump_forward, self._stop_ids)
         other.tokens, other._forced = self.tokens[:], self._forced.copy()
-        other.origin = self.number
+        other.origin = self.number, len(self.tokens) + len(self._forced)
         return other
 
     def close(self) -> None:

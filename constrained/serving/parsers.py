@@ -140,7 +140,7 @@ class Parsers:
             self._busy.discard(parser)
             self._trim()
 
-    def connect(self, parser: Parser) -> Channel:
+    def connect(self) -> Channel:
         """A new process for a parser that has none. Raises EngineError."""
         return self._host.fork()
 
@@ -231,7 +231,7 @@ class Parser:
         if self._asked or not self._is_wanted:
             return
         if self.channel is None:
-            self.channel = self._parsers.connect(self)
+            self.channel = self._parsers.connect()
             self.channel.send(self._frame)
         self._parsers.watch(self, self.channel)
         if self._on_open is not None:
@@ -316,11 +316,15 @@ class Parser:
         on_open(outcome)
 
     def _fork_of(self, output: ParsedOutput) -> tuple[int, int] | None:
-        """How the process comes to know an output that it does not, if not by all of its tokens."""
-        number, origin = output.number, output.origin
-        if origin is None or number in self._known or origin not in self._known:
+        """How the process comes to know an output that it does not: from its origin, if that still
+        stands where it was forked, else by all of its tokens (None)."""
+        number = output.number
+        if output.origin is None or number in self._known:
             return None
-        self._known[number] = self._known[origin]
+        origin, num_tokens = output.origin
+        if self._known.get(origin) != num_tokens:
+            return None
+        self._known[number] = num_tokens
         return number, origin
 
     def _news_of(self, output: ParsedOutput) -> list[int]:

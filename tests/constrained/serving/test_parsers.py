@@ -172,6 +172,17 @@ def test_forks_stand_where_a_matcher_here_does(compiler: GrammarCompiler) -> Non
     assert there.is_finished
 
 
+def test_a_fork_begins_where_it_was_made_however_far_its_origin_has_gone(
+    compiler: GrammarCompiler,
+) -> None:
+    pending = open_grammar(compiler, NESTED)
+    origin = follow(compiler, pending, b"(")
+    fork = origin.fork()
+    take(compiler, origin, ord("("))
+    take(compiler, fork, ord("x"))
+    assert allowed(fork) == allowed(follow(compiler, pending, b"(x")) and fork.error is None
+
+
 def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(
     compiler: GrammarCompiler,
 ) -> None:
