@@ -353,7 +353,11 @@ class _Lane:
                 self._thread = start_thread(self._run, ENGINE_STACK_BYTES)
 
     def put(self, item: _Entry | _Validation) -> None:
-        self.start()
+        try:
+            self.start()
+        except RuntimeError as error:  # the system has no thread left
+            self._deliver(_failed(item, str(error)))
+            return
         if isinstance(item, _Entry):
             item.queued_s = time.perf_counter()
         self._queue.put(item, item.tenant)

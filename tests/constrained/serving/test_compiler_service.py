@@ -193,6 +193,27 @@ def test_a_lane_outlives_a_system_without_processes_or_descriptors(
     assert checked[0] == checked[2] == () and "process" in checked[1][0]
 
 
+def test_where_no_thread_can_be_started_that_is_said_and_the_next_one_tries_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make()
+    checked: list[tuple[str, ...]] = []
+    with monkeypatch.context() as exhausted:
+
+        def refuse(*_: object) -> threading.Thread:
+            raise RuntimeError("can't start new thread")
+
+        exhausted.setattr(grammar_compiler, "start_thread", refuse)
+        lost = compiler.ask(DIGITS)
+        compiler.validate("{}", "1", checked.append)
+        wait(compiler, lost)
+    assert lost.failure is not None and lost.failure.kind == "EngineError"
+    assert "can't start new thread" in lost.failure.message and "thread" in checked[0][0]
+    again = compiler.ask(DIGITS)
+    wait(compiler, again)
+    assert again.bound is not None
+
+
 def test_what_takes_too_long_is_refused_by_the_workers_own_alarm(make: Make) -> None:
     compiler = make(timeout_s=0.002)
     slow = compiler.ask(slow_spec(0))
