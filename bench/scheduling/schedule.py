@@ -34,7 +34,6 @@ NO_AGING = " without aging"
 WITH_LEASES = " with leases"  # and given each call's program
 UNLIMITED = 1 << 20
 CHUNK_BUDGETS = (UNLIMITED, 2048, 512, 128, 64, 32)
-NUM_DECODERS = 16
 PROMPT_TOKENS = 4096
 DECODER_TOKENS = 512
 

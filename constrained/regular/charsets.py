@@ -15,7 +15,6 @@ from ..grammar import MAX_CODE_POINT, SURROGATES
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
 
-EMPTY: Ranges = ()
 ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, MAX_CODE_POINT))
 
 

@@ -214,7 +214,6 @@ def plan_fixed_attention(
     kv_layer: KVLayer,
     num_heads: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
-    padded_tokens: int | None = None,
 ) -> NativeAttentionPlan:
     """As `plan_attention`; head_dim must be a multiple of 16."""
     items = _Items(rows)
