@@ -3,7 +3,8 @@
 All drafts of a step compete. A draft brings a token with the probability that it and all before it
 in its row are right, times the weight of its request; it costs what it makes the step longer, for
 every row. The best number of drafts is the one with the most tokens a second; as the step's time
-has jumps (`step_times.py`), all numbers are compared, not only the next one.
+has jumps (`step_times.py`), all numbers are compared, not only the next one. A size of step whose
+time is not known yet is tried instead.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class DraftBudget:
             rate = tokens * (base / curve[num_tokens + num] if curve else 1.0)
             if rate > best:
                 best, num_taken = rate, num
+        if curve:
+            most = min(len(offers), room)
+            tried = self._times.least_known(num_tokens, num_tokens + most)
+            num_taken = num_taken if tried is None else tried - num_tokens
         for _, index in offers[:num_taken]:
             lengths[index] += 1
         return lengths

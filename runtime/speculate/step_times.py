@@ -6,6 +6,11 @@ tokens its own at first, and joined by straight lines; beyond the last one the c
 steeply as over all before, at least by `PRIOR_SLOPE`. To each time comes the host's: a token that
 a guess brings saves a step's planning, too.
 
+A size that no step has had looks as cheap as the next larger one that is known, so that nobody
+would ever try it: small sizes are tried on purpose (`least_known`) until each was measured a few
+times. What was measured longest ago is forgotten now and then, and tried again: the machine's load
+changes, and contexts grow.
+
 What disturbs a measurement makes it longer, never shorter. So where more tokens took less time,
 fewer do not take more; and of a few measurements the shortest counts, so that one disturbed step
 does not keep drafts away for ever, and with them what would correct it.
@@ -28,6 +33,9 @@ MAX_TOKENS = 512  # in a step with drafts
 _MEMORY = 9  # steps of a bucket
 _NUM_FOR_MEDIAN = 5
 _NUM_NOTES = 16  # between two looks at the whole curve, once there are enough
+_NUM_KNOWN = 3  # measurements with which a size counts as known
+_MAX_TRIED = 16  # tokens of a step that is tried on purpose; a bucket each
+_NUM_UNTIL_FORGOTTEN = 256  # steps from one size that is forgotten to the next
 _BOUNDS = (*range(1, 17), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16),
            *range(160, 257, 32), *range(320, MAX_TOKENS + 1, 64))  # fmt: skip
 _NUM_TOKENS = np.arange(MAX_TOKENS + 1, dtype=np.float64)
@@ -39,7 +47,9 @@ class StepTimes:
     def __init__(self) -> None:
         self._seconds = [deque[float](maxlen=_MEMORY) for _ in _BOUNDS]
         self._sizes = [0.0] * len(_BOUNDS)  # the mean number of tokens of a bucket's steps
-        self._counts = [0] * len(_BOUNDS)
+        self._is_set_up = [False] * len(_BOUNDS)
+        self._noted_at = [0] * len(_BOUNDS)  # the number of the last note
+        self._num_notes = 0
         self._host_seconds = deque[float](maxlen=_MEMORY)
         self._num_new = 0
         self._curve: list[float] = []
@@ -51,16 +61,35 @@ class StepTimes:
             return
         self._host_seconds.append(host_s)
         bucket = bisect_left(_BOUNDS, num_tokens)
-        self._counts[bucket] += 1
-        if self._counts[bucket] == 1:
+        if not self._is_set_up[bucket]:
+            self._is_set_up[bucket] = True
             return
         seconds = self._seconds[bucket]
         seconds.append(duration_s)
         self._sizes[bucket] += (num_tokens - self._sizes[bucket]) / len(seconds)
+        self._num_notes += 1
+        self._noted_at[bucket] = self._num_notes
+        if self._num_notes % _NUM_UNTIL_FORGOTTEN == 0:
+            self._forget_oldest()
         self._num_new += 1
         if len(seconds) <= _NUM_FOR_MEDIAN or self._num_new >= _NUM_NOTES:
             self._num_new = 0
             self._curve = self._fitted()
+
+    def least_known(self, first: int, last: int) -> int | None:
+        """Of the sizes from `first` to `last` the one that was measured least often; None: each of
+        them often enough, or they are too large to be tried."""
+        counts = [len(seconds) for seconds in self._seconds[first - 1 : min(last, _MAX_TRIED)]]
+        if not counts or min(counts) >= _NUM_KNOWN:
+            return None
+        return first + counts.index(min(counts))
+
+    def _forget_oldest(self) -> None:
+        known = [bucket for bucket, seconds in enumerate(self._seconds) if seconds]
+        oldest = min(known, key=self._noted_at.__getitem__)
+        if len(known) > 1:
+            self._seconds[oldest].clear()
+            self._sizes[oldest] = 0.0
 
     @property
     def curve(self) -> list[float]:

@@ -12,12 +12,12 @@ from stemma.runtime.speculate.budget import MIN_GAIN, Bid, DraftBudget
 from stemma.runtime.speculate.step_times import MAX_TOKENS, PRIOR_SLOPE, StepTimes
 
 
-def measured(seconds_of: Callable[[int], float], most: int = 64) -> StepTimes:
+def measured(seconds_of: Callable[[int], float], most: int = 32) -> StepTimes:
     times = StepTimes()
     for num_tokens in range(1, most + 1):
         for _ in range(6):
             times.note(num_tokens, seconds_of(num_tokens))
-    return times
+    return times  # not so many that one is forgotten
 
 
 def test_a_curve_goes_through_what_was_measured_and_never_falls() -> None:
@@ -35,7 +35,7 @@ def test_a_curve_goes_through_what_was_measured_and_never_falls() -> None:
 
 
 def test_one_long_step_among_many_says_little() -> None:
-    times = measured(lambda num_tokens: 1.0)
+    times = measured(lambda num_tokens: 1.0, most=64)
     for num_tokens in (4, 64):
         times.note(num_tokens, 100.0)
         assert max(times.curve) < 1.3 * PRIOR_SLOPE * MAX_TOKENS
@@ -76,6 +76,35 @@ def test_the_likelier_and_the_weightier_come_first() -> None:
     likely, unlikely = Bid((0.9, 0.8, 0.7)), Bid((0.3, 0.2, 0.1))
     assert budget.lengths(2, [unlikely, likely], 8) == [0, 3]
     assert budget.lengths(2, [Bid(unlikely.chances, weight=3.0), likely], 8) == [1, 2]
+
+
+def test_each_small_size_is_tried_until_it_is_known() -> None:
+    """Else the time of the largest, which alone was measured, would be that of all."""
+    times = StepTimes()
+    budget = DraftBudget(times)
+    times.note(9, 1.0)
+    times.note(9, 1.0)
+    tried = set()
+    for _ in range(60):
+        num_taken = sum(budget.lengths(1, [Bid((0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01))], 8))
+        tried.add(num_taken)
+        times.note(1 + num_taken, 0.1 * (1 + num_taken))
+    assert tried == set(range(9))
+    assert times.curve[1] == pytest.approx(0.1)
+    assert budget.lengths(1, [Bid((0.7, 0.5, 0.3))], 8) == [0], "each token costs a step"
+
+
+def test_what_was_measured_long_ago_is_tried_again() -> None:
+    times = measured(lambda num_tokens: 1.0 if num_tokens == 1 else 9.0, most=8)
+    budget = DraftBudget(times)
+    bid = Bid((0.9, 0.8))
+    assert budget.lengths(1, [bid], 8) == [0]
+    found = 0
+    for _ in range(5000):  # two tokens take no longer any more
+        num_taken = sum(budget.lengths(1, [bid], 8))
+        found += num_taken == 2
+        times.note(1 + num_taken, 1.0)
+    assert found > 2000 and budget.lengths(1, [bid], 8) == [2]
 
 
 def test_what_is_measured_never_exceeds_the_room() -> None:
