@@ -1,4 +1,4 @@
-"""The interface by which the runtime follows a grammar during generation: five verbs.
+"""The interface by which the runtime follows a grammar during generation: six verbs.
 
 tokens consumed so far -> state -> mask of the next token, forced tokens, whether it may end
                             |

@@ -1,4 +1,4 @@
-"""Grammars that no finite automaton holds: llguidance's Earley parser behind the same five verbs.
+"""Grammars that no finite automaton holds: llguidance's Earley parser behind the same verbs.
 
 The only importer of llguidance. Its lexer is greedy: a terminal takes as many bytes as it can, so
 adjacent terminals that could swallow each other match less than the grammar says (`lark.py`).

@@ -215,7 +215,8 @@ def plan_fixed_attention(
     num_heads: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> NativeAttentionPlan:
-    """As `plan_attention`; head_dim must be a multiple of 16."""
+    """As `plan_attention`, but a token's keys are cut by its position alone, whatever else is in
+    the step; head_dim must be a multiple of 16."""
     items = _Items(rows)
     lens, num_queries, window = rows.seq_lens, rows.num_queries, options.window
     num_sinks = np.zeros_like(lens)

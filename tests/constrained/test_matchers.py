@@ -1,4 +1,4 @@
-"""The five verbs, on both paths: what holds for every grammar."""
+"""The verbs of a matcher, on both paths: what holds for every grammar."""
 
 from __future__ import annotations
 

@@ -224,6 +224,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ignore_eos": {"ignore_eos": True},
     "priority": {"priority": 3},
     "logprob_start": {"logprobs": 1, "logprob_start": 0},
+    "beam": {"beam": 2},
     "regex": {"regex": "[ab]"},
     "ebnf": {"ebnf": 'start: "a"'},
     "structural_tag": {"structural_tag": {"type": "structural_tag", "structures": []}},

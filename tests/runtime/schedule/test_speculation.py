@@ -24,9 +24,10 @@ from scripted_drafters import (
     speculate,
 )
 
-from stemma.constrained.serving.grammar_state import PendingGrammar
+from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.request import FinishReason, Request
+from stemma.runtime.speculate.budget import Bid
 from stemma.runtime.speculate.drafter import Subject
 
 HOUSES = houses(kv_cache=st.sampled_from([None, KVCacheOptions(num_host_pages=40)]))
@@ -143,6 +144,42 @@ def test_a_grammar_forbids_a_draft_before_it_is_computed() -> None:
     harness.run()
     assert_right(request)
     assert request.num_drafted_tokens == 0
+
+
+def test_under_a_grammar_that_is_not_walked_ahead_nothing_is_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that another process follows: `ParsedOutput.look_ahead`."""
+    monkeypatch.setattr(GrammarState, "look_ahead", lambda self: None)
+    harness = EngineHarness(num_pages=64, max_running=1)
+    speculate(harness.engine, Knowing(oracle))
+    grammar = PendingGrammar(ScriptedGrammar.of((1, 2, 4), (3, 2, 5)))
+    request = harness.submit(FAMILIES[1][:9], grammar=grammar, jump_forward=False)
+    harness.run()
+    assert_right(request)
+    assert request.num_drafted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "weight"),
+    [({}, 1.0), ({"priority": -1}, 1.0), ({"priority": 1}, 2.0), ({"deadline_s": 1e9}, 2.0)],
+)
+def test_guesses_for_who_is_urgent_or_has_a_deadline_weigh_twice(
+    fields: dict[str, object], weight: float
+) -> None:
+    harness = EngineHarness(num_pages=200)
+    speculation = speculate(harness.engine, Knowing(oracle))
+    found: set[float] = set()
+    choose = speculation._budget.lengths
+
+    def lengths(num_tokens: int, bids: Sequence[Bid], room: int) -> list[int]:
+        found.update(bid.weight for bid in bids)
+        return choose(num_tokens, bids, room)
+
+    speculation._budget.lengths = lengths  # type: ignore[method-assign]
+    harness.submit(FAMILIES[0][:9], max_tokens=9, **fields)
+    harness.run()
+    assert found == {weight}
 
 
 def test_a_listener_that_ends_a_request_amid_its_drafts_has_the_last_word() -> None:
