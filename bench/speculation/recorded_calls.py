@@ -68,8 +68,7 @@ def record_calls(num_each: int) -> list[RecordedCall]:
         for skill, cases in conversations(num_each).items():
             for case in cases:
                 recorder.requests.clear()
-                function, arguments = case.program(temperature=0.0)
-                function.run(**arguments, backend=backend).text()
+                case.program.run(case=case, temperature=0.0, backend=backend).text()
                 first = len(calls)
                 for request in recorder.requests:
                     output, forced = [*request.output_ids], recorder.forced.get(request, set())
