@@ -15,6 +15,10 @@ class Follower(Protocol):
     matcher is an error of this output alone."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether nothing has to be waited for: the grammar is followed in this process."""
+
+    @property
     def is_ready(self) -> bool:
         """Whether the rest is known now; another process may still be computing it."""
 
@@ -37,9 +41,14 @@ class Follower(Protocol):
         """Set `out` [ceil(vocab_size / 32)] uint32 to the tokens that may be sampled next, where it
         is ready; none where there is an error."""
 
+    def expect(self, tokens: Sequence[int]) -> None:
+        """While it is not ready: these may follow what was consumed, what will be forced among
+        them. Another process then tells what the grammar says of them ahead."""
+
     def look_ahead(self) -> Follower | None:
         """Another state at the same place, for tokens that may never come. It is closed before this
-        one is used again. None: nothing can be said ahead."""
+        one is used again. None: nothing can be said ahead. One that is not local knows the way of
+        what was expected alone, and refuses other tokens."""
 
     def fork(self) -> Follower:
         """The state of another output that begins like this one; where it is ready."""

@@ -55,6 +55,7 @@ class PendingGrammar:
 class GrammarState:
     """One output's progress through a grammar that is followed here, by a matcher."""
 
+    is_local = True
     is_ready = True
 
     def __init__(self, matcher: Matcher, jump_forward: bool, stop_ids: frozenset[int]) -> None:
@@ -88,6 +89,9 @@ class GrammarState:
         self._guarded(partial(self._mask, out), None)
         if self._fault:
             out.fill(0)
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        pass
 
     def look_ahead(self) -> GrammarState:
         return _StateAhead(self._matcher, self._jump_forward, self._stop_ids, self._forced)

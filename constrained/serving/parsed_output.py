@@ -30,8 +30,11 @@ class ParsedOutput:
     """The tokens that an output has taken, and where it stands in its grammar.
 
     A token is allowed by the mask of the position, or is the next of what is forced there; once all
-    that is taken, the position is unknown until the process tells the next one.
+    that is taken, the position is unknown until the process tells the next one, unless it told it
+    ahead, as tokens were expected.
     """
+
+    is_local = False
 
     def __init__(
         self, parser: PositionSource, first: Position, jump_forward: bool, stop_ids: frozenset[int]
@@ -49,6 +52,9 @@ class ParsedOutput:
         self._stop_ids = stop_ids
         self._position: Position | None = first
         self._forced = deque(first.forced)
+        self.expected: tuple[int, ...] = ()
+        self._ahead: deque[tuple[int, Position]] = deque()
+        self._may_expect = True
         self._num_losses = 0
 
     @property
@@ -71,10 +77,14 @@ class ParsedOutput:
             self.tokens.append(self._forced.popleft())
             if self._forced or self._position.mask is not None or self._position.error:
                 return True
-        elif self._is_allowed(token_id, self._position):
+        elif self._position.allows(token_id):
             self.tokens.append(token_id)
+            if self._ahead and self._ahead[0][0] == token_id:
+                self._stand_at(self._ahead.popleft()[1])
+                return True
         else:
             return False
+        self._ahead.clear()
         self._position = None
         self._parser.ask(self)
         return True
@@ -93,8 +103,16 @@ class ParsedOutput:
             if position.is_accepting:
                 allow(out, self._stop_ids)
 
-    def look_ahead(self) -> None:
-        return None  # the process would have to be asked, and waited for
+    def expect(self, tokens: Sequence[int]) -> None:
+        if self._may_expect and self._position is None:
+            self.expected = tuple(tokens)
+
+    def look_ahead(self) -> ParsedOutput | None:
+        if not self._ahead or self._position is None:
+            return None
+        state = _StateAhead(self._parser, self._position, self._jump_forward, self._stop_ids)
+        state._forced, state._ahead = self._forced.copy(), self._ahead.copy()
+        return state
 
     def fork(self) -> ParsedOutput:
         assert self._position is not None, "a fork before the position is known"
@@ -111,15 +129,30 @@ class ParsedOutput:
 
     def take(self, position: Position) -> None:
         """Where the output stands."""
-        self._position = position
-        self._forced.extend(position.forced)
+        self.expected = ()
+        self._ahead.extend(position.ahead)
+        self._stand_at(position)
+
+    def give_up_expecting(self) -> None:
+        """Note that the process may have ended over what was expected."""
+        self.expected, self._may_expect = (), False
 
     def note_loss(self) -> int:
         """Note that the process ended while it was busy with this output; how often it has."""
         self._num_losses += 1
         return self._num_losses
 
-    def _is_allowed(self, token_id: int, position: Position) -> bool:
-        if position.mask is None or position.error is not None:
-            return False
-        return bool(position.mask[token_id >> 3] >> (token_id & 7) & 1)
+    def _stand_at(self, position: Position) -> None:
+        self._position = position
+        self._forced.extend(position.forced)
+
+
+class _StateAhead(ParsedOutput):
+    """The same place, of which only the way that was expected is known."""
+
+    def consume(self, token_id: int) -> bool:
+        is_known = self._forced or (self._ahead and self._ahead[0][0] == token_id)
+        return bool(is_known) and super().consume(token_id)
+
+    def close(self) -> None:
+        pass

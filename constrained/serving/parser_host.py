@@ -18,7 +18,9 @@ import signal
 import socket
 import sys
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, NoReturn
 
 import numpy as np
@@ -163,10 +165,12 @@ class _Parser:
                     self._matchers[number] = self._matchers[origin].fork()
             for number in advance.ended:
                 self._matchers.pop(number, None)
+            expected = dict(advance.expected)
             for number, tokens in advance.taken:
-                write_frame(replies, pickle.dumps(self._after(number, tokens)))
+                position = self._after(number, tokens, expected.get(number, ()))
+                write_frame(replies, pickle.dumps(position))
 
-    def _after(self, number: int, tokens: tuple[int, ...]) -> Position:
+    def _after(self, number: int, tokens: Sequence[int], expected: Sequence[int] = ()) -> Position:
         """Where an output stands after its next tokens. Raises MemoryError: what its process has
         for all outputs is used up, and the next one begins anew."""
         try:
@@ -178,11 +182,34 @@ class _Parser:
                     refused = f"token {token_id} does not follow from the grammar"
                     return Position(error=matcher.error() or refused)
             position = position_of(matcher, self._num_words)
+            ahead = self._ahead(matcher, position, expected) if expected else ()
         except MemoryError:
             raise
         except Exception as error:
             return Position(error=f"the matcher failed: {type(error).__name__}: {error}")
-        return position
+        return replace(position, ahead=ahead) if ahead else position
+
+    def _ahead(
+        self, matcher: Matcher, position: Position, expected: Sequence[int]
+    ) -> tuple[tuple[int, Position], ...]:
+        """See `Position.ahead`. It ends before a position that has an error or no mask: there the
+        output asks for itself."""
+        with _cpu_limit(TOKEN_LIMIT_S):
+            matcher = matcher.fork()
+        guess, ahead = deque(expected), list[tuple[int, Position]]()
+        while True:
+            for token_id in position.forced:
+                if not guess or guess.popleft() != token_id:
+                    return tuple(ahead)
+            if not guess or position.is_finished or not position.allows(guess[0]):
+                return tuple(ahead)
+            token_id = guess.popleft()
+            if not _is_taken(matcher, token_id):
+                return tuple(ahead)
+            position = position_of(matcher, self._num_words)
+            if position.error is not None or position.mask is None:
+                return tuple(ahead)
+            ahead.append((token_id, position))
 
 
 def position_of(matcher: Matcher, num_words: int) -> Position:

@@ -240,7 +240,8 @@ class Parser:
         self._unsent.clear()
         forks = tuple([fork for o in self._asked if (fork := self._fork_of(o)) is not None])
         taken = tuple((o.number, tuple(self._news_of(o))) for o in self._asked)
-        message = Advance(taken, tuple(self._ended), forks)
+        expected = tuple([(o.number, o.expected) for o in self._asked if o.expected])
+        message = Advance(taken, tuple(self._ended), forks, expected)
         self._ended.clear()
         self.answered_s = time.perf_counter()
         self.channel.send(pickle.dumps(message))
@@ -271,7 +272,9 @@ class Parser:
             elif self._num_losses >= MAX_LOSSES:
                 self._end_opening(EngineError(KILLED))
         asked, self._asked = list(self._asked), deque()
-        if asked and asked[0].note_loss() >= MAX_LOSSES:
+        if asked and asked[0].expected:
+            asked[0].give_up_expecting()  # it may have been that
+        elif asked and asked[0].note_loss() >= MAX_LOSSES:
             self._num_failed += is_at_limit
             asked.pop(0).take(Position(error=ENDED if is_at_limit else KILLED))
         for output in [*asked, *self._unsent]:

@@ -41,6 +41,14 @@ class Position:
     is_accepting: bool = False
     is_finished: bool = False
     error: str | None = None
+    # Of the tokens expected here those that it allows, each with the position behind it.
+    ahead: tuple[tuple[int, Position], ...] = ()
+
+    def allows(self, token_id: int) -> bool:
+        """Whether it may be the next token."""
+        if self.mask is None or self.error is not None:
+            return False
+        return bool(self.mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +62,13 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Advance:
     """Tokens that outputs have taken, by the outputs' numbers, and outputs that have ended. Before
-    that, `forks`: new outputs that begin where others stand, by both numbers."""
+    that, `forks`: new outputs that begin where others stand, by both numbers. `expected`: tokens
+    that may follow what some have taken, what is forced among them."""
 
     taken: tuple[tuple[int, tuple[int, ...]], ...]
     ended: tuple[int, ...]
     forks: tuple[tuple[int, int], ...] = ()
+    expected: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Channel:

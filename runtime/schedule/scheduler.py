@@ -474,6 +474,8 @@ class Scheduler:
             self._finish(request, reason)
         elif request.awaits_grammar:
             self.grammars.add(request)
+            if self.speculation is not None:
+                self.speculation.expect(request)
 
     def fail(self, error: str) -> None:
         """The oldest plan in flight could not be executed: its requests end, its inserts are

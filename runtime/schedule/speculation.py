@@ -33,6 +33,8 @@ from .stats import SchedulerStats
 
 # Beside a chance below this a guess is not worth the time of making it.
 _LEAST_CHANCE = 0.02
+# A grammar's process computes a mask for each token that is expected, be it right or not.
+_LEAST_EXPECTED = 0.2
 # A request whose text was so often in a row not foreseen is asked in every second step only, then
 # in every third, and so on up to MAX_REST: where nothing can be guessed, asking is what it costs.
 _PATIENCE = 4
@@ -149,6 +151,20 @@ class Speculation:
             request.num_accepted_prediction += num_accepted
             request.num_rejected_prediction += num_guessed - num_accepted
 
+    def expect(self, request: Request) -> None:
+        """Its grammar's process is about to be asked where it stands: guess what follows, so that
+        it can say ahead what it allows of that."""
+        follower = request.follower
+        room = min(self._drafting.max_tokens, request.num_new_tokens - 1)
+        if follower is None or room <= 0 or not self._drafting.under_grammars:
+            return
+        texts = self._texts_of(request)
+        if not texts.rests():
+            _, draft = texts.best(room, ())
+            chances = list(accumulate(draft.confidences, mul))
+            num_likely = sum(chance >= _LEAST_EXPECTED for chance in chances)
+            follower.expect(draft.tokens[:num_likely])
+
     def describe(self) -> dict[str, Any]:
         """Counts by who guessed, and what steps take by their tokens, as plain data."""
         counts = {
@@ -189,8 +205,8 @@ class Speculation:
         if room <= 0 or (request.follower is not None and not self._drafting.under_grammars):
             return guess
         texts = self._texts_of(request)
-        if texts.rests():
-            return guess
+        if (request.follower is None or request.follower.is_local) and texts.rests():
+            return guess  # of the others `expect` has asked
         if request.follower is None:
             self._draft_freely(guess, texts, request, room, least)
             return guess

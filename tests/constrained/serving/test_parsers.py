@@ -143,6 +143,63 @@ def test_an_output_is_told_what_a_matcher_here_says(
         there.close()
 
 
+@pytest.mark.parametrize("spec", [TREE, NESTED, GrammarSpec("json_object")], ids=["0", "1", "2"])
+def test_what_was_expected_is_known_ahead(compiler: GrammarCompiler, spec: GrammarSpec) -> None:
+    """Each position of the way is that of a matcher here, ahead and once it is gone; of other
+    tokens nothing is known."""
+    pending = open_grammar(compiler, spec)
+    local = PendingGrammar(bound=compile_grammar(spec).bind(BYTES))
+    rng, num_told = np.random.default_rng(6), 0
+    for _ in range(4):
+        here = local.follower(True, frozenset())
+        there = pending.follower(True, frozenset())
+        for _ in range(12):
+            settle(compiler, there)
+            while run := there.forced_run():
+                assert all(here.consume(token) and there.consume(token) for token in run)
+                settle(compiler, there)
+            if there.is_finished:
+                break
+            token = int(rng.choice(sorted(allowed(here))))
+            assert here.consume(token) and there.consume(token)
+            if there.is_ready:  # it was told ahead
+                continue
+            walk = here.fork()
+            guess = []
+            for _ in range(rng.integers(1, 5)):
+                guess += (run := walk.forced_run())
+                assert all(map(walk.consume, run))
+                if walk.is_finished:
+                    break
+                guess.append(int(rng.choice(sorted(allowed(walk)))))
+                assert walk.consume(guess[-1])
+            there.expect([*guess, 255, 255])
+            settle(compiler, there)
+            ahead, mine = there.look_ahead(), here.fork()
+            for token in guess if ahead is not None else ():
+                num_told += 1
+                assert ahead.consume(token) and mine.consume(token)
+                if not ahead.forced_run():
+                    assert ahead.is_finished == mine.is_finished
+                    assert mine.is_finished or allowed(ahead) == allowed(mine)
+            assert ahead is None or not ahead.consume(255)
+        there.close()
+    assert num_told
+
+
+def test_a_guess_over_which_the_parser_ends_harms_nobody(compiler: GrammarCompiler) -> None:
+    grammar = GrammarSpec("ebnf", 'start: ("x" | "y") ("~" | /[A-Z]/ A B)\nA: /a+/\nB: /ab/\n')
+    pending = open_grammar(compiler, grammar)
+    for _ in range(parsers_module.MAX_FAILED_OUTPUTS + 1):
+        output = pending.follower(True, frozenset())
+        assert output.consume(ord("x")) and not output.is_ready
+        output.expect([ord("Q"), ord("a")])
+        settle(compiler, output)
+        assert output.error is None and output.look_ahead() is None
+        take(compiler, output, ord("~"))
+        assert output.is_finished and output.error is None
+
+
 def test_forks_stand_where_a_matcher_here_does(compiler: GrammarCompiler) -> None:
     """Also behind the death of their process: another one follows all of their tokens again."""
     spec = GrammarSpec("json_object")

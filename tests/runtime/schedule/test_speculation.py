@@ -149,7 +149,7 @@ def test_a_grammar_forbids_a_draft_before_it_is_computed() -> None:
 def test_under_a_grammar_that_is_not_walked_ahead_nothing_is_guessed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one that another process follows: `ParsedOutput.look_ahead`."""
+    """As one that another process follows, where that was not asked ahead."""
     monkeypatch.setattr(GrammarState, "look_ahead", lambda self: None)
     harness = EngineHarness(num_pages=64, max_running=1)
     speculate(harness.engine, Knowing(oracle))
