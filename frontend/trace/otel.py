@@ -184,6 +184,8 @@ class _ProgramSpans:
             "stemma.prefill_s": call.prefill_s,
             "stemma.decode_s": call.decode_s,
             "stemma.forced_tokens": call.forced_tokens,
+            "stemma.drafted_tokens": call.drafted_tokens,
+            "stemma.accepted_tokens": call.accepted_tokens,
             "stemma.host_tokens": call.host_tokens,
             "stemma.disk_tokens": call.disk_tokens,
             "stemma.evicted_tokens": sum(call.evicted.values()),

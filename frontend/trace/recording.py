@@ -125,6 +125,8 @@ class _Maker:
             host_tokens=_count(metas, "host_tokens"),
             disk_tokens=_count(metas, "disk_tokens"),
             forced_tokens=_count(metas, "forced_tokens"),
+            drafted_tokens=_count(metas, "drafted_tokens"),
+            accepted_tokens=_count(metas, "accepted_tokens"),
             generated_tokens=_count(metas, "completion_tokens"),
             evicted=dict(sum((Counter(meta.get("evicted") or {}) for meta in metas), Counter())),
             preemptions=_count(metas, "preemptions"),

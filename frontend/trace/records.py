@@ -34,6 +34,8 @@ class CallRecord:
     host_tokens: int | None = None
     disk_tokens: int | None = None
     forced_tokens: int | None = None  # generated tokens that a grammar forced
+    drafted_tokens: int | None = None  # guesses of what follows that were verified
+    accepted_tokens: int | None = None  # of these: were right
     generated_tokens: int | None = None
     evicted: Mapping[str, int] = field(default_factory=dict)  # whose cached tokens it evicted
     preemptions: int | None = None

@@ -41,7 +41,9 @@ def total_rows(totals: Totals) -> list[tuple[str, str]]:
         ),
         (
             "generated",
-            f"{count(totals.generated_tokens)} tokens, {count(totals.forced_tokens)} forced",
+            f"{count(totals.generated_tokens)} tokens, {count(totals.forced_tokens)} forced, "
+            f"{count(totals.accepted_tokens)} of {count(totals.drafted_tokens)} drafted ones "
+            "accepted",
         ),
         ("evicted", f"{totals.evicted_tokens:,} tokens, {count(totals.preemptions)} preemptions"),
     ]
@@ -74,6 +76,8 @@ _COLUMNS: dict[str, Callable[[CallRecord], str]] = {
     "prompt": lambda call: count(call.prompt_tokens),
     "cached": lambda call: count(call.cached_tokens),
     "forced": lambda call: count(call.forced_tokens),
+    "drafted": lambda call: count(call.drafted_tokens),
+    "accepted": lambda call: count(call.accepted_tokens),
     "gen": lambda call: count(call.generated_tokens),
     "notes": notes_of,
 }

@@ -31,6 +31,8 @@ class Totals:
     host_tokens: int | None
     disk_tokens: int | None
     forced_tokens: int | None
+    drafted_tokens: int | None
+    accepted_tokens: int | None
     generated_tokens: int | None
     evicted_tokens: int
     preemptions: int | None
@@ -77,6 +79,8 @@ class RunRecord:
             host_tokens=_sum(calls, "host_tokens"),
             disk_tokens=_sum(calls, "disk_tokens"),
             forced_tokens=_sum(calls, "forced_tokens"),
+            drafted_tokens=_sum(calls, "drafted_tokens"),
+            accepted_tokens=_sum(calls, "accepted_tokens"),
             generated_tokens=_sum(calls, "generated_tokens"),
             evicted_tokens=sum(sum(call.evicted.values()) for call in calls),
             preemptions=_sum(calls, "preemptions"),

@@ -66,6 +66,7 @@ def _tiles(totals: Totals) -> str:
         ("hit rate", percent(totals.hit_rate), f"{count(totals.cached_tokens)} tokens reused"),
         ("prompt tokens", count(totals.prompt_tokens), _computed(totals)),
         ("generated", count(totals.generated_tokens), f"{count(totals.forced_tokens)} forced"),
+        ("accepted", count(totals.accepted_tokens), f"of {count(totals.drafted_tokens)} drafted"),
         ("evicted", count(totals.evicted_tokens), f"{count(totals.preemptions)} preemptions"),
     ]
     shown = (

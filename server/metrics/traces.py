@@ -67,4 +67,6 @@ def _export(tracer: Tracer, record: RequestRecord) -> None:
         span.set_attribute("gen_ai.usage.output_tokens", total)
         span.set_attribute("gen_ai.response.finish_reasons", [m["finish_reason"] for m in metas])
         span.set_attribute("stemma.cached_tokens", metas[0]["cached_tokens"])
+        for name in ("drafted_tokens", "accepted_tokens"):
+            span.set_attribute(f"stemma.{name}", sum(meta.get(name, 0) for meta in metas))
     span.end(record.started_ns + int(_NS * record.duration_s))

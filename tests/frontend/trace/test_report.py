@@ -34,7 +34,9 @@ METAS = {
     "plan": meta(0.0, 0.01, 0.04, 0.05),
     "short": meta(0.1, 0.0, 0.01, 0.01),
     "long": meta(0.1, 0.02, 0.08, 0.3, evicted={"agent #3": 40}, preemptions=2, host_tokens=30),
-    "end": meta(0.5, 0.0, 0.01, 0.09, forced_tokens=5, disk_tokens=4),
+    "end": meta(
+        0.5, 0.0, 0.01, 0.09, forced_tokens=5, disk_tokens=4, drafted_tokens=7, accepted_tokens=6
+    ),
 }
 
 
@@ -101,6 +103,7 @@ def test_totals_sum_over_calls_and_leave_out_what_nobody_sent() -> None:
     assert (totals.num_calls, totals.num_programs, totals.num_failed) == (4, 1, 0)
     assert (totals.prompt_tokens, totals.cached_tokens, totals.hit_rate) == (400, 240, 0.6)
     assert (totals.forced_tokens, totals.evicted_tokens, totals.preemptions) == (5, 40, 2)
+    assert (totals.drafted_tokens, totals.accepted_tokens) == (7, 6)
     assert totals.parallelism == pytest.approx((0.1 + 0.02 + 0.4 + 0.1) / 0.6)
     bare = run_fork_join(ScriptedChannel()).report().totals
     assert bare.prompt_tokens is bare.hit_rate is bare.queue_s is bare.forced_tokens is None
@@ -192,6 +195,7 @@ def test_text_has_a_row_a_call_and_marks_what_is_absent() -> None:
     assert " - " in other, "forced is not known"
     assert any(line.startswith("prompt tokens") and "240 of them cached (60%)" in line
                for line in lines)  # fmt: skip
+    assert any("5 forced, 6 of 7 drafted ones accepted" in line for line in lines)
     assert Report([]).to_text().startswith("total")
 
 
