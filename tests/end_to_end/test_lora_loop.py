@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from adapters import make_adapter
 from http_server import http_server
 from process_memory import growth_of, rss_mb
@@ -23,6 +24,7 @@ from raw_http import WAYS_TO_GO, RawClient
 from waiting import PATIENCE_S, wait_until
 
 import stemma as st
+from stemma.kernels.native.bindings import why_not_native
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 NUM_VARIANTS = 5  # folders that are loaded in turns, each another adapter
@@ -63,6 +65,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     os.truncate(tmp_path / "cut" / "adapter_model.safetensors", 1000)
     make_adapter(tmp_path / "large", EMBEDDED_MODEL, rank=64)
     options: dict[str, Any] = {"max_loras_per_batch": 2, "max_total_tokens": 2048}
+    options["deterministic"] = (
+        why_not_native(torch.bfloat16) is None
+    )  # random adapters decide by a hair
     with st.Engine(lora_paths=paths, lora_root=tmp_path, **options) as engine:
         with http_server(engine) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             yield Shop(url, engine, http)

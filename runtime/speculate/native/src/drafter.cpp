@@ -129,9 +129,9 @@ class Drafter {
         int64_t num_open = 0, num_closed = 0, open_bytes = 0;
         for (size_t id = 0; id < history_.texts().size(); ++id) {
             const auto& text = history_.texts()[id];
-            if (!text) continue;
-            ++(text->is_open ? num_open : num_closed);
-            if (text->is_open) open_bytes += text->num_bytes();
+            if (!text.is_used) continue;
+            ++(text.is_open ? num_open : num_closed);
+            if (text.is_open) open_bytes += text.num_bytes();
             if (own_[id]) open_bytes += own_[id]->num_bytes();
         }
         const int64_t found[] = {num_open, num_closed, history_.num_entries(), open_bytes,

@@ -26,22 +26,22 @@ class History {
         int32_t id;
         if (free_.empty()) {
             id = static_cast<int32_t>(texts_.size());
-            texts_.emplace_back();
+            texts_.emplace_back(&memory_);
         } else {
             id = free_.back();
             free_.pop_back();
         }
-        texts_[id] = std::make_unique<Text>();
-        Text& text = *texts_[id];
+        Text& text = texts_[id];
         text.place = place;
         text.tokens.assign(prompt, prompt + num_prompt);
         text.num_prompt = num_prompt;
-        text.is_open = true;
+        text.is_open = text.is_used = true;
         return id;
     }
 
-    Text& at(int32_t id) { return *texts_[id]; }
-    const Text& at(int32_t id) const { return *texts_[id]; }
+    // NOTE: valid until the next text is opened.
+    Text& at(int32_t id) { return texts_[id]; }
+    const Text& at(int32_t id) const { return texts_[id]; }
 
     // Append to an open text; others may match the new tokens at once, in the `scopes` allowed.
     void extend(int32_t id, const int32_t* tokens, int64_t num_tokens, int32_t scopes) {
@@ -97,7 +97,7 @@ class History {
     int64_t num_table_bytes() const {
         return kEntryBytes << bits_;
     }
-    const std::vector<std::unique_ptr<Text>>& texts() const { return texts_; }
+    const std::vector<Text>& texts() const { return texts_; }
 
   private:
     struct Entry {
@@ -171,7 +171,7 @@ class History {
     }
 
     void release(int32_t id) {
-        texts_[id].reset();
+        texts_[id] = Text(&memory_);
         free_.push_back(id);
     }
 
@@ -181,7 +181,10 @@ class History {
     uint32_t next_ = 1, oldest_ = 1;     // 0 is of none: a head begins with it
     const int64_t max_text_bytes_;
     int64_t num_text_bytes_ = 0;  // of closed texts
-    std::vector<std::unique_ptr<Text>> texts_;
+    // Texts live long and are small. Memory of their own for them: among an engine's large blocks,
+    // which come and go, each would keep one from being used again.
+    std::pmr::unsynchronized_pool_resource memory_{{0, size_t{1} << 16}};
+    std::vector<Text> texts_;
     std::vector<int32_t> free_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 namespace stemma {
@@ -27,10 +28,13 @@ struct Place {
 // history point to it.
 struct Text {
     Place place{};
-    std::vector<int32_t> tokens;
+    std::pmr::vector<int32_t> tokens;
     int64_t num_prompt = 0;
     int64_t num_entries = 0;
     bool is_open = false;
+    bool is_used = false;  // else its number is free
+
+    explicit Text(std::pmr::memory_resource* memory) : tokens(memory) {}
 
     const int32_t* begin() const { return tokens.data(); }
     const int32_t* end() const { return tokens.data() + tokens.size(); }
@@ -43,7 +47,9 @@ struct Text {
     // What the history does not need goes.
     void trim() {
         const int64_t kept = std::min<int64_t>(num_prompt, kMaxMatch);
-        std::vector<int32_t>(tokens.end() - num_output() - kept, tokens.end()).swap(tokens);
+        std::pmr::vector<int32_t>(tokens.end() - num_output() - kept, tokens.end(),
+                                  tokens.get_allocator())
+            .swap(tokens);
         num_prompt = kept;
     }
 };
