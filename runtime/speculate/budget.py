@@ -18,6 +18,8 @@ from .step_times import MAX_TOKENS, StepTimes
 # More tokens a second than without drafts, by so much, or none are verified: what a guess is worth
 # is known no better, and drafting itself takes time.
 MIN_GAIN = 1.02
+# So many times the tokens must be expected of a step whose time is not known for it to be tried.
+PROMISE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,17 @@ class DraftBudget:
             reverse=True,
         )
         tokens = sum(bid.weight for bid in bids)
-        best, num_taken = tokens * MIN_GAIN, 0
+        best, num_taken, tokens_taken = tokens * MIN_GAIN, 0, tokens
         base = curve[num_tokens] if curve else 1.0
         for num, (worth, _) in enumerate(offers[:room], 1):
             tokens += worth
             rate = tokens * (base / curve[num_tokens + num] if curve else 1.0)
             if rate > best:
-                best, num_taken = rate, num
+                best, num_taken, tokens_taken = rate, num, tokens
         if curve:
-            most = min(len(offers), room)
+            # To try fewer costs little, to try more does unless they are likely.
+            is_promising = tokens >= tokens_taken * PROMISE
+            most = min(len(offers), room) if is_promising else num_taken
             tried = self._times.least_known(num_tokens, num_tokens + most)
             num_taken = num_taken if tried is None else tried - num_tokens
         for _, index in offers[:num_taken]:

@@ -94,6 +94,15 @@ def test_each_small_size_is_tried_until_it_is_known() -> None:
     assert budget.lengths(1, [Bid((0.7, 0.5, 0.3))], 8) == [0], "each token costs a step"
 
 
+def test_what_could_bring_little_is_not_tried() -> None:
+    times = StepTimes()
+    for _ in range(6):
+        times.note(4, 1.0)
+    budget = DraftBudget(times)
+    assert budget.lengths(4, [Bid((0.05, 0.03))] * 4, 64) == [0] * 4
+    assert sum(budget.lengths(4, [Bid((0.5, 0.4, 0.3))] * 4, 64)) > 0
+
+
 def test_what_was_measured_long_ago_is_tried_again() -> None:
     times = measured(lambda num_tokens: 1.0 if num_tokens == 1 else 9.0, most=8)
     budget = DraftBudget(times)
