@@ -8,8 +8,8 @@ a guess brings saves a step's planning, too.
 
 A size that no step has had looks as cheap as the next larger one that is known, so that nobody
 would ever try it: small sizes are tried on purpose (`least_known`) until each was measured a few
-times. What was measured longest ago is forgotten now and then, and tried again: the machine's load
-changes, and contexts grow.
+times, and so is a step without drafts, of any size. What was measured longest ago is forgotten now
+and then, and tried again: the machine's load changes, and contexts grow.
 
 What disturbs a measurement makes it longer, never shorter. So where more tokens took less time,
 fewer do not take more; and of a few measurements the shortest counts, so that one disturbed step
@@ -78,11 +78,11 @@ class StepTimes:
 
     def least_known(self, first: int, last: int) -> int | None:
         """Of the sizes from `first` to `last` the one that was measured least often; None: each of
-        them often enough, or they are too large to be tried."""
-        counts = [len(seconds) for seconds in self._seconds[first - 1 : min(last, _MAX_TRIED)]]
-        if not counts or min(counts) >= _NUM_KNOWN:
-            return None
-        return first + counts.index(min(counts))
+        them often enough. Of the larger ones only `first` is tried, which is there anyway."""
+        buckets = [bisect_left(_BOUNDS, first), *range(first, min(last, _MAX_TRIED))]
+        counts = [len(self._seconds[bucket]) for bucket in buckets]
+        least = min(counts)
+        return None if least >= _NUM_KNOWN else first + counts.index(least)
 
     def _forget_oldest(self) -> None:
         known = [bucket for bucket, seconds in enumerate(self._seconds) if seconds]

@@ -116,6 +116,24 @@ def test_what_was_measured_long_ago_is_tried_again() -> None:
     assert found > 2000 and budget.lengths(1, [bid], 8) == [2]
 
 
+@pytest.mark.parametrize("num_rows", [20, 40])
+def test_a_step_without_drafts_stays_known_where_each_has_had_some(num_rows: int) -> None:
+    """Else it would take the time of those with drafts, which then look free for ever."""
+    times = measured(lambda num_tokens: 1.0, most=24)
+    times.note(200, 1.0)
+    times.note(200, 1.0)
+    budget = DraftBudget(times)
+    bids = [Bid((0.9, 0.8, 0.7, 0.6))] * num_rows
+    for _ in range(4000):
+        times.note(num_rows + sum(budget.lengths(num_rows, bids, MAX_TOKENS)), 1.0)
+    bids = [Bid((0.2, 0.04))] * num_rows
+    num_drafts = []
+    for _ in range(4000):  # each token costs as much as any other now
+        num_drafts.append(sum(budget.lengths(num_rows, bids, MAX_TOKENS)))
+        times.note(num_rows + num_drafts[-1], float(num_rows + num_drafts[-1]))
+    assert sum(num_drafts[2000:]) < 100
+
+
 def test_what_is_measured_never_exceeds_the_room() -> None:
     budget = DraftBudget(StepTimes())
     assert budget.lengths(1, [Bid((0.9,) * 8)], 3) == [3]
