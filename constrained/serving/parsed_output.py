@@ -19,6 +19,10 @@ _numbers = itertools.count(1)
 class PositionSource(Protocol):
     """Who tells an output where it stands: its grammar's process."""
 
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether it is to be told what an output expects."""
+
     def ask(self, output: ParsedOutput) -> None:
         """Have `take` called with where the output stands."""
 
@@ -54,7 +58,6 @@ class ParsedOutput:
         self._forced = deque(first.forced)
         self.expected: tuple[int, ...] = ()
         self._ahead: deque[tuple[int, Position]] = deque()
-        self._may_expect = True
         self._num_losses = 0
 
     @property
@@ -104,7 +107,7 @@ class ParsedOutput:
                 allow(out, self._stop_ids)
 
     def expect(self, tokens: Sequence[int]) -> None:
-        if self._may_expect and self._position is None:
+        if self._position is None and self._parser.takes_guesses:
             self.expected = tuple(tokens)
 
     def look_ahead(self) -> ParsedOutput | None:
@@ -132,10 +135,6 @@ class ParsedOutput:
         self.expected = ()
         self._ahead.extend(position.ahead)
         self._stand_at(position)
-
-    def give_up_expecting(self) -> None:
-        """Note that the process may have ended over what was expected."""
-        self.expected, self._may_expect = (), False
 
     def note_loss(self) -> int:
         """Note that the process ended while it was busy with this output; how often it has."""

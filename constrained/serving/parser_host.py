@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,9 @@ OPEN_LIMIT_S = 2.0  # of CPU time, to bind a grammar: 50 times what a schema of 
 # that they use. One that has slept runs at once all the same.
 NICENESS = 10
 MAX_FORCED_TOKENS = 1024  # with one position
+# Of CPU time for an answer, which then says no more of a guess: 10 times what a mask takes, and
+# half of what the engine waits for an answer at most.
+AHEAD_LIMIT_S = 0.005
 
 
 def main() -> int:
@@ -172,7 +176,8 @@ class _Parser:
 
     def _after(self, number: int, tokens: Sequence[int], expected: Sequence[int] = ()) -> Position:
         """Where an output stands after its next tokens. Raises MemoryError: what its process has
-        for all outputs is used up, and the next one begins anew."""
+        for all outputs is used up, and the next one begins anew; and whatever a guess raises."""
+        began_s = time.process_time()
         try:
             matcher = self._matchers.get(number)
             if matcher is None:
@@ -182,34 +187,39 @@ class _Parser:
                     refused = f"token {token_id} does not follow from the grammar"
                     return Position(error=matcher.error() or refused)
             position = position_of(matcher, self._num_words)
-            ahead = self._ahead(matcher, position, expected) if expected else ()
         except MemoryError:
             raise
         except Exception as error:
             return Position(error=f"the matcher failed: {type(error).__name__}: {error}")
-        return replace(position, ahead=ahead) if ahead else position
-
-    def _ahead(
-        self, matcher: Matcher, position: Position, expected: Sequence[int]
-    ) -> tuple[tuple[int, Position], ...]:
-        """See `Position.ahead`. It ends before a position that has an error or no mask: there the
-        output asks for itself."""
+        if not expected or position.error is not None:
+            return position
         with _cpu_limit(TOKEN_LIMIT_S):
             matcher = matcher.fork()
-        guess, ahead = deque(expected), list[tuple[int, Position]]()
-        while True:
+        until_s = began_s + AHEAD_LIMIT_S
+        ahead = tuple(self._ahead(matcher, position, deque(expected), until_s))
+        if (failure := matcher.error()) is not None:
+            # NOTE: what the outputs share (`PushdownGrammar.renew`) may be used up with it.
+            raise RuntimeError(f"over a guess: {failure}")
+        return replace(position, ahead=ahead)
+
+    def _ahead(
+        self, matcher: Matcher, position: Position, guess: deque[int], until_s: float
+    ) -> Iterator[tuple[int, Position]]:
+        """See `Position.ahead`. It ends before a position that has an error or no mask, where the
+        output asks for itself, and at a CPU time, for others wait for the answer."""
+        while time.process_time() < until_s:
             for token_id in position.forced:
                 if not guess or guess.popleft() != token_id:
-                    return tuple(ahead)
+                    return
             if not guess or position.is_finished or not position.allows(guess[0]):
-                return tuple(ahead)
+                return
             token_id = guess.popleft()
             if not _is_taken(matcher, token_id):
-                return tuple(ahead)
+                return
             position = position_of(matcher, self._num_words)
             if position.error is not None or position.mask is None:
-                return tuple(ahead)
-            ahead.append((token_id, position))
+                return
+            yield token_id, position
 
 
 def position_of(matcher: Matcher, num_words: int) -> Position:

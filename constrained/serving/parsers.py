@@ -33,6 +33,7 @@ MAX_PARSERS = 32  # processes, of some 6 MB each; the least recently used one is
 MAX_LOSSES = 2  # of its process by one output, or before it is open
 LATE_S = 0.01  # 20 times what a mask takes: from then on nobody waits for it
 MAX_FAILED_OUTPUTS = 2  # of a grammar, which is then refused
+MAX_FAILED_GUESSES = 2  # over which a grammar's process has ended; then it is asked for none
 ENDED = (
     f"its parser's process ended: one token takes more than {TOKEN_LIMIT_S} s of CPU time, "
     f"{MAX_EXTRA_BYTES >> 20} MB of memory or {ENGINE_STACK_BYTES >> 20} MB of stack; "
@@ -203,12 +204,17 @@ class Parser:
         self._ended: list[int] = []
         self._known: dict[int, int] = {}  # tokens that the process knows of, by the output's number
         self._num_failed = 0
+        self._num_failed_guesses = 0
         self.answered_s = 0.0  # when it was last heard of, or asked
 
     @property
     def num_bytes(self) -> int:
         """In this process."""
         return len(self._frame) + len(self.first.mask or b"") + 8 * len(self.first.forced)
+
+    @property
+    def takes_guesses(self) -> bool:
+        return self._num_failed_guesses < MAX_FAILED_GUESSES
 
     def ask(self, output: ParsedOutput) -> None:
         """Ask where an output stands, with the next message."""
@@ -272,12 +278,13 @@ class Parser:
             elif self._num_losses >= MAX_LOSSES:
                 self._end_opening(EngineError(KILLED))
         asked, self._asked = list(self._asked), deque()
-        if asked and asked[0].expected:
-            asked[0].give_up_expecting()  # it may have been that
+        if asked and asked[0].expected:  # it may have been that
+            self._num_failed_guesses += is_at_limit
         elif asked and asked[0].note_loss() >= MAX_LOSSES:
             self._num_failed += is_at_limit
             asked.pop(0).take(Position(error=ENDED if is_at_limit else KILLED))
         for output in [*asked, *self._unsent]:
+            output.expected = ()
             if not output.is_closed:
                 self.ask(output)
         self._note_busy()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
+from stemma.constrained import pushdown
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.matcher import Mask
 from stemma.constrained.serving import parser_host
@@ -75,6 +79,31 @@ def test_a_process_without_memory_ends() -> None:
     parser._matchers[1] = Forcing(1, 1, fails)  # type: ignore[assignment]
     with pytest.raises(MemoryError):
         parser._after(1, (97,))
+
+
+def test_a_process_in_which_a_guess_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What outputs share may be used up with it: the next process begins anew, without a guess."""
+    monkeypatch.setitem(pushdown.LIMITS, "max_lexer_states", 500)
+    monkeypatch.setattr(parser_host, "AHEAD_LIMIT_S", 60.0)
+    bound = compile_grammar(GrammarSpec("ebnf", "start: A\nA: /(a|b)*a(a|b){20}c/")).bind(BYTES)
+    guess = np.random.default_rng(0).choice([97, 98], 1000).tolist()
+    assert parser_host._Parser(bound, BYTES.num_words)._after(1, (97,)).error is None
+    with pytest.raises(RuntimeError, match="too many states"):
+        parser_host._Parser(bound, BYTES.num_words)._after(1, (97,), guess)
+    with monkeypatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(pushdown.PushdownMatcher, "fork", None)
+        parser_host._Parser(bound, BYTES.num_words)._after(1, (), (97,))
+
+
+def test_an_answer_has_no_more_guesses_once_it_has_taken_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound = compile_grammar(GrammarSpec("ebnf", 'start: "(" start ")" | "x"')).bind(BYTES)
+    for tick_s, num_told in ((0.0, 9), (parser_host.AHEAD_LIMIT_S / 3, 2)):
+        now_s = itertools.count(0.0, tick_s)
+        monkeypatch.setattr(time, "process_time", lambda now_s=now_s: next(now_s))
+        position = parser_host._Parser(bound, BYTES.num_words)._after(1, (40,), (40,) * 9)
+        assert len(position.ahead) == num_told
 
 
 def test_a_host_that_cannot_fork_ends_the_socket_and_goes_on(

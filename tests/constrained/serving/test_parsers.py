@@ -190,11 +190,15 @@ def test_what_was_expected_is_known_ahead(compiler: GrammarCompiler, spec: Gramm
 def test_a_guess_over_which_the_parser_ends_harms_nobody(compiler: GrammarCompiler) -> None:
     grammar = GrammarSpec("ebnf", 'start: ("x" | "y") ("~" | /[A-Z]/ A B)\nA: /a+/\nB: /ab/\n')
     pending = open_grammar(compiler, grammar)
-    for _ in range(parsers_module.MAX_FAILED_OUTPUTS + 1):
+    parser = parsers_of(compiler)[-1]
+    for number in range(parsers_module.MAX_FAILED_OUTPUTS + 2):
         output = pending.follower(True, frozenset())
         assert output.consume(ord("x")) and not output.is_ready
         output.expect([ord("Q"), ord("a")])
         settle(compiler, output)
+        has_ended = not is_alive(parser)
+        assert has_ended == (number < parsers_module.MAX_FAILED_GUESSES), "then it guesses no more"
+        parser = parsers_of(compiler)[-1]
         assert output.error is None and output.look_ahead() is None
         take(compiler, output, ord("~"))
         assert output.is_finished and output.error is None
