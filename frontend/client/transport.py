@@ -181,7 +181,7 @@ class Transport:
                 # A socket connects again by itself, and what this thread sends before it sees the
                 # loss goes to a runtime that does not know from whom it is.
                 self._was_replaced = message.header.get("before_hello") is True
-                if self._was_replaced and self._session is not None:
+                if self._was_replaced and self._is_up:
                     return messages
                 self._refusal = ProtocolError(str(message.header.get("message")))
                 if not messages:  # else the next poll raises it: these came before it
