@@ -268,15 +268,21 @@ def test_others_are_answered_while_adapters_wait_to_be_loaded(
         body = {"lora_name": name, "lora_path": path}
         return http.post("/load_lora_adapter", json=body, extensions={"trace": note}).status_code
 
-    with ThreadPoolExecutor(50) as pool:
-        first = pool.submit(load, "0", "endless")
-        assert is_sent.wait(120)  # else others may come before it
-        others = [pool.submit(load, str(index), "nowhere") for index in range(1, 50)]
-        for path in ("/v1/models", "/health", "/server_info", "/metrics"):
-            assert http.get(path).status_code == 200
-        assert completed(http)
-        assert not first.done() and not any(each.done() for each in others)
-        assert {each.result() for each in (first, *others)} == {400}
+    def are_answered_first() -> bool:
+        is_sent.clear()
+        with ThreadPoolExecutor(50) as pool:
+            first = pool.submit(load, "0", "endless")
+            assert is_sent.wait(120)  # else others may come before it
+            others = [pool.submit(load, str(index), "nowhere") for index in range(1, 50)]
+            for path in ("/v1/models", "/health", "/server_info", "/metrics"):
+                assert http.get(path).status_code == 200
+            assert completed(http)
+            were_loading = not first.done() and not any(each.done() for each in others)
+            assert {each.result() for each in (first, *others)} == {400}
+        return were_loading
+
+    # Where others wait for the adapters this never comes to pass; on a busy machine not always.
+    assert any(are_answered_first() for _ in range(20))
 
 
 def test_unloading_waits_for_those_who_use_it(http: httpx.Client, folders: dict[str, Path]) -> None:
