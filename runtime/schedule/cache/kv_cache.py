@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ....errors import OutOfPages
 from ....radix.check import check
 from ....radix.owners import note_user
 from ....radix.pages import Pages
@@ -150,7 +151,10 @@ class KVCacheManager(PrefixCache):
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing > self.num_free_pages:
             return False
-        self.reserve(request, num_tokens)
+        try:
+            self.reserve(request, num_tokens)
+        except OutOfPages:  # free by the count, and yet not to be had
+            return False
         return True
 
     def trim(self, request: Request) -> None:

@@ -14,7 +14,7 @@ from stemma.cli.parser import run_command
         "beam --rounds 0",
         "determinism --batches 0",
         "determinism --repeats 0",
-        "drafting --programs 0",
+        "drafting --conversations 0",
         "load --clients 0",
         "masks --rounds 0",
         "programs --repeats 0",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from engine_harness import FAMILIES, EngineHarness, assert_right
@@ -25,6 +26,7 @@ from scripted_drafters import (
 )
 
 from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
+from stemma.errors import OutOfPages
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.speculate.budget import Bid
@@ -158,6 +160,28 @@ def test_under_a_grammar_that_is_not_walked_ahead_nothing_is_guessed(
     harness.run()
     assert_right(request)
     assert request.num_drafted_tokens == 0
+
+
+@pytest.mark.parametrize("number", range(2, 13))
+def test_a_page_that_cannot_be_had_costs_a_guess_alone(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = EngineHarness(num_pages=64, max_running=1)
+    speculate(harness.engine, Knowing(oracle))
+    request = harness.submit(FAMILIES[1][:9], max_tokens=30)
+    allocator = harness.engine.scheduler.kv_cache.allocator
+    allocate, num_calls = allocator.allocate, 0
+
+    def allocate_or_fail(num_pages: int) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == number:
+            raise OutOfPages("this allocation was told to fail")
+        return allocate(num_pages)
+
+    monkeypatch.setattr(allocator, "allocate", allocate_or_fail)
+    harness.run()
+    assert_right(request)
 
 
 @pytest.mark.parametrize(
