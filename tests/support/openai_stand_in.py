@@ -21,6 +21,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+import stemma as st
+
 Answer = Callable[[dict[str, Any]], str]
 MAX_STOPS = 4
 
@@ -187,3 +189,17 @@ async def _events(
 
 def _event(payload: object) -> bytes:
     return f"data: {json.dumps(payload)}\n\n".encode()
+
+
+# --- programs that ask it -------------------------------------------------------------------------
+
+
+@st.function
+def ask(s: st.ProgramState, **options: Any) -> None:
+    s += st.system("Be brief.") + st.user("Hi")
+    s += st.assistant(st.gen("a", **options))
+
+
+@st.function
+def write(s: st.ProgramState, **options: Any) -> None:
+    s += "Once" + st.gen("a", **options)

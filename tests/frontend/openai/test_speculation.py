@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as hyp
-from openai_stand_in import StandIn, standing_in
+from openai_stand_in import StandIn
 
 import stemma as st
 from stemma.errors import ProgramError
@@ -88,31 +88,6 @@ def test_text_passed_on_early_is_never_taken_back(stops: list[str], text: str) -
 
 
 # --- programs -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[StandIn]:
-    with standing_in() as state:
-        yield state
-
-
-@pytest.fixture
-def server(shared_server: StandIn) -> StandIn:
-    vars(shared_server).update(vars(StandIn(shared_server.url)))
-    return shared_server
-
-
-@pytest.fixture
-def connect(server: StandIn) -> Iterator[Callable[..., st.OpenAI]]:
-    opened: list[st.OpenAI] = []
-
-    def make(model: str, **options: Any) -> st.OpenAI:
-        opened.append(st.OpenAI(model, base_url=server.url, api_key="key", **options))
-        return opened[-1]
-
-    yield make
-    for backend in opened:
-        backend.shutdown()
 
 
 def character(s: st.ProgramState, **options: Any) -> None:
