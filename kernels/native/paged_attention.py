@@ -171,11 +171,14 @@ def plan_attention(
     _, num_kv_heads, _, head_dim = kv_format(kv_layer)[1].shape
     if head_dim % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads, options)
-    if rows.num_rows == 1 and not len(rows.segments) and options.window is None:
-        plan = _plan_lone_row(rows)
-        if plan is not None:
-            plan.set_shape(num_heads, kv_layer, options)
-            return plan
+    plan = _plan_lone_row(rows, options) or _plan_rows(rows, options, num_kv_heads)
+    plan.set_shape(num_heads, kv_layer, options)
+    return plan
+
+
+def _plan_rows(
+    rows: AttentionRows, options: AttentionOptions, num_kv_heads: int
+) -> NativeAttentionPlan:
     items, keys = _Items(rows), visible_keys(rows, options)
     for segment in keys.segments.tolist():
         _add_segment(items, *segment)
@@ -185,24 +188,23 @@ def plan_attention(
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
     if len(decode):
         _add_decode(items, decode, keys, num_kv_heads)
-    plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
-    plan.set_shape(num_heads, kv_layer, options)
-    return plan
+    return _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
 
 
-def _plan_lone_row(rows: AttentionRows) -> NativeAttentionPlan | None:
+def _plan_lone_row(rows: AttentionRows, options: AttentionOptions) -> NativeAttentionPlan | None:
     """The plan of a step at batch 1, by plain integers: the array operations of the general way
     take longer than attention itself. None: it has more than one item."""
+    if rows.num_rows > 1 or len(rows.segments) or options.window is not None:
+        return None
     num_tokens, seq_len = int(rows.query_start[1]), int(rows.seq_lens[0])
     most_keys = 2 * _MIN_PART_KEYS - 1 if num_tokens == 1 else seq_len
     if num_tokens > _MAX_ITEM_TOKENS or seq_len > most_keys:
         return None
-    table_row = int(rows.table_rows[0])
-    first_slot, slots = 0, rows.page_table.reshape(-1)
     if rows.page_size == 1:
-        first_slot = table_row * rows.page_table.shape[1]
+        first_slot = int(rows.table_rows[0]) * rows.page_table.shape[1]
+        slots = rows.page_table.reshape(-1)
     else:
-        slots = rows.slots(0, 0, seq_len)
+        first_slot, slots = 0, rows.slots(0, 0, seq_len)
     num_visible = seq_len - num_tokens + 1  # to the first token
     hidden = 0 if num_tokens == 1 else -_MAX_ITEM_TOKENS
     item = [0, num_tokens, first_slot, seq_len, num_visible, hidden, -1]

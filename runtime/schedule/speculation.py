@@ -15,8 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -154,15 +152,13 @@ class Speculation:
     def expect(self, request: Request) -> None:
         """Its grammar's process is about to be asked where it stands: guess what follows, so that
         it can say ahead what it allows of that."""
-        follower = request.follower
-        room = min(self._drafting.max_tokens, request.num_new_tokens - 1)
-        if follower is None or room <= 0 or not self._drafting.under_grammars:
+        follower, room = request.follower, self._room_of(request)
+        if follower is None or room <= 0:
             return
         texts = self._texts_of(request)
         if not texts.rests():
             _, draft = texts.best(room, ())
-            chances = list(accumulate(draft.confidences, mul))
-            num_likely = sum(chance >= _LEAST_EXPECTED for chance in chances)
+            num_likely = sum(chance >= _LEAST_EXPECTED for chance in draft.chances)
             follower.expect(draft.tokens[:num_likely])
 
     def describe(self) -> dict[str, Any]:
@@ -199,10 +195,16 @@ class Speculation:
         texts.follow(request)
         return texts
 
+    def _room_of(self, request: Request) -> int:
+        """How many tokens may be guessed of it at most."""
+        if request.follower is not None and not self._drafting.under_grammars:
+            return 0
+        return min(self._drafting.max_tokens, request.num_new_tokens - 1)
+
     def _guess(self, request: Request, least: float) -> Guess:
         guess = Guess()
-        room = min(self._drafting.max_tokens, request.num_new_tokens - 1)
-        if room <= 0 or (request.follower is not None and not self._drafting.under_grammars):
+        room = self._room_of(request)
+        if room <= 0:
             return guess
         texts = self._texts_of(request)
         if (request.follower is None or request.follower.is_local) and texts.rests():
@@ -227,7 +229,7 @@ class Speculation:
         if text is None:
             return
         guess.parts.append((text, draft, 0))
-        chances = list(accumulate(draft.confidences, mul))
+        chances = draft.chances
         end = next((i for i, chance in enumerate(chances) if chance < least), len(chances))
         if not request.stop_ids.isdisjoint(draft.tokens[:end]):
             end = next(i for i, token_id in enumerate(draft.tokens) if token_id in request.stop_ids)
@@ -334,7 +336,7 @@ class _Texts:
 
 def _num_expected(found: tuple[DraftText, Draft]) -> float:
     """Tokens of a draft that are expected to be right."""
-    return float(sum(accumulate(found[1].confidences, mul)))
+    return sum(found[1].chances)
 
 
 def _weight_of(request: Request) -> float:

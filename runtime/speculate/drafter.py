@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol
 
 
@@ -21,6 +23,11 @@ class Draft(NamedTuple):
     confidences: tuple[float, ...] = ()
     source: str = ""  # for counters: the drafter, or the part of it that knew
     evidence: tuple[int, ...] = ()  # for its drafter: what each confidence rests on
+
+    @property
+    def chances(self) -> list[float]:
+        """Of each token the probability that it and all before it are right."""
+        return list(accumulate(self.confidences, mul))
 
     def first(self, num_tokens: int) -> Draft:
         """The draft without what comes behind so many tokens."""

@@ -51,7 +51,6 @@ class StepTimes:
         self._noted_at = [0] * len(_BOUNDS)  # the number of the last note
         self._num_notes = 0
         self._host_seconds = deque[float](maxlen=_MEMORY)
-        self._num_new = 0
         self._curve: list[float] = []
 
     def note(self, num_tokens: int, duration_s: float, host_s: float = 0.0) -> None:
@@ -71,9 +70,7 @@ class StepTimes:
         self._noted_at[bucket] = self._num_notes
         if self._num_notes % _NUM_UNTIL_FORGOTTEN == 0:
             self._forget_oldest()
-        self._num_new += 1
-        if len(seconds) <= _NUM_FOR_MEDIAN or self._num_new >= _NUM_NOTES:
-            self._num_new = 0
+        if len(seconds) <= _NUM_FOR_MEDIAN or self._num_notes % _NUM_NOTES == 0:
             self._curve = self._fitted()
 
     def least_known(self, first: int, last: int) -> int | None:

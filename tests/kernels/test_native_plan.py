@@ -27,7 +27,7 @@ def test_a_lone_row_is_planned_as_it_is_among_others(
     )
     kv_layer = torch.zeros((2, 2, 100 * page_size, 16))
     plain = native.plan_attention(rows, kv_layer, 4)
-    monkeypatch.setattr(native, "_plan_lone_row", lambda rows: None)
+    monkeypatch.setattr(native, "_plan_lone_row", lambda rows, options: None)
     general = native.plan_attention(rows, kv_layer, 4)
     assert isinstance(plain, native.NativeAttentionPlan)
     assert isinstance(general, native.NativeAttentionPlan)
