@@ -14,13 +14,13 @@ from ..bench.harness import limits, model, workloads
 from ..bench.harness.report import add_report_flags
 from ..bench.scheduling import dsl, programs, schedule, stall
 from ..bench.serving import latency, load, plan, serving, startup, threads, watch
-from ..bench.speculation import drafting, oracle, speculation
+from ..bench.speculation import drafting, drafting_peers, oracle, speculation
 from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
     gpu, dsl, latency, load, programs, limits, watch, plan,
-    quantization, determinism, speculation, drafting, oracle, beam,
+    quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

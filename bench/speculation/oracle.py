@@ -13,6 +13,7 @@ planning and applying take more than without guesses.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import time
@@ -22,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
-from ...runtime.config import EngineConfig
+from ...runtime.config import QUANTIZATIONS, EngineConfig
 from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.plan import PendingStep, RowResult, StepPlan
 from ...runtime.schedule.request import FinishReason, Request
@@ -43,13 +45,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench oracle`."""
     add = parser.add_argument
     add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
-    add("--quantization", default="none", help="of the weights, as for --quantization of serve")
-    add("--acceptance", type=float, nargs="+", default=[0.5, 0.7, 0.9], metavar="P")
-    add("--speculative-num-tokens", type=int, default=8, metavar="N")
-    add("--prompt-tokens", type=int, default=256, metavar="N")
-    add("--output-tokens", type=int, default=128, metavar="N")
-    add("--rounds", type=int, default=7)
-    add("--num-threads", type=int, metavar="N")
+    add("--quantization", default="none", choices=QUANTIZATIONS, help="of the weights")
+    add("--acceptance", type=_probability, nargs="+", default=[0.5, 0.7, 0.9], metavar="P")
+    add("--speculative-num-tokens", type=count, default=8, metavar="N")
+    add("--prompt-tokens", type=count, default=256, metavar="N")
+    add(
+        "--steps",
+        type=count,
+        default=128,
+        metavar="N",
+        help="at least, of an output without guesses",
+    )
+    add("--rounds", type=count, default=7, metavar="N")
+    add("--num-threads", type=count, metavar="N")
+
+
+def _probability(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.0 < float(text) <= 1.0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: a number in (0, 1]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         model=str(args.model),
         quantization=args.quantization,
         speculate="off",
-        max_total_tokens=4 * (args.prompt_tokens + args.output_tokens),
+        max_total_tokens=4 * (args.prompt_tokens + args.steps + args.speculative_num_tokens),
     )
     loaded = LoadedModel(config)
     engine, device = loaded.engine, _TimedSteps(loaded.runner)
@@ -118,7 +133,6 @@ class _Measured:
     num_steps: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
-    num_accepted: int = 0
     host_s: list[float] = field(default_factory=list)  # a round's mean step without the device
     step_s: list[float] = field(default_factory=list)
 
@@ -152,8 +166,9 @@ def _measure(
     """One output, from its second step on: the first one computes the prompt."""
     rng = random.Random(number)
     prompt = array("i", (rng.randrange(302, 4000) for _ in range(args.prompt_tokens)))
+    num_first = 1 + args.speculative_num_tokens  # that the prefill step may bring
     sampling = SamplingParams(
-        max_tokens=args.output_tokens, temperature=0.0, logit_bias=((_ALWAYS, 100.0),)
+        max_tokens=num_first + args.steps, temperature=0.0, logit_bias=((_ALWAYS, 100.0),)
     )
     request = Request(engine.next_request_id(), prompt, sampling, _Listener())
     engine.flush_cache()
@@ -170,7 +185,6 @@ def _measure(
     found.num_steps += num_steps
     found.num_tokens += request.num_output_tokens - first
     found.num_drafted += stats.num_draft_tokens - before.num_draft_tokens
-    found.num_accepted += stats.num_accepted_tokens - before.num_accepted_tokens
     found.token_s.append(duration_s / (request.num_output_tokens - first))
     found.step_s.append(duration_s / num_steps)
     found.host_s.append((duration_s - device.seconds) / num_steps)

@@ -21,9 +21,7 @@ from ...flags import count
 from ...frontend.backend import Engine
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import write_report
-from ..serving.engines import PEER_FORMS
 from .conversations import Conversation, conversations
-from .peers import compare
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +38,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.0)
     add("--repeats", type=count, default=3, help="of each engine, new each time")
     add("--num-threads", type=count, metavar="N")
-    add("--peer", action="append", default=[], metavar="KIND=WHERE",
-        help=f"instead, the same calls on other engines: {PEER_FORMS}")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    if args.peer:
-        return compare(args)
     by_skill = conversations(args.conversations)
     if args.skills:
         wanted = [name.strip() for name in args.skills.split(",")]

@@ -109,6 +109,8 @@ class _Host:
                 os.close(other)
             _follow(socket.socket(fileno=descriptor), self._vocabulary)
             os._exit(0)
+        except _GuessFailed:
+            pass  # the engine asks another process, without a guess
         except BaseException:
             traceback.print_exc()
         finally:
@@ -151,6 +153,10 @@ def _opened(frame: bytes, replies: IO[bytes], vocabulary: Vocabulary) -> BoundGr
         return None
     write_frame(replies, pickle.dumps(Opened(first, bound.warnings)))
     return bound
+
+
+class _GuessFailed(RuntimeError):
+    """The matcher failed over a guess, which says nothing of what the output is."""
 
 
 class _Parser:
@@ -199,7 +205,7 @@ class _Parser:
         ahead = tuple(self._ahead(matcher, position, deque(expected), until_s))
         if (failure := matcher.error()) is not None:
             # NOTE: what the outputs share (`PushdownGrammar.renew`) may be used up with it.
-            raise RuntimeError(f"over a guess: {failure}")
+            raise _GuessFailed(failure)
         return replace(position, ahead=ahead)
 
     def _ahead(

@@ -15,6 +15,8 @@ from stemma.cli.parser import run_command
         "determinism --batches 0",
         "determinism --repeats 0",
         "drafting --conversations 0",
+        "drafting-peers --repeats 0",
+        "oracle --steps 0",
         "load --clients 0",
         "masks --rounds 0",
         "programs --repeats 0",

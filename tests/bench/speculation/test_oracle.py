@@ -12,7 +12,7 @@ import pytest
 
 def test_a_perfect_oracle_has_all_guesses_accepted(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "stemma", "bench", "oracle", "--acceptance", "1.0"]
-    command += ["--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "30"]
+    command += ["--rounds", "1", "--prompt-tokens", "8", "--steps", "30"]
     command += ["--speculative-num-tokens", "4", "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     off, perfect = json.loads((tmp_path / "oracle.json").read_text())["rows"]

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.speculate.choice import chosen_drafters
 from ..harness.report import write_report
 from ..harness.workloads import WorkItem, Workload, make_workload
-from ..serving.engines import RunningEngine, peer_spec
+from ..serving.engines import PEER_FORMS, RunningEngine, peer_spec
 from .recorded_calls import RecordedCall, record_calls
 
 _VOCAB = 4096  # of the embedded model
@@ -38,20 +40,28 @@ class _Timed:
     num_tokens: int
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Measure and report; `args.peer` as for `stemma bench serving`."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench drafting-peers`."""
+    add = parser.add_argument
+    add("--peer", action="append", default=[], metavar="KIND=WHERE", help=PEER_FORMS)
+    add("--speculate", default="auto", metavar="LIST", help="of Stemma (default: %(default)s)")
+    add("--conversations", type=count, default=12, metavar="N", help="of each kind")
+    add("--repeats", type=count, default=3, metavar="N", help="parts of them, for medians")
+    add("--num-threads", type=count, metavar="N", help="of every engine (default: its own choice)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    chosen_drafters(args.speculate)
     given = [f"stemma={args.speculate}", "stemma=off", *args.peer]
+    specs = [peer_spec(form, EMBEDDED_MODEL) for form in given]
     calls = record_calls(args.conversations)
     timed: list[_Timed] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stemma-bench-")))
         engines = [
-            stack.enter_context(
-                RunningEngine(
-                    peer_spec(form, EMBEDDED_MODEL), threads=args.num_threads, kv_tokens=_KV_TOKENS
-                )
-            )
-            for form in given
+            stack.enter_context(RunningEngine(spec, threads=args.num_threads, kv_tokens=_KV_TOKENS))
+            for spec in specs
         ]
         path = folder / "call.json"
         _run(make_workload("decode", vocab=_VOCAB), path, engines)  # what is compiled, is now
@@ -72,7 +82,7 @@ def compare(args: argparse.Namespace) -> int:
     groups = {skill: [one for one in timed if one.skill == skill] for skill in skills}
     groups["all"] = timed
     rows = [row for skill, group in groups.items() for row in _rows(skill, names, group)]
-    write_report("speculation-peers", rows, args, engines=[engine.welcome for engine in engines])
+    write_report("drafting-peers", rows, args, engines=[engine.welcome for engine in engines])
     return 0
 
 
