@@ -49,12 +49,19 @@ class PageAllocator:
         Raises OutOfPages if fewer are free.
         """
         assert num_pages >= 0, f"{num_pages} pages wanted"
-        start = self._num_used
-        end = start + num_pages
-        if end > self.num_pages:
+        if num_pages > self.num_free:
             raise OutOfPages(f"{num_pages} pages wanted, {self.num_free} of {self.num_pages} free")
-        self._num_used = end
-        return self._stack[start:end]
+        return self._take(num_pages)
+
+    def allocate_at_most(self, num_pages: int) -> Pages:
+        """Allocates `num_pages` ids to the caller, or as many as are free; never fails."""
+        assert num_pages >= 0, f"{num_pages} pages wanted"
+        return self._take(min(num_pages, self.num_free))
+
+    def _take(self, num_pages: int) -> Pages:
+        start = self._num_used
+        self._num_used += num_pages
+        return self._stack[start : self._num_used]
 
     def free(self, pages: Iterable[int]) -> None:
         """Takes back ids that the caller owns."""

@@ -250,3 +250,4 @@ def test_a_server_with_a_fault_as_it_starts_serves_or_says_why_not(
         play(server, 1)
         server.wait_healthy()
         assert all(play(server, 2)), server.log
+        server.arm(server.process.pid, *faulty_process.NO_FAULT)  # if it has not come until now

@@ -23,6 +23,13 @@ def test_allocate_takes_all_or_none() -> None:
     assert allocator.num_free == 4
 
 
+def test_allocate_at_most_takes_what_is_free() -> None:
+    allocator = PageAllocator(4)
+    assert allocator.allocate_at_most(3) == array("i", [0, 1, 2])
+    assert allocator.allocate_at_most(3) == array("i", [3])
+    assert not allocator.allocate_at_most(3) and allocator.num_free == 0
+
+
 def test_a_run_that_was_freed_comes_back_in_its_order() -> None:
     allocator = PageAllocator(8)
     run = allocator.allocate(5)

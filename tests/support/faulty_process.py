@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,16 @@ class Fault:
         owner: Any,
         name: str,
         kind: str,
-        fail: Callable[[], None],
+        fail: Callable[[], Any],
         counts: Callable[..., bool] = lambda *_: True,
     ) -> None:
-        """Have a call of `owner.name` fail by what `fail` raises; `counts`: which calls may."""
+        """Have a call of `owner.name` fail by what `fail` raises or returns; `counts`: which calls
+        may."""
         plain = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if counts(*args) and self.is_due(kind):
-                fail()
+                return fail()
             return plain(*args, **kwargs)
 
         setattr(owner, name, call)
@@ -107,6 +109,7 @@ def install(fault: Fault) -> None:
     fault.wrap(threading.Thread, "start", "thread", fail_to_start)
     fault.wrap(zmq.Socket, "send_multipart", "send", fail_to_send)
     fault.wrap(PageAllocator, "allocate", "page", fail_to_allocate)
+    fault.wrap(PageAllocator, "allocate_at_most", "page", lambda: array("i"))
 
 
 def start_engines_likewise(folder: Path) -> None:

@@ -93,7 +93,7 @@ class KVCacheManager(PrefixCache):
         self._beneficiary = request
         self._make_room(min(num_pages, self.num_available_pages))
         self._beneficiary = None
-        pages = self.allocator.allocate(min(num_pages, self.allocator.num_free))
+        pages = self.allocator.allocate_at_most(num_pages)
         if pages:
             end = start + len(pages) * self.page_size
             assert request.node is not None

@@ -374,11 +374,10 @@ class PrefixCache:
         host.tree.lock(source)  # freeing pages here may evict pages there
         self._make_room(num_pages)
         host.tree.unlock(source)
-        num_pages = min(num_pages, self.allocator.num_free)
-        if num_pages <= 0:
-            return node, array("i")
-        end = start + num_pages
-        pages = self.allocator.allocate(num_pages)
+        pages = self.allocator.allocate_at_most(max(0, num_pages))
+        if not pages:
+            return node, pages
+        end = start + len(pages)
         run = token_ids[node.end : end * self.page_size]
         known = owner if source.owner is owner else None
         inserted = self.tree.extend(node, run, pages, owner=known)

@@ -174,7 +174,7 @@ class HostTier:
                 self.leases.give_up(short)
             self.allocator.free(self.tree.evict(short))
             self.tree.unlock(node)
-        return self.allocator.allocate(min(num_pages, self.allocator.num_free))
+        return self.allocator.allocate_at_most(num_pages)
 
 
 def withdraw(tree: RadixTree, leases: Leases, publication: InsertedPrefix) -> Pages:

@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -75,6 +76,19 @@ def assert_nothing_held(farm: Farm) -> None:
     farm.assert_nothing_held()
     if farm.cache.host is not None:
         assert farm.cache.host.allocator.num_free == farm.cache.host.num_pages
+
+
+def test_a_page_of_the_host_that_is_not_to_be_had_loses_none_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    farm = Farm(num_pages=64, token_budget=64, kv_cache=with_host())
+    farm.serve(prompt(1, 20))
+    farm.serve(prompt(2, 20))
+    assert farm.cache.host is not None
+    monkeypatch.setattr(farm.cache.host.allocator, "allocate_at_most", lambda _: array("i"))
+    farm.serve(prompt(3, 50))
+    assert farm.cache.num_evicted_tokens and not farm.cache.host.tree.num_pages
+    assert_nothing_held(farm)
 
 
 def test_what_the_device_evicts_is_loaded_and_not_computed_again() -> None:
