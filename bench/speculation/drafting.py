@@ -10,6 +10,10 @@ those of a file: JSON lines with `program`, `op`, `prompt`, `output` and, perhap
 `propose_us` is CPU time a step, with reading the prompt at the first; `prompt_us` is a proposal
 behind a new prompt of 8,192 random tokens, `extend_us` one of as many tokens appended singly, each
 the least of three runs. `said` and `was` compare confidences with what became of the tokens.
+
+The last two settings have three drafters, and as many tokens to verify as the others: those of the
+one draft of which most is expected, or the likeliest tokens of the tree of all three (EAGLE-2's
+rule, Li et al. 2024, arXiv:2406.16858).
 """
 
 from __future__ import annotations
@@ -31,13 +35,31 @@ from .recorded_calls import RecordedCall, read_calls, record_calls
 
 _REPEATS = 3
 _NUM_TOKENS = 8192
-SETTINGS: dict[str, tuple[Iterable[Scope], int]] = {
-    "off": ((), MAX_MATCH),
-    "prompt lookup": ((Scope.OWN,), 3),
-    "own text": ((Scope.OWN,), MAX_MATCH),
-    "and program": ((Scope.OWN, Scope.PROGRAM), MAX_MATCH),
-    "and op": ((Scope.OWN, Scope.PROGRAM, Scope.OP), MAX_MATCH),
-    "and namespace": (tuple(Scope), MAX_MATCH),
+_EACH = ((Scope.OWN,), (Scope.OP,), (Scope.NAMESPACE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Drafters by where they look, and how much of a match counts."""
+
+    scopes: tuple[tuple[Scope, ...], ...]
+    max_match: int = MAX_MATCH
+    is_tree: bool = False  # verified together; else the best draft is
+
+    def drafters(self) -> list[SuffixDrafter]:
+        """New ones."""
+        return [SuffixDrafter(scopes=each, max_match=self.max_match) for each in self.scopes]
+
+
+SETTINGS: dict[str, Setting] = {
+    "off": Setting(((),)),
+    "prompt lookup": Setting(((Scope.OWN,),), 3),
+    "own text": Setting(((Scope.OWN,),)),
+    "and program": Setting(((Scope.OWN, Scope.PROGRAM),)),
+    "and op": Setting(((Scope.OWN, Scope.PROGRAM, Scope.OP),)),
+    "and namespace": Setting((tuple(Scope),)),
+    "best of three": Setting(_EACH),
+    "tree of three": Setting(_EACH, is_tree=True),
 }
 
 
@@ -58,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
     calls = read_calls(args.calls) if args.calls else record_calls(args.conversations)
     rows: list[dict[str, Any]] = []
     by_skill: dict[str, dict[str, float]] = {}
-    for name, (scopes, max_match) in SETTINGS.items():
+    for name, setting in SETTINGS.items():
         replays = []
         for _ in range(_REPEATS):
-            replay = Replay(SuffixDrafter(scopes=scopes, max_match=max_match), args)
+            replay = Replay(setting.drafters(), args, setting.is_tree)
             replay.run(calls)
             replays.append(replay)
-        rows.append({"drafts": name, **_row(replays), **_costs(scopes, max_match)})
+        rows.append({"drafts": name, **_row(replays), **_costs(setting)})
         by_skill[name] = replays[0].tokens_a_step()
     skills = [
         {"skill": skill, **{name: found[skill] for name, found in by_skill.items()}}
@@ -79,16 +101,17 @@ def run(args: argparse.Namespace) -> int:
 @dataclass(slots=True)
 class _Running:
     call: RecordedCall
-    text: SuffixText
+    texts: list[SuffixText]
     num_done: int = 0
 
 
 @dataclass(slots=True)
 class Replay:
-    """One drafter's way through all calls, and what it came to."""
+    """The way of drafters through all calls, and what it came to."""
 
-    drafter: SuffixDrafter
+    drafters: list[SuffixDrafter]
     args: argparse.Namespace
+    is_tree: bool = False
     steps: dict[str, int] = field(default_factory=dict)  # by skill
     tokens: dict[str, int] = field(default_factory=dict)
     num_drafted: int = 0
@@ -108,7 +131,8 @@ class Replay:
                 for index, each in [*running.items()]:
                     self._step(each)
                     if each.num_done == len(each.call.output):
-                        running.pop(index).text.close()
+                        for text in running.pop(index).texts:
+                            text.close()
                         ended.add(index)
 
     def tokens_a_step(self) -> dict[str, float]:
@@ -117,7 +141,8 @@ class Replay:
 
     def _open(self, call: RecordedCall) -> _Running:
         place = Place("", call.program, call.op)
-        return _Running(call, self.drafter.open_at(place, array("i", call.prompt)))
+        prompt = array("i", call.prompt)
+        return _Running(call, [drafter.open_at(place, prompt) for drafter in self.drafters])
 
     def _step(self, running: _Running) -> None:
         output, forced, skill = running.call.output, running.call.forced, running.call.skill
@@ -126,29 +151,52 @@ class Replay:
             end += 1
         self._extend(running, end)
         if end < len(output):
-            draft = NO_DRAFT
+            drafts: list[Draft] = []
             if end or not self.args.after_prefill:
-                draft = self._propose(running)
-            num_right = _num_same(draft.tokens, output[end:])
-            verified = draft.first(len(output) - end)
-            running.text.note(verified, num_right)
-            for i, confidence in enumerate(verified.confidences[: num_right + 1]):
-                self.verified.append((confidence, i < num_right))
+                drafts = self._propose(running)
+            chosen = drafts if self.is_tree else [max(drafts, key=_num_expected, default=NO_DRAFT)]
+            tree = _likeliest(chosen, self.args.room)
+            num_right = 0
+            while num_right < len(output) - end and tuple(output[end:][: num_right + 1]) in tree:
+                num_right += 1
+            for text, draft in zip(running.texts, drafts):
+                self._note(text, draft.first(len(output) - end), output[end:])
             self._extend(running, min(end + num_right + 1, len(output)))
-            self.num_drafted += len(draft.tokens)
+            self.num_drafted += len(tree)
             self.steps[skill] = self.steps.get(skill, 0) + 1
 
-    def _propose(self, running: _Running) -> Draft:
+    def _note(self, text: SuffixText, draft: Draft, output: list[int]) -> None:
+        num_right = _num_same(draft.tokens, output)
+        text.note(draft, num_right)
+        for i, confidence in enumerate(draft.confidences[: num_right + 1]):
+            self.verified.append((confidence, i < num_right))
+
+    def _propose(self, running: _Running) -> list[Draft]:
         started = time.thread_time()
-        draft = running.text.propose(self.args.room)
+        drafts = [text.propose(self.args.room) for text in running.texts]
         self.propose_s += time.thread_time() - started
-        return draft
+        return drafts
 
     def _extend(self, running: _Running, end: int) -> None:
         tokens = running.call.output[running.num_done : end]
-        running.text.extend(tokens)
+        for text in running.texts:
+            text.extend(tokens)
         skill, running.num_done = running.call.skill, end
         self.tokens[skill] = self.tokens.get(skill, 0) + len(tokens)
+
+
+def _num_expected(draft: Draft) -> float:
+    return sum(draft.chances)
+
+
+def _likeliest(drafts: Iterable[Draft], room: int) -> set[tuple[int, ...]]:
+    """Of the tree of all drafts as many tokens as there is room for, each by the path to it."""
+    chances: dict[tuple[int, ...], float] = {}
+    for draft in drafts:
+        for end, chance in enumerate(draft.chances, 1):
+            path = draft.tokens[:end]
+            chances[path] = max(chance, chances.get(path, 0.0))
+    return set(sorted(chances, key=lambda path: (-chances[path], len(path)))[:room])
 
 
 def _num_same(draft: tuple[int, ...], output: list[int]) -> int:
@@ -167,12 +215,13 @@ def _row(replays: list[Replay]) -> dict[str, Any]:
         "said": sum(confidence for confidence, _ in first.verified) / num_verified,
         "was": sum(is_right for _, is_right in first.verified) / num_verified,
         "propose_us": 1e6 * min(replay.propose_s for replay in replays) / num_steps,
-        "history_bytes": first.drafter.describe().history_bytes,
+        "history_bytes": sum(each.describe().history_bytes for each in first.drafters),
     }
 
 
-def _costs(scopes: Iterable[Scope], max_match: int) -> dict[str, float]:
-    rng, drafter = random.Random(0), SuffixDrafter(scopes=scopes, max_match=max_match)
+def _costs(setting: Setting) -> dict[str, float]:
+    """Of its first drafter."""
+    rng, drafter = random.Random(0), setting.drafters()[0]
     tokens = array("i", (rng.randrange(300, 4000) for _ in range(_NUM_TOKENS)))
     prompt_s, extend_s = [], []
     for program in range(_REPEATS):
