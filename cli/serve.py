@@ -12,8 +12,8 @@ from functools import partial
 from ..errors import InvalidRequest
 from ..frontend.client.engine_process import EngineProcess
 from ..runtime.config import add_engine_flags
-from ..runtime.gateway.ipc_file import remove_leftovers
-from ..runtime.gateway.listener import add_client_flags, server_keys
+from ..runtime.sessions.ipc_file import remove_leftovers
+from ..runtime.sessions.listener import add_client_flags, server_keys
 from ..server.settings import ServerSettings, add_server_flags, server_settings
 from ..server.supervisor import EngineSupervisor
 from .connect import Commands, default_endpoint, engine_options, own_folder

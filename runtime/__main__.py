@@ -17,7 +17,7 @@ from ..flags import Parser
 from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
-from .gateway.listener import LINGER_MS, add_client_flags, server_keys
+from .sessions.listener import LINGER_MS, add_client_flags, server_keys
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 

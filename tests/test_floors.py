@@ -39,7 +39,7 @@ SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
 # The floors within a room, the lowest first. What stands on one floor imports nothing of it.
 FLOORS = {
     "runtime": (
-        ("checkpoint", "tokenizer"),
+        ("checkpoint", "tokenizer", "sessions"),
         ("memory", "models", "speculate"),
         ("schedule",),
         ("programs", "config"),
@@ -80,6 +80,7 @@ HOST_HALF = (
     "programs",
     "config",
     "gateway",
+    "sessions",
     "models.families",
     "checkpoint.config",
     "checkpoint.location",

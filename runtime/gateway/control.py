@@ -24,7 +24,7 @@ from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
 from ..programs.text_threads import TextThreads
 from ..tokenizer.tokenizer import UNLOCKED_CHARS
-from .clients import Client, Clients
+from .clients import EngineClient, EngineClients
 from .observe.observer import Observer
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
@@ -41,7 +41,11 @@ class Control:
     """The methods of `Connection.call`, by name."""
 
     def __init__(
-        self, loaded: LoadedModel, clients: Clients, context: ProgramContext, texts: TextThreads
+        self,
+        loaded: LoadedModel,
+        clients: EngineClients,
+        context: ProgramContext,
+        texts: TextThreads,
     ) -> None:
         self._loaded = loaded
         self._texts = texts
@@ -72,7 +76,7 @@ class Control:
             "kv_hints": self._carry_out_hints,
         }
 
-    def answer(self, client: Client, message: wire.Message) -> None:
+    def answer(self, client: EngineClient, message: wire.Message) -> None:
         """Reply to a `call`, whatever it contains."""
         header = message.header
         method, args = header.get("method"), header.get("args")
@@ -98,7 +102,7 @@ class Control:
             _tell_error(client, header.get("id"), error)
 
     def _answer_of_texts(
-        self, client: Client, call_id: Any, begin: Callable[[], _Rest], num_bytes: int
+        self, client: EngineClient, call_id: Any, begin: Callable[[], _Rest], num_bytes: int
     ) -> None:
         """Answer a call of which only the rest must be done on the engine's loop; `begin`, which
         tokenizes, is left to another thread if its texts may be long. Raises what `begin` does, and
@@ -132,17 +136,17 @@ class Control:
         self._texts.start(begin, end_waiting, num_chars=num_bytes, tenant=tenant)
         self._waiting.take(tenant, num_bytes)
 
-    def _tokenize(self, client: Client, text: object) -> _Rest:
+    def _tokenize(self, client: EngineClient, text: object) -> _Rest:
         ids = self._loaded.tokenizer.encode(str(text))
         return lambda: ids
 
-    def _detokenize(self, client: Client, ids: list[Any]) -> _Rest:
+    def _detokenize(self, client: EngineClient, ids: list[Any]) -> _Rest:
         text = self._loaded.tokenizer.decode([int(i) for i in ids])
         return lambda: text
 
     def _carry_out_hints(
         self,
-        client: Client,
+        client: EngineClient,
         actions: object,
         namespace: str = "",
         account: str = "",
@@ -241,14 +245,14 @@ def _no_adapters() -> InvalidRequest:
     return InvalidRequest("no adapters are served: the engine needs enable_lora", "lora_name")
 
 
-def _tell_loaded(client: Client, call_id: Any, outcome: Adapter | Exception) -> None:
+def _tell_loaded(client: EngineClient, call_id: Any, outcome: Adapter | Exception) -> None:
     if isinstance(outcome, Exception):
         _tell_error(client, call_id, outcome)
     else:
         client.link.put("reply", id=call_id, ok=True, result=outcome.describe())
 
 
-def _tell_error(client: Client, call_id: Any, error: Exception) -> None:
+def _tell_error(client: EngineClient, call_id: Any, error: Exception) -> None:
     told = {"error": str(error)[:MAX_ERROR_CHARS], "kind": type(error).__name__}
     client.link.put("reply", id=call_id, ok=False, **told)
 

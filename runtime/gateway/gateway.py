@@ -1,8 +1,7 @@
 """The engine's loop: messages in from ZeroMQ, programs advanced, one step, events out.
 
-One ROUTER socket, one thread. A client is identified by its session's token and may reconnect; its
-programs are cancelled when it has had no connection for the grace period. A malformed message gets
-an error reply and has no other effect; a program's error is an event of that program.
+One thread. `sessions/` has the socket and the clients; here their messages become programs. A
+program's error is an event of that program.
 """
 
 from __future__ import annotations
@@ -21,28 +20,22 @@ import zmq
 
 from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
 from ...frontend.protocol import wire
-from ...frontend.protocol.awake_clock import AwakeClock
+from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.wire import DRAIN_ORDER
 from ..engine import LoadedModel
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
+from ..sessions.clients import tenant_from
+from ..sessions.host import SessionHost
+from ..sessions.listener import ServerKeys
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
-from .clients import (
-    MAX_BEHIND_BYTES,
-    Client,
-    ClientProgram,
-    Clients,
-    NoHello,
-    tenant_from,
-)
+from .clients import EngineClient, RunningProgram
 from .control import Control
-from .listener import Listener, ServerKeys, key_of
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGES_A_STEP = 1000  # a flood of messages delays a step, but never prevents it
-MAX_BYTES_A_STEP = 32 * 1024 * 1024
 MAX_OPS_A_MESSAGE = 65_536  # a client's own limit of bytes keeps it below that
+MAX_BRANCHES = 65_536  # of a program
 IDLE_POLL_MS = 500
 
 
@@ -68,19 +61,22 @@ class Gateway:
         self._loaded = loaded
         self._engine = loaded.engine
         self._stop_fd = stop_fd
-        self._grace_s = grace_s
-        self._clients = Clients(self._engine.hints)
         self._ready: dict[ProgramSession, None] = {}
-        self._clock = AwakeClock()
         self._should_stop = False
         self._is_draining = False
         self._texts = TextThreads()
         self._context = replace(loaded.context(), texts=self._texts)
-        self._control = Control(loaded, self._clients, self._context, self._texts)
-        self._listener = Listener(context or zmq.Context.instance(), endpoints, keys)
-        self._router = self._listener.router
+        self._host = SessionHost(
+            self,
+            partial(EngineClient, hints=self._engine.hints),
+            endpoints,
+            context=context,
+            grace_s=grace_s,
+            keys=keys,
+        )
+        self._control = Control(loaded, self._host.clients, self._context, self._texts)
         self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._host.socket, zmq.POLLIN)
         engine = self._engine
         beside = (self._texts, engine.grammars, engine.kv_store, self._control.adapter_loader)
         self._beside = [source for source in beside if source is not None]
@@ -95,27 +91,24 @@ class Gateway:
 
     def run(self) -> None:
         """Serve until stopped."""
-        next_sweep = time.monotonic() + 1.0
         if self._engine.grammars is not None:
             self._engine.grammars.start()
         try:
             while not self._should_stop:
                 self._receive(self._patience_ms())
-                now = self._clock.read()
-                if time.monotonic() > next_sweep:  # messages sent during a long step have been read
-                    self._dismiss_lost_clients(now)
+                self._host.clock.read()
+                if self._host.sweep():
                     self._control.observer.tick()
-                    next_sweep = time.monotonic() + 1.0
                 self._advance()
                 if self._engine.has_work:
                     self._engine.step()
-                    self._clock.read_after_step()
+                    self._host.clock.read_after_step()
                     self._advance()
-                self._send_events()
+                self._host.send_events()
             self._engine.settle()
-            self._say_farewell()
+            self._host.say_farewell()
         finally:
-            self._listener.close()
+            self._host.close()
             self._loaded.tokenizer.close()
             for source in self._beside:
                 source.close()
@@ -139,19 +132,8 @@ class Gateway:
         for source in self._beside:
             if source.fileno() in ready:
                 source.collect()
-        if self._router not in ready:
-            return
-        num_bytes = 0
-        for _ in range(MAX_MESSAGES_A_STEP):
-            try:
-                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            parts = [frame.bytes for frame in frames]
-            self._handle(sender, parts)
-            num_bytes += sum(len(part) for part in parts)
-            if num_bytes > MAX_BYTES_A_STEP:
-                return
+        if self._host.socket in ready:
+            self._host.receive()
 
     def _obey(self, orders: bytes) -> None:
         """Follow the owner's orders; empty ones mean that it has gone."""
@@ -160,44 +142,21 @@ class Gateway:
         elif DRAIN_ORDER in orders:
             self._is_draining = True
 
-    def _handle(self, sender: zmq.Frame, parts: list[bytes]) -> None:
-        """`sender`: the frame that names its connection."""
-        identity, now = sender.bytes, self._clock.read()
-        try:
-            message = wire.decode(parts, wire.CLIENT_OPS)
-            if message.op == "hello":
-                client = self._clients.greet(identity, message.header, now, key_of(sender))
-                self._send(identity, self._welcome(client))
-                return
-            client = self._clients.of(identity, message.op)
-            client.last_heard_s = now
-            if client.link.take(message):
-                self._dispatch(client, message)
-        except ProtocolError as error:
-            self._complain(identity, error)
+    def describe(self) -> dict[str, Any]:
+        """The model, for welcomes."""
+        return self._loaded.describe()
 
-    def _complain(self, identity: bytes, error: ProtocolError) -> None:
-        said: dict[str, Any] = {"message": str(error), "supported": [wire.VERSION]}
-        if isinstance(error, NoHello):
-            said["before_hello"] = True
-        self._send(identity, wire.encode("error", **said))
-
-    def _dispatch(self, client: Client, message: wire.Message) -> None:
+    def take(self, client: EngineClient, message: wire.Message) -> None:
+        """A client's message. Raises ProtocolError."""
         header = message.header
         if message.op == "ops":
             self._take_ops(client, message)
-        elif message.op == "intern":
-            client.texts.change(header)
-        elif message.op == "ping":
-            self._send(client.identity, wire.encode("pong", ack=client.link.take_ack()))
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
             self._take_cancel(client, _int(header, "program"), keeps=header.get("keep") is True)
-        elif message.op == "bye":
-            self._dismiss(client)
 
-    def _take_cancel(self, client: Client, number: int, *, keeps: bool) -> None:
+    def _take_cancel(self, client: EngineClient, number: int, *, keeps: bool) -> None:
         """With `keeps` its gens end with their output so far, which the client receives."""
         program = client.programs.get(number)
         if program is None:
@@ -209,19 +168,7 @@ class Gateway:
             self._cancel(program.session)
             self._emit(client, number, 0, 0, wire.DONE, program.session.used)
 
-    def _welcome(self, client: Client) -> list[bytes]:
-        return wire.encode(
-            "welcome",
-            session=client.session,
-            ack=client.link.take_ack(),
-            credit_bytes=wire.CLIENT_CREDIT_BYTES,
-            grace_s=self._grace_s,
-            heartbeat_s=wire.HEARTBEAT_S,
-            max_frame_bytes=wire.MAX_FRAME_BYTES,
-            **self._loaded.describe(),
-        )
-
-    def _take_ops(self, client: Client, message: wire.Message) -> None:
+    def _take_ops(self, client: EngineClient, message: wire.Message) -> None:
         items = message.header.get("programs")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ProtocolError("ops: programs must be a list of objects")
@@ -233,16 +180,18 @@ class Gateway:
             try:
                 self._take_program(client, item, num_bytes)
             except ProtocolError as error:  # concerns only this program
-                self._complain(client.identity, error)
+                self._host.complain(client, error)
 
-    def _take_program(self, client: Client, item: dict[str, Any], num_bytes: int | None) -> None:
+    def _take_program(
+        self, client: EngineClient, item: dict[str, Any], num_bytes: int | None
+    ) -> None:
         number = _int(item, "program")
         program = client.programs.get(number)
         if program is None:
             if "create" not in item:
                 return  # it was cancelled, or has failed as a whole, while these were on the way
             create = item["create"] if isinstance(item["create"], dict) else {}
-            program = ClientProgram(self._open(client, number, create))
+            program = RunningProgram(self._open(client, number, create))
             try:
                 self._require_open()
                 client.require_room()
@@ -253,8 +202,8 @@ class Gateway:
                 return
             client.programs[number] = program
         try:
-            ops = client.read_ops(program, item.get("ops", []), num_bytes)
-            program.session.receive(ops, end=bool(item.get("end")))
+            ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            program.session.receive([_read(op) for op in ops], end=bool(item.get("end")))
         except InvalidProgram as error:
             self._reject(program.session, error)
             return
@@ -264,7 +213,7 @@ class Gateway:
         if self._is_draining:
             raise EngineError("the runtime is being stopped: it takes no new programs")
 
-    def _open(self, client: Client, program: int, values: dict[str, Any]) -> ProgramSession:
+    def _open(self, client: EngineClient, program: int, values: dict[str, Any]) -> ProgramSession:
         tenant = tenant_from(values)
         return ProgramSession(
             self._context,
@@ -305,7 +254,7 @@ class Gateway:
                 self._reject(session, EngineError(f"{type(error).__name__}: {error}"))
 
     def _emit(
-        self, client: Client, program: int, branch: int, seq: int, kind: str, payload: Any
+        self, client: EngineClient, program: int, branch: int, seq: int, kind: str, payload: Any
     ) -> None:
         client.events.append(program, branch, seq, kind, payload)
         if kind == wire.DONE:
@@ -315,74 +264,23 @@ class Gateway:
         self._ready.pop(session, None)
         session.cancel()
 
-    # --- out ------------------------------------------------------------------------------------
-
-    def _send_events(self) -> None:
-        for client in list(self._clients.by_session.values()):
-            client.fill_link()
-            self._send_link(client)
-            if client.behind_bytes > MAX_BEHIND_BYTES:
-                reason = (
-                    f"this client has not taken its results: more than {MAX_BEHIND_BYTES} bytes "
-                    "waited for it, so its programs were cancelled"
-                )
-                self._dismiss(client, reason)
-                self._complain(client.identity, ProtocolError(reason))
-
-    def _send_link(self, client: Client) -> None:
-        """Send the link's messages, as many as the connection takes; the rest later, or on the
-        next connection."""
-        link = client.link
-        while (parts := link.unsent()) is not None:
-            if not self._send(client.identity, parts):
-                return
-            link.sent()
-        if link.owes_ack:
-            self._send(client.identity, wire.encode("credit", ack=link.take_ack()))
-
-    def _send(self, identity: bytes, parts: list[bytes]) -> bool:
-        try:
-            self._router.send_multipart([identity, *parts], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:  # the connection is gone, or its queue is full
-            log.debug("client %s cannot be reached: %s", identity.hex(), error)
-            return False
-        return True
-
     # --- clients that end -------------------------------------------------------------------------
 
-    def _dismiss(self, client: Client, reason: str | None = None) -> None:
-        """End a session and its programs."""
+    def forget(self, client: EngineClient) -> None:
+        """Cancel a client's programs, and release its leases."""
         for program in client.programs.values():
             self._cancel(program.session)
-        self._clients.remove(client, reason)
-        log.info("client %s is gone", client.identity.hex())
-
-    def _say_farewell(self) -> None:
-        """Report the stop to all clients, so that none waits for a timeout."""
-        self._send_events()
-        for client in self._clients.by_session.values():
-            self._complain(client.identity, ProtocolError("the runtime was stopped"))
-
-    def _dismiss_lost_clients(self, now: float) -> None:
-        for client in list(self._clients.by_session.values()):
-            if now - client.last_heard_s <= self._grace_s:
-                continue
-            if self._is_connected(client):  # stopped, perhaps, or starved: it may yet go on
-                client.last_heard_s = now
-            else:
-                self._dismiss(client, _LOST)
-
-    def _is_connected(self, client: Client) -> bool:
-        try:
-            self._router.send_multipart([client.identity, *wire.encode("pong")], zmq.NOBLOCK)
-        except zmq.Again:  # its queue is full, so it has one
-            return True
-        except zmq.ZMQError:
-            return False
-        return True
+        client.stated.release_all()
 
 
-_LOST = "this client was without a connection for longer than the grace period, see --grace-s"
+def _read(item: object) -> Op:
+    """Raises InvalidProgram, also for a branch number out of range."""
+    op = op_from_wire(item)
+    children = op.children if isinstance(op, Fork | Join) else ()
+    largest = max((op.branch, *children))
+    if largest >= MAX_BRANCHES:
+        raise InvalidProgram.of("branch", largest, f"in [0, {MAX_BRANCHES - 1}]")
+    return op
 
 
 def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:

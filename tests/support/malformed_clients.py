@@ -14,7 +14,7 @@ from stemma.frontend.protocol.link import Link
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
-from stemma.runtime.gateway.listener import ServerKeys
+from stemma.runtime.sessions.listener import ServerKeys
 
 
 class Served:

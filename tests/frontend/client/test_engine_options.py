@@ -12,7 +12,7 @@ import stemma as st
 from stemma.frontend.client import engine_options, engine_process
 from stemma.frontend.client.engine_options import EngineOptions
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.gateway.listener import add_client_flags
+from stemma.runtime.sessions.listener import add_client_flags
 
 
 def test_the_options_are_the_flags_of_the_engines_process() -> None:

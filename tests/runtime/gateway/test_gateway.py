@@ -229,7 +229,7 @@ def test_the_gateway_outlives_any_frames(served: Served, messages: list[list[byt
 def test_the_gateways_clock_is_told_of_the_engines_steps(
     served: Served, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = served.gateway._clock
+    clock = served.gateway._host.clock
     read_after_step, readings = clock.read_after_step, []
     monkeypatch.setattr(clock, "read_after_step", lambda: readings.append(read_after_step()))
     program.run(max_tokens=4, backend=healthy)
@@ -253,7 +253,7 @@ def test_a_client_without_a_connection_loses_its_programs_and_a_silent_one_does_
     for client in (raw_client, lost):
         client.say_ops(1, ops, create={"seed": 1})
     wait_for(healthy, lambda info: info["num_running"] == 2)
-    monkeypatch.setattr(served.gateway, "_grace_s", GRACE_S)
+    monkeypatch.setattr(served.gateway._host, "_grace_s", GRACE_S)
     lost.socket.close()
     wait_for(healthy, lambda info: info["num_running"] == 1)
     assert time.monotonic() - start > GRACE_S, "it was given its time"

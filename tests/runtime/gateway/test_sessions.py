@@ -24,9 +24,10 @@ from stemma.bench.serving.runners.ports import free_port
 from stemma.errors import BatchError, EngineError
 from stemma.frontend.client.transport import Transport
 from stemma.frontend.protocol import wire
-from stemma.runtime.gateway import clients as clients_module
 from stemma.runtime.gateway import gateway as gateway_module
 from stemma.runtime.schedule.request import Request
+from stemma.runtime.sessions import clients as clients_module
+from stemma.runtime.sessions import host as host_module
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_a_batch_survives_cuts_while_it_is_sent(proxy: TcpProxy, healthy: stemma
 def test_a_client_that_is_away_for_longer_than_the_grace_period_loses_its_programs(
     served: Served, proxy: TcpProxy, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.gateway, "_grace_s", 1.0)
+    monkeypatch.setattr(served.gateway._host, "_grace_s", 1.0)
     with stemma.Runtime(f"tcp://127.0.0.1:{proxy.port}") as backend:
         state = program.stream(max_tokens=3000, backend=backend)
         wait_for(healthy, lambda info: info["num_running"] == 1)
@@ -212,13 +213,13 @@ def test_a_client_that_never_acknowledges_gets_a_window_and_merged_text_then_is_
     ops = [GEN[0], [*GEN[1][:5], {"max_tokens": 400, "ignore_eos": True}]]
     raw_client.say_ops(1, ops, create={"stream": True}, end=True)
     wait_for(healthy, lambda info: info["stats"]["num_finished"] > num_finished)
-    clients = list(served.gateway._clients.by_session.values())
+    clients = list(served.gateway._host.clients.by_session.values())
     (client,) = [c for c in clients if c.events]
     assert client.link.unacked_bytes < 500 + 300, "the window"
     assert len(client.events._events) <= 3, "all later text is one event"
     asking = max((c for c in clients if c is not client), key=lambda c: c.last_heard_s)
     wait_until(lambda: not asking.behind_bytes)  # else it is the healthy one that goes
-    monkeypatch.setattr(gateway_module, "MAX_BEHIND_BYTES", 600)
+    monkeypatch.setattr(host_module, "MAX_BEHIND_BYTES", 600)
     reply = raw_client.hear()
     while reply.op in ("events", "credit"):
         reply = raw_client.hear()
@@ -256,7 +257,7 @@ sys.stdin.read()
 def test_a_client_that_was_killed_is_forgotten_and_disturbs_nobody(
     served: Served, healthy: stemma.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.gateway, "_grace_s", 2.0)
+    monkeypatch.setattr(served.gateway._host, "_grace_s", 2.0)
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", CLIENT, served.tcp_endpoint],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -302,9 +303,9 @@ def test_limits_of_a_program_end_it_and_no_other(
 ) -> None:
     raw_client.hello()
     text = ["text", 0, 0, None, "a"]
-    raw_client.say_ops(1, [["text", clients_module.MAX_BRANCHES, 0, None, "a"]], create={})
+    raw_client.say_ops(1, [["text", gateway_module.MAX_BRANCHES, 0, None, "a"]], create={})
     assert "branch=65536" in failure(raw_client)
-    raw_client.say_ops(2, [["fork", 0, 0, None, [1, clients_module.MAX_BRANCHES]]], create={})
+    raw_client.say_ops(2, [["fork", 0, 0, None, [1, gateway_module.MAX_BRANCHES]]], create={})
     assert "branch=65536" in failure(raw_client)
     monkeypatch.setattr(clients_module, "MAX_OPS", 3)
     raw_client.say_ops(3, [["text", 0, i, None, "a"] for i in range(4)], create={})
@@ -384,8 +385,7 @@ def test_a_tenant_that_is_no_name_is_refused(raw_client: RawClient, tenant: obje
 
 
 def test_texts_belong_to_a_key_and_to_the_tenant_that_its_client_names() -> None:
-    hints: Any = None
-    clients = clients_module.Clients(hints)
+    clients = clients_module.Clients(clients_module.Client[Any])
 
     def account(
         key: str | None, of_client: str | None = None, of_program: str | None = None

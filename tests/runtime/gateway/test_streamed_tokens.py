@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stemma.frontend.protocol import wire
-from stemma.runtime.gateway.event_outbox import EventOutbox
 from stemma.runtime.programs.calls import Delta, GenCall
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
+from stemma.runtime.sessions.event_outbox import EventOutbox
 
 CHUNKS = st.tuples(st.text("aab€ ", max_size=24), st.sets(st.integers(1, 80), max_size=60))
 STOP = st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3)

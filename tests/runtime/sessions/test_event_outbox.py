@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stemma.frontend.protocol import wire
-from stemma.runtime.gateway import event_outbox
-from stemma.runtime.gateway.event_outbox import EventOutbox
+from stemma.runtime.sessions import event_outbox
+from stemma.runtime.sessions.event_outbox import EventOutbox
 
 ITEMS = st.lists(
     st.tuples(

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from stemma.errors import ProtocolError
-from stemma.runtime.gateway.ipc_file import remove_leftovers
-from stemma.runtime.gateway.listener import Listener
+from stemma.runtime.sessions.ipc_file import remove_leftovers
+from stemma.runtime.sessions.listener import Listener
 
 
 @pytest.fixture

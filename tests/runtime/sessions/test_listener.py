@@ -20,8 +20,8 @@ from stemma.bench.serving.runners.ports import free_port
 from stemma.errors import EngineError, InvalidRequest
 from stemma.frontend.client.greeting import mechanism_of
 from stemma.frontend.protocol.keys import client_keys, read_public, read_secret, write_pair
-from stemma.runtime.gateway import clients as clients_module
-from stemma.runtime.gateway.listener import Listener, ServerKeys
+from stemma.runtime.sessions import clients as clients_module
+from stemma.runtime.sessions.listener import Listener, ServerKeys
 
 
 @pytest.fixture(scope="module")
