@@ -22,8 +22,8 @@ from waiting import wait_until
 import stemma as st
 from stemma.frontend.protocol import wire
 
-FLAGS = ("--engine-timeout-s", "2", "--grace-s", "1", "--dtype", "float32")
-LONGEST_PAUSE_S = 3.0  # more than these limits
+FLAGS = ("--engine-timeout-s", "8", "--grace-s", "1", "--dtype", "float32")
+LONGEST_PAUSE_S = 9.0  # more than these limits
 
 
 @st.function
@@ -86,14 +86,15 @@ class Cycles:
 
     def once(self) -> None:
         """One fault, and then all is as before."""
-        hostile = Hostile(self.server)
-        engine = self.server.engine_pid
-        fault = self._rng.choice((self._pause, self._pause, self._kill_engine, self._kill_workers))
-        fault()
-        self.server.wait_healthy()
-        assert (self.server.engine_pid != engine) is (fault == self._kill_engine), self.server.log
-        wait_until(self._is_right)
-        hostile.close()
+        with contextlib.closing(Hostile(self.server)):
+            engine = self.server.engine_pid
+            faults = (self._pause, self._pause, self._kill_engine, self._kill_workers)
+            fault = self._rng.choice(faults)
+            fault()
+            self.server.wait_healthy()
+            is_new = self.server.engine_pid != engine
+            assert is_new is (fault == self._kill_engine), self.server.log
+            wait_until(self._is_right)
 
     def _is_right(self) -> bool:
         try:
