@@ -18,7 +18,7 @@ from ..frontend.client.backend import Backend
 from ..frontend.client.progress import byte_progress
 from ..frontend.client.temporary_folder import parent_of_sockets
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
-from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
+from ..runtime.config import add_engine_flags, engine_config, located, options_of
 
 DEFAULT_PORT = 8000
 
@@ -64,17 +64,9 @@ def start_engine(args: argparse.Namespace) -> Engine:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The flags' values that are not the defaults, with the model's folder in place of its hub id,
     for which it is fetched here. Raises InvalidRequest or ModelLoadError."""
-    config, default = engine_config(args), EngineConfig()
+    config = engine_config(args)
     with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
-        config = located(config, on_progress)
-    values = {
-        name: getattr(config, name)
-        for name in EngineConfig.__dataclass_fields__
-        if getattr(config, name) != getattr(default, name)
-    }
-    if config.lora_paths:
-        values["lora_paths"] = dict(config.lora_paths)  # as `st.Engine` takes them
-    return values
+        return options_of(located(config, on_progress))
 
 
 @contextmanager

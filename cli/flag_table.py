@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from ..cluster.settings import ClusterSettings
 from ..flags import FlagText, flags_of
 from ..runtime.config import EngineConfig
 from ..server.settings import ServerSettings
@@ -26,7 +27,7 @@ Written by `python -m stemma.cli.flag_table --write`; a test holds it to the fla
 
 def page() -> str:
     """Its text: a table under each heading of `--help-all`."""
-    flags = [*flags_of(EngineConfig), *flags_of(ServerSettings)]
+    flags = [*flags_of(EngineConfig), *flags_of(ServerSettings), *flags_of(ClusterSettings)]
     groups = groupby(flags, key=lambda flag: flag.heading)
     return "\n".join([_INTRO, *(_table(heading, group) for heading, group in groups)])
 

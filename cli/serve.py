@@ -7,9 +7,12 @@ import resource
 import signal
 import socket
 import sys
+from dataclasses import asdict
 from functools import partial
 
+from ..cluster.settings import ClusterSettings
 from ..errors import InvalidRequest
+from ..flags import add_flags, from_flags
 from ..frontend.client.engine_process import EngineProcess
 from ..runtime.config import add_engine_flags
 from ..runtime.sessions.ipc_file import remove_leftovers
@@ -31,6 +34,7 @@ def add_parser(commands: Commands) -> None:
         help="ZeroMQ address, ipc://PATH or tcp://HOST:PORT (default: an ipc file by the port)",
     )  # fmt: skip
     add_client_flags(programs)
+    add_flags(parser, ClusterSettings)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
@@ -83,7 +87,11 @@ def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
     names = ("server_key", "client_keys", "grace_s")
     options = {**engine_options(args), **{name: getattr(args, name) for name in names}}
     model = options.pop("model", None)
-    return partial(EngineProcess, model, listen=(endpoint,), options=options, has_log=False)
+    start = partial(EngineProcess, model, listen=(endpoint,), has_log=False)
+    cluster = from_flags(ClusterSettings, args)
+    if cluster.replicas == 1:
+        return partial(start, options=options)
+    return partial(start, options={**options, **asdict(cluster)}, module="stemma.cluster")
 
 
 def _announce(args: argparse.Namespace, engine: EngineSupervisor, port: int, endpoint: str) -> None:

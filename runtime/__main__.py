@@ -12,58 +12,26 @@ from pathlib import Path
 
 import zmq
 
-from ..errors import InvalidRequest, StemmaError
-from ..flags import Parser
+from ..errors import StemmaError
 from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
-from .sessions.listener import LINGER_MS, add_client_flags, server_keys
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+from .sessions.listener import LINGER_MS, server_keys
+from .sessions.process import parse, process_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the model, then serve until stopped; 1 with one line on stderr if that cannot be."""
-    parser = Parser(prog="python -m stemma.runtime", description=__doc__, exit_on_error=False)
-    parser.add_argument(
-        "--endpoint",
-        action="append",
-        required=True,
-        metavar="ADDRESS",
-        help="where to listen: ipc://PATH or tcp://HOST:PORT (may be repeated)",
-    )
-    add_client_flags(parser)
-    parser.add_argument(
-        "--watch-stdin",
-        action="store_true",
-        help="end when standard input closes (so never to outlive a parent)",
-    )
-    parser.add_argument(
-        "--log-level",
-        type=str.upper,
-        choices=LOG_LEVELS,
-        default="WARNING",
-        help="default: %(default)s",
-    )
+    parser = process_parser("python -m stemma.runtime", __doc__)
     add_engine_flags(parser)
     try:
-        args = _parsed(parser, argv)
+        args = parse(parser, argv)
         logging.basicConfig(level=args.log_level, format="%(levelname)s %(name)s: %(message)s")
         _serve(args)
     except StemmaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _parsed(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags. Raises InvalidRequest for a value that cannot be one, under the name that it has
-    as an option of `st.Engine`."""
-    try:
-        return parser.parse_args(argv)
-    except argparse.ArgumentError as error:
-        field = str(error.argument_name).lstrip("-").replace("-", "_")
-        raise InvalidRequest(f"{field}: {error.message}", field) from None
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
@@ -253,6 +253,19 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The record from parsed flags."""
     return from_flags(EngineConfig, args)
+
+
+def options_of(config: EngineConfig) -> dict[str, Any]:
+    """What differs from the defaults, as `st.Engine` takes it."""
+    default = EngineConfig()
+    values = {
+        name: getattr(config, name)
+        for name in EngineConfig.__dataclass_fields__
+        if getattr(config, name) != getattr(default, name)
+    }
+    if config.lora_paths:
+        values["lora_paths"] = dict(config.lora_paths)
+    return values
 
 
 def _require(field: str, value: object, is_fine: bool, allowed: str) -> None:

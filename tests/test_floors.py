@@ -30,9 +30,10 @@ GROUND = (
 BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
     "server": (*GROUND, "frontend", "runtime"),
+    "cluster": (*GROUND, "frontend", "radix", "runtime"),
     "planning": (*GROUND, *PILLARS, "runtime"),
-    "bench": (*GROUND, *PILLARS, "runtime", "server", "planning"),
-    "cli": (*GROUND, *PILLARS, "runtime", "server", "planning", "bench"),
+    "bench": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning"),
+    "cli": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "bench"),
 }
 ROOMS = (*PILLARS, *BELOW)
 SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
@@ -58,6 +59,13 @@ FLOORS = {
         ("app",),
         ("supervisor",),
         ("http_server",),
+    ),
+    "cluster": (
+        ("placement", "prompt_text"),
+        ("replica", "settings"),
+        ("local", "router_calls"),
+        ("router",),
+        ("__main__",),
     ),
     "frontend": (("protocol",), ("client",), ("openai", "trace"), ("backend",), ("dsl",)),
     "bench": (
@@ -249,8 +257,9 @@ def test_commands_that_read_the_engines_flags_load_no_compiler_of_grammars() -> 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_server_loads_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import stemma.server.http_server"
+@pytest.mark.parametrize("module", ["server.http_server", "cluster.__main__"])
+def test_neither_the_server_nor_the_router_loads_torch(module: str) -> None:
+    code = f"import sys; sys.modules['torch'] = None; import stemma.{module}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -57,13 +57,14 @@ class EngineProcess:
         listen: Sequence[str] = (),
         options: dict[str, object],
         has_log: bool = True,
+        module: str = "stemma.runtime",
     ) -> None:
         """As `Engine`; `has_log`: its output is captured to be quoted when it dies, else it goes to
-        this process's standard error."""
+        this process's standard error. `module`: what is run, and takes these options as flags."""
         flags = _flags({"model": model, **options})  # may raise
         folder = TemporaryFolder()
         self.endpoint = folder.endpoint
-        command = [sys.executable, "-P", "-m", "stemma.runtime"]
+        command = [sys.executable, "-P", "-m", module]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]
         command += ["--watch-stdin", *flags]

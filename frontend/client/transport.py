@@ -54,15 +54,16 @@ class Transport:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
         keys: ClientKeys | None,
-        wake_fd: int,
+        wake_fd: int | None,
         process: PeerProcess | None,
         tenant: str | None,
         connect_s: float,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
     ) -> None:
-        """`wake_fd`: becomes readable to end a `poll`; `process`: the runtime's, where it is known
-        beforehand; `tenant`: the tenant that this client's work counts for; `connect_s`,
-        `silence_s`: after which a runtime that never answered, or no longer does, is given up."""
+        """`wake_fd`: becomes readable to end a `poll`, None: none does; `process`: the runtime's,
+        where it is known beforehand; `tenant`: the tenant that this client's work counts for;
+        `connect_s`, `silence_s`: after which a runtime that never answered, or no longer does, is
+        given up."""
         self.link = Link()
         self.welcome: dict[str, Any] | None = None  # the first one
         self.silence_s = silence_s
@@ -102,8 +103,7 @@ class Transport:
             dealer.curve_serverkey = self._keys.server_public
             dealer.curve_publickey = self._keys.public
             dealer.curve_secretkey = self._keys.secret
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._poller = self._new_poller()
         self._poller.register(dealer, zmq.POLLIN)
         if not self._endpoint.startswith("inproc://"):
             self._monitor = dealer.get_monitor_socket(_WATCHED)
@@ -112,6 +112,20 @@ class Transport:
         self._was_replaced = False
         dealer.connect(self._endpoint)
         self._say_hello()
+
+    def _new_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        if self._wake_fd is not None:
+            poller.register(self._wake_fd, zmq.POLLIN)
+        return poller
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Those of the current connection, for who polls several transports at once: `poll(0)` when
+        one is readable, and now and then besides."""
+        if self._reopen_at is not None:
+            return []
+        return [socket for socket in (self._dealer, self._monitor) if socket is not None]
 
     def _say_hello(self) -> None:
         who = {"session": self._session, "tenant": self._tenant}
@@ -134,8 +148,7 @@ class Transport:
     def _lose(self, now: float) -> None:
         """The connection is lost: say hello on a new one soon."""
         self._shut(0)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._poller = self._new_poller()
         if self._is_up:
             self._silent_since_s = now
         self._is_up = False

@@ -214,7 +214,7 @@ class Gateway:
             raise EngineError("the runtime is being stopped: it takes no new programs")
 
     def _open(self, client: EngineClient, program: int, values: dict[str, Any]) -> ProgramSession:
-        tenant = tenant_from(values)
+        tenant, account = tenant_from(values), _optional_str(values, "account")
         return ProgramSession(
             self._context,
             partial(self._emit, client, program),
@@ -228,7 +228,7 @@ class Gateway:
             response_id=_optional_str(values, "response_id"),
             has_token_ids=bool(values.get("token_ids")),
             namespace=_optional_str(values, "namespace") or "",
-            account=client.account(tenant),
+            account=client.account(tenant) if account is None else (client.owner, account),
             history=_optional_str(values, "history") or "",
             op_key=_optional_str(values, "op_key"),
         )

@@ -1,0 +1,1 @@
+"""Many engines as one: where programs run, and what happens when an engine does not."""

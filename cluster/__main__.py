@@ -1,0 +1,70 @@
+"""`python -m stemma.cluster`: several engines behind one address. Started by `stemma serve`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import zmq
+
+from ..errors import StemmaError
+from ..flags import add_flags, from_flags
+from ..frontend.client.progress import byte_progress
+from ..runtime.config import add_engine_flags, engine_config, located
+from ..runtime.sessions.listener import LINGER_MS, server_keys
+from ..runtime.sessions.process import parse, process_parser
+from .local import local_replicas
+from .router import Router
+from .settings import ClusterSettings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the engines, then serve until stopped; 1 with one line on stderr if that cannot be."""
+    parser = process_parser("python -m stemma.cluster", __doc__)
+    add_flags(parser, ClusterSettings)
+    add_engine_flags(parser)
+    try:
+        args = parse(parser, argv)
+        logging.basicConfig(level=args.log_level, format="%(levelname)s %(name)s: %(message)s")
+        _serve(args)
+    except StemmaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> None:
+    settings = from_flags(ClusterSettings, args)
+    keys = server_keys(args, args.endpoint)
+    config = engine_config(args)
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    stop_fd = sys.stdin.fileno() if args.watch_stdin else None
+    router = Router(
+        local_replicas(config, settings.replicas, context),
+        placement=settings.placement,
+        stop_fd=stop_fd,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: router.stop())
+    if args.watch_stdin:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        router.start()
+        router.listen(args.endpoint, context=context, grace_s=args.grace_s, keys=keys)
+    except BaseException:
+        router.close()
+        raise
+    gc.collect()
+    gc.freeze()
+    router.run()
+    context.destroy(LINGER_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

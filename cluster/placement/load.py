@@ -1,0 +1,149 @@
+"""How much work a replica is expected to have: of its open programs, not of its requests in flight.
+
+An agent between two calls has no request and will be back; so a program counts with what its calls
+usually compute, by the share of its time that it usually spends computing. Everything is in tokens
+of a prompt: a token that is generated counts as `ROW_TOKENS` of these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+# A row of a batch against a token of a prompt, in time (llama-160m and a 1B on a CPU, batches of 4
+# to 32: 2 to 6). What is off by a factor shifts the weight of queues against that of prefixes.
+ROW_TOKENS = 4.0
+BYTES_PER_TOKEN = 4.0  # of texts that nobody has tokenized yet
+MAX_KINDS = 4096
+_MEMORY = 0.2  # weight of the newest observation
+_NEW_OUTPUT_TOKENS = 64.0  # of a call, before any of its kind has ended
+
+
+@dataclass(slots=True)
+class Habits:
+    """What programs of one kind usually do."""
+
+    output_tokens: float = _NEW_OUTPUT_TOKENS  # of a call
+    call_s: float = 1.0
+    think_s: float = 0.0  # between two calls
+    num_calls: float = 1.0
+
+    def note_call(self, output_tokens: int, call_s: float) -> None:
+        """A call has ended."""
+        self.output_tokens += _MEMORY * (output_tokens - self.output_tokens)
+        self.call_s += _MEMORY * (call_s - self.call_s)
+
+    def note_thought(self, think_s: float) -> None:
+        """So long a program had no call between two."""
+        self.think_s += _MEMORY * (think_s - self.think_s)
+
+    def note_end(self, num_calls: int) -> None:
+        """A program has ended."""
+        self.num_calls += _MEMORY * (num_calls - self.num_calls)
+
+    @property
+    def busy_share(self) -> float:
+        """Of a program's time between its first and last call, what its calls take."""
+        return self.call_s / (self.call_s + self.think_s) if self.call_s else 1.0
+
+
+class AllHabits:
+    """The habits of each kind of program: those whose first call is on the same line of source."""
+
+    def __init__(self) -> None:
+        self._by_kind: OrderedDict[Hashable, Habits] = OrderedDict()
+
+    def of(self, kind: Hashable) -> Habits:
+        """New ones for a kind that is not known."""
+        habits = self._by_kind.get(kind)
+        if habits is None:
+            habits = self._by_kind[kind] = Habits()
+            if len(self._by_kind) > MAX_KINDS:
+                self._by_kind.popitem(last=False)
+        self._by_kind.move_to_end(kind)
+        return habits
+
+
+@dataclass(slots=True)
+class ReplicaLoad:
+    """The sums over one replica's open programs."""
+
+    num_calls: int = 0  # in flight
+    expected_tokens: float = 0.0  # what they will have it compute in about the time of one call
+    held_tokens: float = 0.0  # KV that they will want again
+
+    def change(self, before: ReplicaLoad, after: ReplicaLoad) -> None:
+        """A program's part of it is another one now."""
+        self.num_calls += after.num_calls - before.num_calls
+        self.expected_tokens += after.expected_tokens - before.expected_tokens
+        self.held_tokens += after.held_tokens - before.held_tokens
+
+
+_NOTHING = ReplicaLoad()
+
+
+class ProgramLoad:
+    """One open program as its replica's load sees it. Invariant: its part is in `_total`."""
+
+    def __init__(self, habits: Habits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.habits = habits
+        self.num_calls = 0  # in flight
+        self.num_ended = 0
+        self.missing_tokens = 0.0  # of its prompt, not computed yet as far as is known
+        self._clock = clock
+        self._held_tokens = 0.0
+        self._since_s = 0.0  # of the first call in flight, or of the last one's end
+        self._total = ReplicaLoad()
+        self._part = _NOTHING
+
+    def enter(self, total: ReplicaLoad, missing_tokens: float) -> None:
+        """It runs on this replica from now on, which has to compute so much of its prompt."""
+        self.leave()
+        self._total = total
+        self.missing_tokens = missing_tokens
+        self._count()
+
+    def leave(self) -> None:
+        """It is nowhere."""
+        self._total.change(self._part, _NOTHING)
+        self._part, self._total = _NOTHING, ReplicaLoad()
+        self.num_calls = 0
+
+    def begin_call(self) -> None:
+        """A call was sent."""
+        if not self.num_calls:
+            now_s = self._clock()
+            if self.num_ended:
+                self.habits.note_thought(now_s - self._since_s)
+            self._since_s = now_s
+        self.num_calls += 1
+        self._count()
+
+    def end_call(self, prompt_tokens: int, output_tokens: int) -> None:
+        """One has ended."""
+        self.num_calls = max(0, self.num_calls - 1)
+        self.num_ended += 1
+        self.missing_tokens = 0.0
+        self._held_tokens = max(self._held_tokens, prompt_tokens + output_tokens)
+        now_s = self._clock()
+        self.habits.note_call(output_tokens, now_s - self._since_s)
+        self._since_s = now_s
+        self._count()
+
+    def end(self) -> None:
+        """The program has ended."""
+        self.habits.note_end(self.num_ended)
+        self.leave()
+
+    def _count(self) -> None:
+        rows = self.habits.output_tokens * ROW_TOKENS
+        if self.num_calls:
+            expected = self.missing_tokens + self.num_calls * rows
+        else:
+            expected = self.habits.busy_share * rows
+        held = max(self._held_tokens, self.missing_tokens)
+        part = ReplicaLoad(self.num_calls, expected, held)
+        self._total.change(self._part, part)
+        self._part = part

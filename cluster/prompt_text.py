@@ -1,0 +1,78 @@
+"""The text with which a program begins, as far as its ops say it before its first call.
+
+What a chat template puts around messages is the engine's to know. The router learns it from what
+engines tell their clients (`mark` events), by the roles before it; a mark that is not known yet has
+a stand-in. Whatever is wrong here costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+CALLS = ("gen", "select", "embed")
+MAX_CONTEXTS = 4096
+_MAX_ROLES = 6  # of those before a mark that may decide what it is
+
+
+class MarkMemory:
+    """What roles looked like, by the template's arguments and the last ops about roles."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[object, ...], str] = OrderedDict()
+
+    def note(self, context: tuple[object, ...], text: str) -> None:
+        """In this context an op about a role appended so much."""
+        self._texts[context] = text
+        self._texts.move_to_end(context)
+        if len(self._texts) > MAX_CONTEXTS:
+            self._texts.popitem(last=False)
+
+    def text(self, context: tuple[object, ...]) -> str:
+        """What an op about a role will append, as far as is known."""
+        known = self._texts.get(context)
+        return f"\0{context[-1]}\0" if known is None else known
+
+
+class Opening:
+    """A program's beginning on its first branch: grows with its ops until the first call."""
+
+    __slots__ = ("_marks", "_memory", "_parts", "_roles", "_template", "is_over")
+
+    def __init__(self, create: dict[str, Any], memory: MarkMemory) -> None:
+        self._memory = memory
+        self._template = (create.get("tools"), create.get("template_kwargs"))
+        self._parts: list[str] = []
+        self._roles: list[str] = []
+        self._marks: dict[int, tuple[object, ...]] = {}  # contexts by seq
+        self.is_over = False
+
+    def take(self, ops: list[Any]) -> None:
+        """The next ops, as they are sent; restored texts in their places."""
+        for op in ops:
+            if self.is_over or not isinstance(op, list) or len(op) < 4 or op[1] != 0:
+                continue
+            kind = op[0]
+            if kind in CALLS or kind == "fork":
+                self.is_over = True
+            elif kind == "text" and len(op) > 4 and isinstance(op[4], str):
+                self._parts.append(op[4])
+            elif kind in ("role_begin", "role_end"):
+                self._roles.append("/" if kind == "role_end" else f"{op[4:]}")
+                context = (*self._template, *self._roles[-_MAX_ROLES:])
+                if isinstance(op[2], int):
+                    self._marks[op[2]] = context
+                self._parts.append(self._memory.text(context))
+            elif kind == "tokens":
+                self._parts.append(f"\0{op[4:]}\0")
+
+    def note_mark(self, seq: int, payload: Any) -> None:
+        """An engine has said what an op about a role appended."""
+        context = self._marks.pop(seq, None)
+        if context is not None and isinstance(payload, dict) and not payload.get("replace"):
+            self._memory.note(context, str(payload.get("text", "")))
+
+    @property
+    def text(self) -> bytes:
+        """All of it so far."""
+        return "".join(self._parts).encode("utf-8", "surrogatepass")

@@ -1,0 +1,237 @@
+"""One engine as the router sees it: its process, the session with it, what runs there.
+
+A replica is started, greeted, used, and, when its process ends or is silent for too long, started
+again. What it was carrying out then is its router's to decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import zmq
+
+from ..errors import EngineError
+from ..frontend.client.outbox import Outbox
+from ..frontend.client.peer_process import PeerProcess
+from ..frontend.client.transport import Transport
+from ..frontend.protocol import wire
+from ..frontend.protocol.keys import ClientKeys
+from ..runtime.sessions.clients import Client, ClientProgram
+from .placement.load import ProgramLoad, ReplicaLoad
+from .prompt_text import Opening
+
+BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
+STEADY_S = 60.0  # a replica that was ready for so long did not die of its start
+_PROMPT_TOKEN_S = 1e-4  # until a replica has said what its own costs are
+_NOT_THE_MODEL = frozenset(
+    {"v", "op", "n", "session", "ack", "credit_bytes", "grace_s", "heartbeat_s", "max_frame_bytes"}
+)
+
+
+class Started(Protocol):
+    """An engine that was started, or is to be found, at an endpoint."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def peer(self) -> PeerProcess | None:
+        """Its process, where it is one of this host."""
+
+    def order(self, order: bytes) -> None:
+        """As `EngineProcess.order`."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def stop(self) -> None:
+        """End it, and forget it."""
+
+
+class ReplicaState(Enum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # it ends what it has, and gets nothing new
+    LOST = "lost"  # it is started again after a while
+
+
+@dataclass(slots=True, eq=False)
+class RoutedProgram(ClientProgram):
+    """A client's program, and where it runs."""
+
+    client: Client[RoutedProgram]
+    number: int  # the client's
+    create: dict[str, Any]
+    load: ProgramLoad
+    opening: Opening
+    replica: Replica | None = None
+    number_there: int = 0
+    calls: set[tuple[int, int]] = field(default_factory=set)  # ops that were sent, without a value
+
+
+class Replica:
+    """Owns one engine, and the session with it; used by the router's thread."""
+
+    def __init__(
+        self,
+        number: int,
+        start: Callable[[], Started],
+        *,
+        context: zmq.Context[zmq.Socket[bytes]],
+        connect_s: float,
+        silence_s: float = wire.RUNTIME_TIMEOUT_S,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        """`start`: starts its engine, each time anew; `connect_s`, `silence_s`: as `Transport`."""
+        self.number = number
+        self.state = ReplicaState.LOST
+        self.why_lost = "it was not started yet"
+        self.programs: dict[int, RoutedProgram] = {}  # by their numbers there
+        self.info: dict[str, Any] = {}  # of the model, from its welcome
+        self.prompt_token_s = _PROMPT_TOKEN_S
+        self.total_tokens = 0.0  # KV that it holds
+        self.load = ReplicaLoad()
+        self.num_starts = 0
+        self.outbox = Outbox()
+        self._start = start
+        self._context = context
+        self._connect_s = connect_s
+        self._silence_s = silence_s
+        self._keys = keys
+        self._started: Started | None = None
+        self._transport: Transport | None = None
+        self._start_at_s = 0.0
+        self._ready_s = 0.0
+        self._num_deaths = 0  # in a row
+        self._num_programs = 0  # since the start of the router
+
+    # --- its life -------------------------------------------------------------------------------
+
+    def revive(self) -> None:
+        """Start it, if it is lost and its time has come."""
+        if self.state is not ReplicaState.LOST or time.monotonic() < self._start_at_s:
+            return
+        try:
+            self._started = self._start()
+            self._transport = Transport(
+                self._context,
+                self._started.endpoint,
+                self._keys,
+                None,
+                self._started.peer,
+                None,
+                self._connect_s,
+                self._silence_s,
+            )
+        except (EngineError, OSError, zmq.ZMQError) as error:
+            self.lose(f"it cannot be started: {error}")
+            return
+        self.num_starts += 1
+        self.outbox = Outbox()
+        self.state = ReplicaState.STARTING
+
+    def lose(self, reason: str) -> list[RoutedProgram]:
+        """It has ended, or is given up; returns the programs that it had."""
+        if self.state in (ReplicaState.READY, ReplicaState.DRAINING):
+            is_steady = time.monotonic() - self._ready_s > STEADY_S
+            self._num_deaths = 0 if is_steady else self._num_deaths
+        self.why_lost = reason
+        self.state = ReplicaState.LOST
+        self._close(kills=True)
+        self._start_at_s = time.monotonic() + BACKOFF_S[min(self._num_deaths, len(BACKOFF_S) - 1)]
+        self._num_deaths += 1
+        programs, self.programs = list(self.programs.values()), {}
+        for program in programs:
+            program.load.leave()
+            program.replica = None
+        return programs
+
+    def drain(self) -> None:
+        """Place nothing new there."""
+        if self._started is not None:
+            self._started.order(wire.DRAIN_ORDER)
+        if self.state is ReplicaState.READY:
+            self.state = ReplicaState.DRAINING
+
+    def close(self) -> None:
+        """End it."""
+        self._close(kills=False)
+        self.state = ReplicaState.LOST
+
+    def _close(self, *, kills: bool) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        if self._started is not None:
+            if kills:
+                self._started.kill()
+            self._started.stop()
+            self._started = None
+
+    # --- what is said ---------------------------------------------------------------------------
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """To be polled."""
+        return [] if self._transport is None else self._transport.sockets
+
+    def hear(self) -> list[wire.Message]:
+        """What it has said since the last time. Raises EngineError or ProtocolError when it is to
+        be given up."""
+        if self._transport is None:
+            return []
+        messages = self._transport.poll(0.0)
+        if self.state is ReplicaState.STARTING and self._transport.welcome is not None:
+            self._be_ready(self._transport.welcome)
+        return messages
+
+    def _be_ready(self, welcome: dict[str, Any]) -> None:
+        self.info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
+        self.state = ReplicaState.READY
+        self._ready_s = time.monotonic()
+
+    def say(self) -> None:
+        """Send what was queued."""
+        if self._transport is None:
+            return
+        self.outbox.flush_all()
+        self.outbox.hand_over(self._transport.link)
+        self.outbox.release(self._transport.link.num_acked)
+        self._transport.send()
+
+    def open(self, program: RoutedProgram, create: dict[str, Any]) -> None:
+        """Run a program here."""
+        self._num_programs += 1
+        program.replica, program.number_there = self, self._num_programs
+        self.programs[self._num_programs] = program
+        self.outbox.open(self._num_programs, wire.encode_create(create))
+
+    def close_program(self, program: RoutedProgram) -> None:
+        """It has ended, or is to be cancelled: nothing more of it is taken."""
+        self.programs.pop(program.number_there, None)
+        program.load.end()
+        if self.outbox.forget(program.number_there):
+            self.outbox.queue("cancel", {"program": program.number_there})
+
+    # --- for placement --------------------------------------------------------------------------
+
+    @property
+    def num_calls(self) -> int:
+        """Calls in flight."""
+        return self.load.num_calls
+
+    @property
+    def expected_tokens(self) -> float:
+        """What its open programs are expected to have it compute."""
+        return self.load.expected_tokens
+
+    @property
+    def room_tokens(self) -> float:
+        """KV that its open programs do not want again."""
+        return self.total_tokens - self.load.held_tokens

@@ -1,0 +1,342 @@
+"""The router: one endpoint for clients, many engines behind it, tokens passed on over ZeroMQ.
+
+    clients  -- ops -->  SessionHost | Router | Replica  -- ops -->  engines
+             <- events -             |        |          <- events -
+
+It speaks the runtime's protocol to both sides, so neither can tell it from the other. One thread.
+The unit of placement is the program: its first ops decide where it runs, and all of it runs there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from ..errors import EngineError, InvalidProgram, ProtocolError
+from ..frontend.protocol import wire
+from ..radix.fleet import FleetTree
+from ..runtime.sessions.clients import Client, tenant_from
+from ..runtime.sessions.host import SessionHost
+from ..runtime.sessions.listener import ServerKeys
+from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
+from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
+from .prompt_text import CALLS, MarkMemory, Opening
+from .replica import Replica, ReplicaState, RoutedProgram
+from .router_calls import RouterCalls
+
+log = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 250
+MAX_OPS_A_MESSAGE = 65_536
+MAX_TREE_BYTES = 256 * 1024 * 1024
+_STOPPING = "the cluster is being stopped: it takes no new programs"
+
+RouterClient = Client[RoutedProgram]
+
+
+class Router:
+    """Serves `replicas` at `endpoints`; `run` returns after `stop`, or when the owner has gone."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        placement: str = DEFAULT_PLACEMENT,
+        stop_fd: int | None = None,
+    ) -> None:
+        """`placement`: of `placement.policies.PLACEMENTS`; `stop_fd`: as of a `Gateway`."""
+        self._replicas = list(replicas)
+        self._policy = policy_of(placement)
+        self.placement = placement
+        self._stop_fd = stop_fd
+        self._should_stop = False
+        self._is_draining = False
+        self._tree = FleetTree[int]()  # what was sent where
+        self._habits = AllHabits()
+        self._marks = MarkMemory()
+        self._calls = RouterCalls(self._replicas)
+        self._host: SessionHost[RouterClient] | None = None
+        self._poller = zmq.Poller()
+        self._polled: list[Any] = []
+        self.num_placed: dict[int, int] = {replica.number: 0 for replica in replicas}
+
+    def stop(self) -> None:
+        """Ask the loop to end (from a signal handler or another thread)."""
+        self._should_stop = True
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all replicas, and wait until each is ready. Raises EngineError when one ends before
+        it ever was: its configuration cannot work."""
+        while not self._should_stop:
+            self._turn()
+            if all(replica.state is ReplicaState.READY for replica in self._replicas):
+                return
+            for replica in self._replicas:
+                if replica.state is ReplicaState.LOST and not replica.info and replica.num_starts:
+                    raise EngineError(replica.why_lost)
+
+    def listen(
+        self,
+        endpoints: Sequence[str],
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        grace_s: float = wire.GRACE_S,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        """Take clients at `endpoints`; as of a `SessionHost`."""
+        self._host = SessionHost(
+            self, RouterClient, endpoints, context=context, grace_s=grace_s, keys=keys
+        )
+        self._calls.clients = self._host.clients
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        assert self._host is not None, "nobody can reach it: listen first"
+        try:
+            while not self._should_stop:
+                self._turn()
+            self._host.say_farewell()
+        finally:
+            self._host.close()
+            self.close()
+
+    def close(self) -> None:
+        """End all replicas."""
+        for replica in self._replicas:
+            replica.close()
+
+    def _turn(self) -> None:
+        ready = self._poll()
+        if self._stop_fd is not None and self._stop_fd in ready:
+            self._obey(os.read(self._stop_fd, 4096))
+        host = self._host
+        if host is not None:
+            if host.socket in ready:
+                host.receive()
+            host.clock.read()
+            host.sweep()
+        for replica in self._replicas:
+            replica.revive()
+            self._hear(replica)
+            replica.say()
+        if host is not None:
+            host.send_events()
+
+    def _poll(self) -> dict[Any, int]:
+        sockets: list[Any] = [socket for replica in self._replicas for socket in replica.sockets]
+        sockets += [] if self._host is None else [self._host.socket]
+        sockets += [] if self._stop_fd is None else [self._stop_fd]
+        if sockets != self._polled:  # a connection was opened or has broken
+            self._polled, self._poller = sockets, zmq.Poller()
+            for socket in sockets:
+                self._poller.register(socket, zmq.POLLIN)
+        return dict(self._poller.poll(IDLE_POLL_MS))
+
+    def _obey(self, orders: bytes) -> None:
+        if not orders:
+            self._should_stop = True
+        elif wire.DRAIN_ORDER in orders:
+            self._is_draining = True
+
+    # --- from clients ---------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """The model, for welcomes."""
+        return self._calls.model
+
+    def take(self, client: RouterClient, message: wire.Message) -> None:
+        """A client's message. Raises ProtocolError."""
+        if message.op == "ops":
+            self._take_ops(client, message)
+        elif message.op == "call":
+            self._calls.take(client, message.header)
+        elif message.op == "cancel":
+            self._take_cancel(client, message.header)
+
+    def forget(self, client: RouterClient) -> None:
+        """A session ends: cancel its programs."""
+        for program in list(client.programs.values()):
+            if program.replica is not None:
+                program.replica.close_program(program)
+        self._calls.forget(client)
+
+    def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
+        items = message.header.get("programs")
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ProtocolError("ops: programs must be a list of objects")
+        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
+        if num_ops > MAX_OPS_A_MESSAGE:
+            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
+        num_bytes = message.num_bytes if len(items) == 1 else None
+        for item in items:
+            self._take_program(client, item, num_bytes)
+
+    def _take_program(
+        self, client: RouterClient, item: dict[str, Any], num_bytes: int | None
+    ) -> None:
+        number = item.get("program")
+        if not isinstance(number, int):
+            raise ProtocolError(f"program={number!r} is not allowed; allowed: an integer")
+        program = client.programs.get(number)
+        if program is None:
+            if "create" not in item:
+                return  # it has ended while these were on the way
+            create = dict(item["create"]) if isinstance(item["create"], dict) else {}
+            program = self._program(client, number, create, item.get("ops", []))
+        try:
+            if program.replica is None and not program.number_there:
+                client.require_room()
+                client.programs[number] = program
+            ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            self._pass_on(program, ops, is_end=bool(item.get("end")))
+        except (InvalidProgram, EngineError) as error:
+            self._reject(program, error)
+
+    def _program(
+        self, client: RouterClient, number: int, create: dict[str, Any], ops: Any
+    ) -> RoutedProgram:
+        tenant = tenant_from(create)
+        create["tenant"] = tenant or client.tenant
+        account = repr(client.account(tenant)).encode()
+        create["account"] = hashlib.blake2b(account, digest_size=16).hexdigest()
+        habits = self._habits.of(_kind_of(create, ops))
+        opening = Opening(create, self._marks)
+        return RoutedProgram(client, number, create, ProgramLoad(habits), opening)
+
+    def _pass_on(self, program: RoutedProgram, ops: list[Any], *, is_end: bool) -> None:
+        """Send a program's next ops to its replica, which is chosen with the first ones."""
+        program.opening.take(ops)
+        if program.replica is None:
+            self._place(program)
+        replica = program.replica
+        assert replica is not None
+        for op in ops:
+            if not isinstance(op, list) or len(op) < 3:
+                raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
+            if op[0] in CALLS and isinstance(op[1], int) and isinstance(op[2], int):
+                program.calls.add((op[1], op[2]))
+                program.load.begin_call()
+            replica.outbox.add(program.number_there, wire.encode_op(op))
+        replica.outbox.flush(program.number_there, end=is_end)
+
+    def _place(self, program: RoutedProgram) -> None:
+        if self._is_draining:
+            raise EngineError(_STOPPING)
+        candidates = [each for each in self._replicas if each.state is ReplicaState.READY]
+        if not candidates:
+            reasons = "; ".join(f"replica {r.number}: {r.why_lost}" for r in self._replicas)
+            raise EngineError(f"no replica is ready ({reasons})")
+        text, namespace = program.opening.text, _namespace_of(program.create)
+        cached = self._tree.match(namespace, text)
+        num_tokens = len(text) / BYTES_PER_TOKEN
+        habits = program.load.habits
+        newcomer = Newcomer(
+            num_tokens,
+            cached,
+            program.create.get("history") or None,
+            text,
+            habits.output_tokens * habits.num_calls,
+        )
+        replica = self._policy(newcomer, candidates)
+        assert isinstance(replica, Replica)
+        self._tree.insert(namespace, text, replica.number, num_tokens)
+        self._tree.shrink(MAX_TREE_BYTES)
+        self.num_placed[replica.number] += 1
+        replica.open(program, program.create)
+        missing = max(0.0, num_tokens - cached.get(replica.number, 0.0))
+        program.load.enter(replica.load, missing)
+
+    def _take_cancel(self, client: RouterClient, header: dict[str, Any]) -> None:
+        program = client.programs.get(header.get("program", -1))
+        if program is None or program.replica is None:
+            return
+        replica, there = program.replica, program.number_there
+        replica.outbox.flush(there)
+        if header.get("keep") is True:
+            replica.outbox.queue("cancel", {"program": there, "keep": True})
+        else:
+            replica.outbox.queue("cancel", {"program": there})  # its DONE ends it
+
+    def _reject(self, program: RoutedProgram, error: EngineError | InvalidProgram) -> None:
+        """End a program that cannot be carried out at all."""
+        failure = {"message": str(error), "kind": type(error).__name__, "op": "program"}
+        self._end(program)
+        events = program.client.events
+        events.append(program.number, 0, 0, wire.FAILED, failure)
+        used = {"num_requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        events.append(program.number, 0, 0, wire.DONE, used)
+
+    def _end(self, program: RoutedProgram) -> None:
+        if program.replica is not None:
+            program.replica.close_program(program)
+            program.replica = None
+        program.client.remove(program.number)
+
+    # --- from replicas --------------------------------------------------------------------------
+
+    def _hear(self, replica: Replica) -> None:
+        try:
+            for message in replica.hear():
+                if message.op == "events":
+                    self._take_events(replica, message.header["events"])
+                elif message.op == "reply":
+                    self._calls.take_reply(replica, message.header)
+        except (EngineError, ProtocolError) as error:
+            self._bury(replica, str(error))
+
+    def _take_events(self, replica: Replica, events: list[Any]) -> None:
+        programs = replica.programs
+        for number, branch, seq, kind, payload in events:
+            program = programs.get(number)
+            if program is None:
+                continue  # it was cancelled
+            program.client.events.append(program.number, branch, seq, kind, payload)
+            if kind == wire.DELTA:
+                continue
+            if kind == wire.DONE:
+                del programs[number]
+                program.load.end()
+                program.client.remove(program.number)
+            elif kind == wire.MARK:
+                if branch == 0:
+                    program.opening.note_mark(seq, payload)
+            elif (branch, seq) in program.calls:
+                program.calls.remove((branch, seq))
+                program.load.end_call(*_used(payload))
+
+    def _bury(self, replica: Replica, reason: str) -> None:
+        """A replica has ended, or does not answer."""
+        if self._host is not None:
+            log.warning("replica %d is lost: %s", replica.number, reason)
+        self._tree.forget(replica.number)
+        self._calls.lose(replica, reason)
+        for program in replica.lose(reason):
+            self._reject(program, EngineError(f"replica {replica.number} was lost: {reason}"))
+
+
+def _used(payload: Any) -> tuple[int, int]:
+    """Tokens of a call's prompt and output, from its value."""
+    meta = payload.get("meta") if isinstance(payload, dict) else None
+    metas = meta if isinstance(meta, list) else [meta]
+    known = [each for each in metas if isinstance(each, dict)]
+    prompt = max((int(each.get("prompt_tokens", 0)) for each in known), default=0)
+    return prompt, sum(int(each.get("completion_tokens", 0)) for each in known)
+
+
+def _kind_of(create: dict[str, Any], ops: Any) -> object:
+    """What programs that do the same have in common: the line of their first call."""
+    if create.get("op_key"):
+        return create["op_key"]
+    lines = (op[3] for op in ops if isinstance(op, list) and len(op) > 3 and op[0] in CALLS)
+    return next(lines, None)
+
+
+def _namespace_of(create: dict[str, Any]) -> tuple[str, str]:
+    return str(create.get("namespace") or ""), str(create.get("lora_path") or "")

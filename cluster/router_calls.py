@@ -1,0 +1,218 @@
+"""What clients ask beside programs: passed to one replica or to all, and answered once.
+
+Counters are summed, caches flushed everywhere, adapters loaded everywhere; what concerns one engine
+(its tree, what `watch` shows) is asked of the replica that the call names, else of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import EngineError, InvalidProgram
+from ..runtime.sessions.clients import Client, Clients
+from .replica import Replica, ReplicaState, RoutedProgram
+
+Merge = Callable[[list[tuple[int, Any]]], Any]  # of the results, with their replicas' numbers
+
+_OUTCOMES = (
+    "rejected",
+    "missing",
+    "deferred",
+    "clipped",
+    "accepted",
+)  # of hints, the best one last
+# Of what several replicas say under one name, what is no sum.
+_NOT_SUMMED = {"max_model_len": min, "page_size": min, "uptime_s": min, "since_step_s": min}
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A client's call, until all that were asked have answered."""
+
+    client: Client[RoutedProgram]
+    call_id: Any
+    merge: Merge
+    num_missing: int
+    results: list[tuple[int, Any]] = field(default_factory=list)
+    failure: dict[str, Any] | None = None
+
+
+class RouterCalls:
+    """Owns the calls that replicas have been asked and have not answered."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self.clients: Clients[Client[RoutedProgram]] | None = None
+        self._asked: dict[int, tuple[_Pending, Replica]] = {}  # by the number of the question
+        self._num_asked = 0
+        self._one: dict[str, Callable[[], Replica]] = {
+            "tokenize": self._least_loaded,
+            "detokenize": self._least_loaded,
+        }
+        self._all: dict[str, Merge] = {
+            "info": self._info,
+            "metrics": self._summed,
+            "vitals": self._summed,
+            "flush_cache": lambda results: sum(int(result) for _, result in results),
+            "kv_hints": _best_outcomes,
+            "lora_adapters": _first,
+            "load_lora_adapter": _first,
+            "unload_lora_adapter": lambda results: _with_sums(results, ("num_requests",)),
+            "lora_users": lambda results: _with_sums(results, ("num_requests",)),
+        }
+        self._named = ("tree", "watch")
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What a replica says of the model."""
+        known = next((replica.info for replica in self._replicas if replica.info), {})
+        return {**known, "num_replicas": len(self._replicas)}
+
+    def take(self, client: Client[RoutedProgram], header: dict[str, Any]) -> None:
+        """Ask whom a client's call concerns."""
+        call_id, method = header.get("id"), header.get("method")
+        args = header["args"] if isinstance(header.get("args"), dict) else {}
+        try:
+            replicas, merge, args = self._whom(method, args)
+        except (InvalidProgram, EngineError) as error:
+            told = {"error": str(error), "kind": type(error).__name__}
+            client.link.put("reply", id=call_id, ok=False, **told)
+            return
+        pending = _Pending(client, call_id, merge, len(replicas))
+        for replica in replicas:
+            self._num_asked += 1
+            self._asked[self._num_asked] = pending, replica
+            replica.outbox.queue("call", {"id": self._num_asked, "method": method, "args": args})
+
+    def _whom(
+        self, method: Any, args: dict[str, Any]
+    ) -> tuple[list[Replica], Merge, dict[str, Any]]:
+        ready = [r for r in self._replicas if r.state is not ReplicaState.LOST and r.info]
+        if not ready:
+            raise EngineError("no replica is ready")
+        if method in self._all:
+            return ready, self._all[method], args
+        if method in self._one:
+            return [self._one[method]()], _first, args
+        if method in self._named:
+            number = args.get("replica", ready[0].number)
+            chosen = [replica for replica in ready if replica.number == number]
+            if not chosen:
+                allowed = f"one of {[replica.number for replica in ready]}"
+                raise InvalidProgram.of("replica", number, allowed)
+            return chosen, _first, {name: v for name, v in args.items() if name != "replica"}
+        known = sorted([*self._all, *self._one, *self._named])
+        raise InvalidProgram.of("method", method, f"one of {known}")
+
+    def take_reply(self, replica: Replica, header: dict[str, Any]) -> None:
+        """A replica has answered."""
+        asked = self._asked.pop(header.get("id", -1), None)
+        if asked is None:
+            return
+        pending, _ = asked
+        if header.get("ok"):
+            pending.results.append((replica.number, header.get("result")))
+        else:
+            pending.failure = {"error": header.get("error"), "kind": header.get("kind")}
+        self._count(pending)
+
+    def lose(self, replica: Replica, reason: str) -> None:
+        """A replica will not answer any more: what it was asked is answered without it, if others
+        were asked, too."""
+        for number, (pending, asked) in list(self._asked.items()):
+            if asked is replica:
+                del self._asked[number]
+                if pending.num_missing == 1 and not pending.results:
+                    pending.failure = {"error": reason, "kind": "EngineError"}
+                self._count(pending)
+
+    def forget(self, client: Client[RoutedProgram]) -> None:
+        """A client has gone."""
+        for number, (pending, _) in list(self._asked.items()):
+            if pending.client is client:
+                del self._asked[number]
+
+    def _count(self, pending: _Pending) -> None:
+        pending.num_missing -= 1
+        if pending.num_missing:
+            return
+        link = pending.client.link
+        if pending.failure is not None:
+            link.put("reply", id=pending.call_id, ok=False, **pending.failure)
+            return
+        pending.results.sort(key=lambda result: result[0])
+        link.put("reply", id=pending.call_id, ok=True, result=pending.merge(pending.results))
+
+    def _least_loaded(self) -> Replica:
+        ready = [r for r in self._replicas if r.state is not ReplicaState.LOST and r.info]
+        return min(ready, key=lambda replica: replica.num_calls)
+
+    def _info(self, results: list[tuple[int, Any]]) -> Any:
+        return {**self._summed(results), "replicas": [self._report(*result) for result in results]}
+
+    def _report(self, number: int, info: dict[str, Any]) -> dict[str, Any]:
+        names = ("total_tokens", "free_tokens", "evictable_tokens", "num_running", "num_waiting")
+        replica = next(each for each in self._replicas if each.number == number)
+        counts = {name: info.get(name) for name in names}
+        state, starts = replica.state.value, replica.num_starts
+        return {"replica": number, "state": state, "num_starts": starts, **counts}
+
+    def _summed(self, results: list[tuple[int, Any]]) -> Any:
+        merged = _merged([result for _, result in results])
+        if self.clients is not None and isinstance(merged, dict):
+            for name, value in (
+                ("num_clients", len(self.clients)),
+                ("num_programs", self.clients.num_programs),
+            ):
+                if name in merged:
+                    merged[name] = value
+        return merged
+
+
+def _first(results: list[tuple[int, Any]]) -> Any:
+    return results[0][1]
+
+
+def _with_sums(results: list[tuple[int, Any]], names: Sequence[str]) -> Any:
+    first = dict(results[0][1])
+    return {**first, **{name: sum(result[name] for _, result in results) for name in names}}
+
+
+def _best_outcomes(results: list[tuple[int, Any]]) -> Any:
+    """Of each action the best outcome: a prefix is where it is."""
+    merged = results[0][1]
+    for _, result in results[1:]:
+        merged = [max(pair, key=_rank) for pair in zip(merged, result, strict=True)]
+    return merged
+
+
+def _rank(outcome: Any) -> int:
+    named = outcome.get("outcome") if isinstance(outcome, dict) else None
+    return _OUTCOMES.index(named) if named in _OUTCOMES else -1
+
+
+def _merged(values: list[Any]) -> Any:
+    """Sums of numbers, place by place; what is no number is the first one's."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {
+            name: _merged_field(name, [value[name] for value in values if name in value])
+            for name in first
+        }
+    if isinstance(first, list) and all(
+        isinstance(value, list) and len(value) == len(first) for value in values
+    ):
+        return [_merged(list(each)) for each in zip(*values, strict=True)]
+    if isinstance(first, bool) or not all(isinstance(value, int | float) for value in values):
+        return first
+    return sum(values)
+
+
+def _merged_field(name: str, values: list[Any]) -> Any:
+    choose = _NOT_SUMMED.get(name)
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if choose is not None and numbers:
+        return choose(numbers)
+    return _merged(values)

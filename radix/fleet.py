@@ -1,0 +1,176 @@
+"""Which replicas have which prefixes cached: one radix tree over texts, for many engines.
+
+Texts are bytes (UTF-8), since replicas need not agree on token ids, and a router that places a
+program has its text before anybody has tokenized it. Each node knows the holders of its run, with
+the number of tokens it has there. What a holder has is closed under prefixes, so that a node's
+holders are among its parent's.
+
+Cost: `insert`, `withdraw` and `match` take Python steps for the nodes on the path; runs are
+compared as blocks. One thread uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["FleetTree"]
+
+H = TypeVar("H", bound=Hashable)
+
+
+class _Node(Generic[H]):
+    __slots__ = ("children", "holders", "parent", "run", "used")
+
+    def __init__(self, parent: _Node[H] | None, run: bytes) -> None:
+        self.parent = parent
+        self.run = run
+        self.children: dict[int, _Node[H]] = {}  # by the first byte of their runs
+        self.holders: dict[H, float] = {}  # tokens of the run
+        self.used = 0  # the tree's clock at its last use
+
+
+class FleetTree(Generic[H]):
+    """Owns what is known of all holders' caches, by namespace. Invariant: a node without children
+    has holders, and each holder of a node holds its parent."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Hashable, _Node[H]] = {}
+        self._clock = 0
+        self.num_bytes = 0  # of all runs
+
+    def insert(self, namespace: Hashable, text: bytes, holder: H, num_tokens: float) -> None:
+        """`holder` has all of a text, of so many tokens; what it already held of it stays."""
+        node = self._roots.setdefault(namespace, _Node(None, b""))
+        self._clock += 1
+        at, rate = 0, num_tokens / max(1, len(text))
+        while at < len(text):
+            child = node.children.get(text[at])
+            if child is None:
+                child = _Node(node, text[at:])
+                node.children[text[at]] = child
+                self.num_bytes += len(child.run)
+            elif not text.startswith(child.run, at):
+                child = self._split(child, _num_common(child.run, text, at))
+            child.holders.setdefault(holder, len(child.run) * rate)
+            child.used = self._clock
+            node, at = child, at + len(child.run)
+
+    def match(self, namespace: Hashable, text: bytes) -> dict[H, float]:
+        """How many tokens of a text each holder has, of those that have any. It is a use."""
+        found: dict[H, float] = {}
+        self._clock += 1
+        for node, num_bytes in self._path(namespace, text):
+            node.used = self._clock
+            share = num_bytes / len(node.run)
+            for holder, num_tokens in node.holders.items():
+                found[holder] = found.get(holder, 0.0) + share * num_tokens
+        return found
+
+    def withdraw(self, namespace: Hashable, text: bytes, num_kept: int, holder: H) -> None:
+        """`holder` has only the first `num_kept` bytes of a text any more, and nothing that goes on
+        from the rest."""
+        path = list(self._path(namespace, text))
+        end = sum(num_bytes for _, num_bytes in path)
+        for node, num_bytes in reversed(path):
+            start, end = end - num_bytes, end - num_bytes
+            if start + num_bytes <= num_kept:
+                break
+            if start < num_kept:
+                self._split(node, num_kept - start)
+            self._drop(node, holder)
+            self._prune(namespace, node)
+
+    def forget(self, holder: H) -> None:
+        """`holder` has nothing."""
+        for namespace, root in list(self._roots.items()):
+            nodes = [root]
+            for node in nodes:
+                nodes.extend(node.children.values())
+            for node in reversed(nodes):
+                node.holders.pop(holder, None)
+                self._prune(namespace, node)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Forget what was used longest ago, until no more than so many bytes are held."""
+        if self.num_bytes <= max_bytes:
+            return
+        leaves: list[tuple[int, Hashable, _Node[H]]] = []
+        for namespace, root in self._roots.items():
+            nodes = [root]
+            for node in nodes:
+                nodes.extend(node.children.values())
+            leaves += [(node.used, namespace, node) for node in nodes[1:] if not node.children]
+        for _, namespace, node in sorted(leaves, key=lambda leaf: leaf[0]):
+            if self.num_bytes <= max_bytes * 3 // 4:
+                break
+            node.holders.clear()
+            self._prune(namespace, node)
+        self.shrink(max_bytes)  # parents of those have become leaves
+
+    def _path(self, namespace: Hashable, text: bytes) -> Iterator[tuple[_Node[H], int]]:
+        """The nodes that a text enters, and how many bytes of each it has."""
+        node = self._roots.get(namespace)
+        at = 0
+        while node is not None and at < len(text):
+            node = node.children.get(text[at])
+            if node is None:
+                return
+            if not text.startswith(node.run, at):
+                yield node, _num_common(node.run, text, at)
+                return
+            yield node, len(node.run)
+            at += len(node.run)
+
+    def _split(self, node: _Node[H], at: int) -> _Node[H]:
+        """Puts a node with the first `at` bytes of the run above; returns that."""
+        upper: _Node[H] = _Node(node.parent, node.run[:at])
+        assert node.parent is not None and 0 < at < len(node.run), "no place inside the run"
+        share = at / len(node.run)
+        upper.holders = {holder: share * count for holder, count in node.holders.items()}
+        node.holders = {h: count - upper.holders[h] for h, count in node.holders.items()}
+        upper.used = node.used
+        node.parent.children[upper.run[0]] = upper
+        node.parent, node.run = upper, node.run[at:]
+        upper.children[node.run[0]] = node
+        return upper
+
+    def _drop(self, node: _Node[H], holder: H) -> None:
+        """Take a holder from a node and all below."""
+        nodes = [node]
+        for each in nodes:
+            if each.holders.pop(holder, None) is not None:
+                nodes.extend(each.children.values())
+        for each in reversed(nodes[1:]):
+            self._cut_if_empty(each)
+
+    def _prune(self, namespace: Hashable, node: _Node[H]) -> None:
+        """Remove a node that nobody holds, and those above that only led to it."""
+        step: _Node[H] | None = node
+        while step is not None and not step.children and not step.holders:
+            above = step.parent
+            if above is None:
+                self._roots.pop(namespace, None)
+                return
+            self._cut_if_empty(step)
+            step = above
+
+    def _cut_if_empty(self, node: _Node[H]) -> None:
+        above = node.parent
+        if above is None or node.children or node.holders:
+            return
+        if above.children.get(node.run[0]) is node:
+            del above.children[node.run[0]]
+            self.num_bytes -= len(node.run)
+
+
+def _num_common(run: bytes, text: bytes, at: int) -> int:
+    """How many of the run's first bytes `text` has from `at` on; halves blocks that it compares."""
+    low, high = 0, min(len(run), len(text) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(run[low:middle], at + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
