@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from ..frontend.protocol import wire
 from ..frontend.protocol.keys import ClientKeys
 from ..runtime.sessions.clients import Client, ClientProgram
 from .placement.load import ProgramLoad, ReplicaLoad
+from .program_log import ProgramLog
 from .prompt_text import Opening
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
@@ -70,9 +71,9 @@ class RoutedProgram(ClientProgram):
     create: dict[str, Any]
     load: ProgramLoad
     opening: Opening
+    log: ProgramLog
     replica: Replica | None = None
     number_there: int = 0
-    calls: set[tuple[int, int]] = field(default_factory=set)  # ops that were sent, without a value
 
 
 class Replica:
@@ -205,12 +206,13 @@ class Replica:
         self.outbox.release(self._transport.link.num_acked)
         self._transport.send()
 
-    def open(self, program: RoutedProgram, create: dict[str, Any]) -> None:
-        """Run a program here."""
+    def open(self, program: RoutedProgram) -> None:
+        """Run a program here, from where it is."""
+        create = wire.encode_create(program.log.adapted(program.create))
         self._num_programs += 1
         program.replica, program.number_there = self, self._num_programs
         self.programs[self._num_programs] = program
-        self.outbox.open(self._num_programs, wire.encode_create(create))
+        self.outbox.open(self._num_programs, create, program.log.given())
 
     def close_program(self, program: RoutedProgram) -> None:
         """It has ended, or is to be cancelled: nothing more of it is taken."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
 from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
+from .program_log import ProgramLog
 from .prompt_text import CALLS, MarkMemory, Opening
 from .replica import Replica, ReplicaState, RoutedProgram
 from .router_calls import RouterCalls
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
 MAX_OPS_A_MESSAGE = 65_536
+PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_TREE_BYTES = 256 * 1024 * 1024
 _STOPPING = "the cluster is being stopped: it takes no new programs"
 
@@ -63,6 +66,8 @@ class Router:
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
+        self._homeless: list[RoutedProgram] = []  # no replica was ready for them
+        self._ready_at_s = time.monotonic()  # when one was, last
         self.num_placed: dict[int, int] = {replica.number: 0 for replica in replicas}
 
     def stop(self) -> None:
@@ -125,6 +130,8 @@ class Router:
         for replica in self._replicas:
             replica.revive()
             self._hear(replica)
+        self._rehouse()
+        for replica in self._replicas:
             replica.say()
         if host is not None:
             host.send_events()
@@ -165,6 +172,7 @@ class Router:
         for program in list(client.programs.values()):
             if program.replica is not None:
                 program.replica.close_program(program)
+        self._homeless = [each for each in self._homeless if each.client is not client]
         self._calls.forget(client)
 
     def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
@@ -191,7 +199,7 @@ class Router:
             create = dict(item["create"]) if isinstance(item["create"], dict) else {}
             program = self._program(client, number, create, item.get("ops", []))
         try:
-            if program.replica is None and not program.number_there:
+            if number not in client.programs:
                 client.require_room()
                 client.programs[number] = program
             ops = client.take_ops(program, item.get("ops", []), num_bytes)
@@ -208,31 +216,39 @@ class Router:
         create["account"] = hashlib.blake2b(account, digest_size=16).hexdigest()
         habits = self._habits.of(_kind_of(create, ops))
         opening = Opening(create, self._marks)
-        return RoutedProgram(client, number, create, ProgramLoad(habits), opening)
+        load, own_log = ProgramLoad(habits), ProgramLog(create)
+        return RoutedProgram(client, number, create, load, opening, own_log)
 
     def _pass_on(self, program: RoutedProgram, ops: list[Any], *, is_end: bool) -> None:
         """Send a program's next ops to its replica, which is chosen with the first ones."""
-        program.opening.take(ops)
-        if program.replica is None:
-            self._place(program)
-        replica = program.replica
-        assert replica is not None
         for op in ops:
-            if not isinstance(op, list) or len(op) < 3:
+            if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
                 raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
-            if op[0] in CALLS and isinstance(op[1], int) and isinstance(op[2], int):
-                program.calls.add((op[1], op[2]))
+        program.opening.take(ops)
+        program.log.take(ops)
+        program.log.has_ended |= is_end
+        if program.replica is not None:
+            self._send(program, ops)
+        elif program not in self._homeless:
+            self._place(program)
+
+    def _send(self, program: RoutedProgram, ops: list[Any]) -> None:
+        replica = program.replica
+        assert replica is not None, "it is nowhere"
+        for op in ops:
+            if op[0] in CALLS and (op[1], op[2]) in program.log.open_calls:
                 program.load.begin_call()
             replica.outbox.add(program.number_there, wire.encode_op(op))
-        replica.outbox.flush(program.number_there, end=is_end)
+        replica.outbox.flush(program.number_there, end=program.log.has_ended)
 
     def _place(self, program: RoutedProgram) -> None:
-        if self._is_draining:
+        """Have a program run on a replica from where it is: at first, or after one was lost."""
+        if self._is_draining and not program.number_there:
             raise EngineError(_STOPPING)
-        candidates = [each for each in self._replicas if each.state is ReplicaState.READY]
+        candidates = self._ready_replicas()
         if not candidates:
-            reasons = "; ".join(f"replica {r.number}: {r.why_lost}" for r in self._replicas)
-            raise EngineError(f"no replica is ready ({reasons})")
+            self._homeless.append(program)
+            return
         text, namespace = program.opening.text, _namespace_of(program.create)
         cached = self._tree.match(namespace, text)
         num_tokens = len(text) / BYTES_PER_TOKEN
@@ -249,20 +265,38 @@ class Router:
         self._tree.insert(namespace, text, replica.number, num_tokens)
         self._tree.shrink(MAX_TREE_BYTES)
         self.num_placed[replica.number] += 1
-        replica.open(program, program.create)
+        replica.open(program)
         missing = max(0.0, num_tokens - cached.get(replica.number, 0.0))
         program.load.enter(replica.load, missing)
+        self._send(program, program.log.ops)
+        if program.log.ends_gens:
+            replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
+
+    def _ready_replicas(self) -> list[Replica]:
+        return [each for each in self._replicas if each.state is ReplicaState.READY]
 
     def _take_cancel(self, client: RouterClient, header: dict[str, Any]) -> None:
         program = client.programs.get(header.get("program", -1))
-        if program is None or program.replica is None:
+        if program is None:
+            return
+        if program.replica is None:  # it waits for one
+            self._take_cancel_of_homeless(program, keeps=header.get("keep") is True)
             return
         replica, there = program.replica, program.number_there
         replica.outbox.flush(there)
         if header.get("keep") is True:
+            program.log.ends_gens = True
             replica.outbox.queue("cancel", {"program": there, "keep": True})
         else:
             replica.outbox.queue("cancel", {"program": there})  # its DONE ends it
+
+    def _take_cancel_of_homeless(self, program: RoutedProgram, *, keeps: bool) -> None:
+        if keeps:
+            program.log.ends_gens = True
+            return
+        self._homeless.remove(program)
+        program.client.remove(program.number)
+        program.client.events.append(program.number, 0, 0, wire.DONE, program.log.done({}))
 
     def _reject(self, program: RoutedProgram, error: EngineError | InvalidProgram) -> None:
         """End a program that cannot be carried out at all."""
@@ -297,19 +331,20 @@ class Router:
             program = programs.get(number)
             if program is None:
                 continue  # it was cancelled
-            program.client.events.append(program.number, branch, seq, kind, payload)
-            if kind == wire.DELTA:
-                continue
             if kind == wire.DONE:
                 del programs[number]
                 program.load.end()
                 program.client.remove(program.number)
-            elif kind == wire.MARK:
-                if branch == 0:
+                payload = program.log.done(payload)
+            else:
+                num_open = len(program.log.open_calls)
+                payload = program.log.pass_on(branch, seq, kind, payload)
+                if len(program.log.open_calls) < num_open:
+                    program.load.end_call(*_used(payload))
+                if kind == wire.MARK and branch == 0:
                     program.opening.note_mark(seq, payload)
-            elif (branch, seq) in program.calls:
-                program.calls.remove((branch, seq))
-                program.load.end_call(*_used(payload))
+            if payload is not None:
+                program.client.events.append(program.number, branch, seq, kind, payload)
 
     def _bury(self, replica: Replica, reason: str) -> None:
         """A replica has ended, or does not answer."""
@@ -318,7 +353,25 @@ class Router:
         self._tree.forget(replica.number)
         self._calls.lose(replica, reason)
         for program in replica.lose(reason):
-            self._reject(program, EngineError(f"replica {replica.number} was lost: {reason}"))
+            program.log.lose()
+            self._homeless.append(program)
+
+    def _rehouse(self) -> None:
+        """Have programs that are nowhere go on, once a replica can take them."""
+        now_s = time.monotonic()
+        if self._ready_replicas():
+            self._ready_at_s = now_s
+        elif now_s - self._ready_at_s < PATIENCE_S:
+            return
+        homeless, self._homeless = self._homeless, []
+        for program in homeless:
+            try:
+                if self._ready_at_s != now_s:
+                    reasons = "; ".join(f"replica {r.number}: {r.why_lost}" for r in self._replicas)
+                    raise EngineError(f"no replica is ready ({reasons})")
+                self._place(program)
+            except (EngineError, InvalidProgram) as error:
+                self._reject(program, error)
 
 
 def _used(payload: Any) -> tuple[int, int]:

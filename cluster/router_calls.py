@@ -24,7 +24,8 @@ _OUTCOMES = (
     "accepted",
 )  # of hints, the best one last
 # Of what several replicas say under one name, what is no sum.
-_NOT_SUMMED = {"max_model_len": min, "page_size": min, "uptime_s": min, "since_step_s": min}
+_THE_FIRST = frozenset({"page_size", "bounds"})
+_THE_LEAST = frozenset({"uptime_s", "since_step_s"})
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +162,8 @@ class RouterCalls:
 
     def _summed(self, results: list[tuple[int, Any]]) -> Any:
         merged = _merged([result for _, result in results])
+        if isinstance(merged, dict):  # what is the model's is no sum
+            merged |= {name: self.model[name] for name in self.model if name in merged}
         if self.clients is not None and isinstance(merged, dict):
             for name, value in (
                 ("num_clients", len(self.clients)),
@@ -211,8 +214,7 @@ def _merged(values: list[Any]) -> Any:
 
 
 def _merged_field(name: str, values: list[Any]) -> Any:
-    choose = _NOT_SUMMED.get(name)
+    if name in _THE_FIRST:
+        return values[0]
     numbers = [value for value in values if isinstance(value, int | float)]
-    if choose is not None and numbers:
-        return choose(numbers)
-    return _merged(values)
+    return min(numbers) if name in _THE_LEAST and numbers else _merged(values)

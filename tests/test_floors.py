@@ -62,7 +62,8 @@ FLOORS = {
     ),
     "cluster": (
         ("placement", "prompt_text"),
-        ("replica", "settings"),
+        ("program_log", "settings"),
+        ("replica",),
         ("local", "router_calls"),
         ("router",),
         ("__main__",),

@@ -21,10 +21,11 @@ MESSAGE_BYTES = 1024 * 1024  # guess: enough to be worth a message
 class ProgramOutbox:
     """Ops of one program that have not been flushed yet."""
 
-    __slots__ = ("create", "num_bytes", "ops")
+    __slots__ = ("create", "given", "num_bytes", "ops")
 
-    def __init__(self, create: bytes) -> None:
+    def __init__(self, create: bytes, given: bytes | None) -> None:
         self.create: bytes | None = create
+        self.given = given
         self.ops: list[bytes] = []  # encoded
         self.num_bytes = 0
 
@@ -64,9 +65,9 @@ class Outbox:
         """Whether something waits to be sent."""
         return bool(self._queue)
 
-    def open(self, program: int, create: bytes) -> None:
-        """Add a new program."""
-        self._programs[program] = ProgramOutbox(create)
+    def open(self, program: int, create: bytes, given: bytes | None = None) -> None:
+        """Add a new program; `given`: see `wire.encode_program`."""
+        self._programs[program] = ProgramOutbox(create, given)
 
     def add(self, program: int, encoded: bytes) -> bool:
         """Add an op of a program; False where the program is no longer open."""
@@ -96,7 +97,9 @@ class Outbox:
         ops, outbox.ops = outbox.ops, fresh
         num_bytes, outbox.num_bytes = outbox.num_bytes, 0
         create, outbox.create = outbox.create, None
-        self._queue_item(wire.encode_program(program, ops, create, end=end), num_bytes)
+        given, outbox.given = outbox.given, None
+        item = wire.encode_program(program, ops, create, end=end, given=given)
+        self._queue_item(item, num_bytes)
         return True
 
     def flush_all(self) -> None:

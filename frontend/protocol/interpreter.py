@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ...errors import InvalidProgram, StemmaError
@@ -83,6 +83,10 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
 
     def _note_op(self, branch: BranchT, op: ir.Op) -> None:
         """An op has arrived."""
+
+    def _known_winners(self, op: ir.Join) -> Sequence[int] | None:
+        """Of a join that has had enough branches before, elsewhere: which; None: of no other."""
+        return None
 
     def _note_rest(self, branch: BranchT) -> None:
         """A branch has gone as far as it can."""
@@ -263,7 +267,8 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
 
     def _join(self, branch: BranchT, op: ir.Join) -> bool:
         children = [self._branch(number) for number in op.children]
-        winners = self._first_to_end(branch, children, op.num_needed or len(children))
+        known = self._known_winners(op)
+        winners = self._first_to_end(branch, children, op.num_needed or len(children), known)
         if winners is None:
             return False
         text = ""
@@ -276,21 +281,26 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         return True
 
     def _first_to_end(
-        self, branch: BranchT, children: list[BranchT], num_needed: int
+        self,
+        branch: BranchT,
+        children: list[BranchT],
+        num_needed: int,
+        known: Sequence[int] | None,
     ) -> list[int] | None:
-        """Indices of the first `num_needed` children that ended well; the others are stopped. None
-        while it has to wait."""
+        """Indices of the first `num_needed` children that ended well, or of those that are `known`
+        to have been; the others are stopped. None while it has to wait."""
         failed = [child for child in children if child.error is not None]
         if failed and num_needed == len(children):
             raise InvalidProgram(f"a joined branch failed: {failed[0].error}")
         if len(children) - len(failed) < num_needed:
             what = f"{num_needed} of {len(children)} branches are needed"
             raise InvalidProgram(f"{what}, {len(failed)} failed: {failed[0].error}")
-        ended = [i for i, child in enumerate(children) if child.is_ended and child.error is None]
+        awaited = range(len(children)) if known is None else known
+        ended = [i for i in awaited if children[i].is_ended and children[i].error is None]
         if len(ended) < num_needed:
             if not branch.num_awaited:
                 branch.num_awaited = num_needed - len(ended)
-                for child in children:
+                for child in (children[index] for index in awaited):
                     if not child.is_ended and child.error is None:
                         self._wait_for(branch, (child.number, _END))
             branch.is_waiting = True

@@ -134,9 +134,18 @@ def encode_create(create: dict[str, object]) -> bytes:
     return encoded
 
 
-def encode_program(program: int, ops: Sequence[bytes], create: bytes | None, *, end: bool) -> bytes:
-    """An item of an `ops` message: the next, already encoded, ops of one program."""
+def encode_program(
+    program: int,
+    ops: Sequence[bytes],
+    create: bytes | None,
+    *,
+    end: bool,
+    given: bytes | None = None,
+) -> bytes:
+    """An item of an `ops` message: the next, already encoded, ops of one program; `given`: what
+    some of them have become elsewhere."""
     begin = b"" if create is None else b'"create":%b,' % create
+    begin += b"" if given is None else b'"given":%b,' % given
     last = b',"end":true' if end else b""
     return b'{"program":%d,%b"ops":[%b]%b}' % (program, begin, b",".join(ops), last)
 

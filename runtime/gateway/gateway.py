@@ -23,6 +23,7 @@ from ...frontend.protocol import wire
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.wire import DRAIN_ORDER
 from ..engine import LoadedModel
+from ..programs.kept import given_of
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
 from ..sessions.clients import tenant_from
@@ -203,6 +204,8 @@ class Gateway:
             client.programs[number] = program
         try:
             ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            if "given" in item:
+                program.session.give(given_of(item["given"], self._context.vocab_size))
             program.session.receive([_read(op) for op in ops], end=bool(item.get("end")))
         except InvalidProgram as error:
             self._reject(program.session, error)
@@ -231,6 +234,7 @@ class Gateway:
             account=client.account(tenant) if account is None else (client.owner, account),
             history=_optional_str(values, "history") or "",
             op_key=_optional_str(values, "op_key"),
+            is_replayable=values.get("replayable") is True,
         )
 
     def _reject(self, session: ProgramSession, error: StemmaError) -> None:

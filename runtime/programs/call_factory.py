@@ -48,9 +48,17 @@ class CallFactory:
     history: str = ""  # its client's name for the texts that belong together
     op_key: str | None = None  # of gens without a line of source
 
-    def gen(self, branch: EngineBranch, op: ir.Gen, report: Report, prediction: array[int]) -> Call:
-        """Start a generation; `prediction`: ids of the output that is expected. Raises
-        InvalidRequest or InvalidProgram; nothing is queued then."""
+    def gen(
+        self,
+        branch: EngineBranch,
+        op: ir.Gen,
+        report: Report,
+        prediction: array[int],
+        begun: array[int],
+    ) -> Call:
+        """Start a generation; `prediction`: ids of the output that is expected; `begun`: those with
+        which it begins, whatever is drawn. Raises InvalidRequest or InvalidProgram; nothing is
+        queued then."""
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
@@ -86,7 +94,7 @@ class CallFactory:
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
-            request.prediction = prediction
+            request.prediction, request.begun = prediction, begun
             request.op_key = self.op_key if op.source is None else (op.source, op.name)
             sample.request = request
             requests.append(request)

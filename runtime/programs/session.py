@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from .calls import Call, Delta, GenCall, SamplesCall
 from .client_leases import Action, AskedHint, StatedLeases
 from .context import ProgramContext
 from .engine_branch import EngineBranch, Prepared, Value
+from .kept import NOTHING_KEPT, Kept
 from .prefix_leases import LeaseManager
 from .preparation import Preparation
 
@@ -57,6 +58,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         account: Hashable = "",
         history: str = "",
         op_key: str | None = None,
+        is_replayable: bool = False,
     ) -> None:
         """`emit` sends an event to the client; `on_ready` asks for an `advance` soon; `tenant`:
         whose share of the engine it uses; `label`: how reports call it; `stated`: what the
@@ -64,7 +66,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         mean its first gen with its prompt; `has_token_ids`: what it streams has the ids, too;
         `namespace`: only within it is KV shared, and anything else by which one could tell what
         others ask; `account`: whose the texts of its calls are; `history`: the client's name for
-        those that belong together; `op_key`: what its gens without a line of source are alike in.
+        those that belong together; `op_key`: what its gens without a line of source are alike in;
+        `is_replayable`: values say what is to be `given` for the program to go on elsewhere.
         """
         super().__init__(emit)
         self._context = context
@@ -95,6 +98,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._rests: dict[_Rest, EngineBranch] = {}
         self._num_forked_tokens = 0
         self._gens_end = False  # with what they have
+        self._is_replayable = is_replayable
+        self._given: dict[tuple[int, int], Kept] = {}
         self.set_template_args(NO_TEMPLATE_ARGS)
 
     # --- input ------------------------------------------------------------------------------------
@@ -120,6 +125,15 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             branch.num_calls += 1
         if self._leases is not None and not isinstance(op, ir.Hint):
             self._leases.note_op(branch)
+
+    def give(self, given: Mapping[tuple[int, int], Kept]) -> None:
+        """What ops have become elsewhere, before they arrive: they become the same here, and their
+        calls are not made again."""
+        self._given.update(given)
+
+    def _known_winners(self, op: ir.Join) -> Sequence[int] | None:
+        kept = self._given.pop((op.branch, op.seq), None)
+        return None if kept is None else kept.winners
 
     @property
     def used(self) -> dict[str, int]:
@@ -208,8 +222,13 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             raise prepared.failure
         match op:
             case ir.Gen() | ir.Select() | ir.Embed():
+                kept = self._given.pop((branch.number, op.seq), NOTHING_KEPT)
+                if kept.is_whole:
+                    branch.num_calls -= 1
+                    self._append_output(branch, op, kept)
+                    return True
                 branch.text_change = prepared.text_change
-                self._begin_call(branch, self._call(branch, op, prepared))
+                self._begin_call(branch, self._call(branch, op, prepared, kept.ids))
                 if self._gens_end:
                     self._end_gen(branch)
                 return False
@@ -291,12 +310,16 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(
-        self, branch: EngineBranch, op: ir.Gen | ir.Select | ir.Embed, prepared: Prepared
+        self,
+        branch: EngineBranch,
+        op: ir.Gen | ir.Select | ir.Embed,
+        prepared: Prepared,
+        begun: array[int],
     ) -> Call:
-        """Start the op's call."""
+        """Start the op's call; `begun`: of a gen's output, what is known."""
         report = _BranchReport(self, branch)
         if isinstance(op, ir.Gen):
-            return self._factory.gen(branch, op, report, prepared.prediction)
+            return self._factory.gen(branch, op, report, prepared.prediction, begun)
         if isinstance(op, ir.Select):
             return self._factory.select(branch, op, report, prepared.choices)
         return self._factory.embed(branch, op, report)
@@ -308,8 +331,23 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         op = branch.log.popleft()
         self._end_call(branch)
         branch.num_calls -= 1
-        transcript = branch.begun
-        text: str = payload["text"]
+        kept = Kept(ids, payload["text"], tail)
+        self._append_output(branch, op, kept)
+        if self._is_replayable:
+            payload["kept"] = kept.to_wire()
+        text = kept.text
+        if (text_change := branch.text_change) is not None:
+            payload |= {"text": text_change.text + text, "replace": text_change.replace}
+        self._emit(branch.number, op.seq, wire.VALUE, payload)
+        self._carry_out_asked(branch)
+        if self._leases is not None:
+            self._leases.note_call_done(branch)
+        self._ready.append(branch)
+        self._on_ready(self)
+
+    def _append_output(self, branch: EngineBranch, op: ir.Op, kept: Kept) -> None:
+        """What the branch's call has said."""
+        transcript, ids, text, tail = branch.begun, kept.ids, kept.text, kept.tail
         before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
         if before is not None and start == transcript.content_start and not tail:
@@ -322,14 +360,6 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             name = (self._namespace, self._response_id)
             self._context.responses.remember(name, transcript.ids[:])
             self._response_id = None
-        if (text_change := branch.text_change) is not None:
-            payload |= {"text": text_change.text + text, "replace": text_change.replace}
-        self._emit(branch.number, op.seq, wire.VALUE, payload)
-        self._carry_out_asked(branch)
-        if self._leases is not None:
-            self._leases.note_call_done(branch)
-        self._ready.append(branch)
-        self._on_ready(self)
 
     def fail_call(self, branch: EngineBranch, message: str, kind: str) -> None:
         """A call has ended badly; what else it asked for is of no use."""

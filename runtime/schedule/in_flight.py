@@ -166,10 +166,10 @@ class InFlight:
 
 def _find_continued(planned: InFlightStep) -> int:
     """Note which of a plan's rows may continue, except those whose output is full. Returns how many
-    must wait for their tokens, since a grammar or a beam search decides what may follow."""
+    must wait for their tokens, since not only the draw decides what follows."""
     num_waiting = 0
     for index, (row, request) in enumerate(zip(planned.plan.rows, planned.requests)):
-        if row.mask is not None or row.num_best:
+        if row.mask is not None or row.num_best or request.begun:
             num_waiting += 1
         elif row.sampling is not None:
             num_output = row.start + len(row.input_ids) + 1 - len(request.prompt)

@@ -3,6 +3,8 @@ that a grammar forces behind them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...constrained.serving.follower import Follower
 from .plan import Row, RowResult
 from .queue.admission import NewTokenEstimate
@@ -58,6 +60,9 @@ class Outputs:
 
     def _append_drawn(self, request: Request, drawn: RowResult) -> FinishReason | None:
         assert drawn.token_id is not None, "nothing was drawn"
+        if request.num_output_tokens < len(request.begun):
+            drawn = replace(drawn, token_id=request.begun[request.num_output_tokens])
+        assert drawn.token_id is not None
         reason = self._append(request, drawn.token_id, drawn)
         if reason is None and request.follower is not None and not request.is_finished:
             reason = self.append_forced(request)

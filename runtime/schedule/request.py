@@ -139,6 +139,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # that the output must match
     prediction: array[int] = field(default_factory=lambda: array("i"))  # of the output; see drafter
+    # What the output is known to begin with, since it began elsewhere: not what is drawn there.
+    begun: array[int] = field(default_factory=lambda: array("i"))
     history: Hashable = ""  # whose texts may be its drafts
     op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one

@@ -1,0 +1,184 @@
+"""What a program has said and what it has become: enough to have it go on anywhere.
+
+Its ops as they came, what its calls appended (ids), and how much of all that its client has seen.
+Opened on another engine with these, it makes only the calls that had not ended; what the client has
+seen never changes, and does not come twice.
+
+A branch that failed and went on (`resume`) goes on as if what was undone had never been: empty
+texts stand in its place, as later ops keep their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from ..frontend.protocol import wire
+from .prompt_text import CALLS
+
+Place = tuple[int, int]  # branch and seq
+
+_SILENT = ("pause", "hint", "drop", "resume")  # as `ir.SILENT_OPS`: they have no place among others
+
+
+class _Stream:
+    """A gen whose output the client sees as it comes."""
+
+    __slots__ = ("num_chars", "num_passed_chars", "num_passed_ids", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []  # seen
+        self.num_chars = 0
+        self.num_passed_ids = 0  # of what comes now: seen before
+        self.num_passed_chars = 0
+
+
+class ProgramLog:
+    """One program's. Owned by its router."""
+
+    def __init__(self, create: dict[str, Any]) -> None:
+        """`create`: as the client sent it."""
+        self.ops: list[list[Any]] = []
+        self.has_ended = False  # no op follows
+        self.ends_gens = False  # the client has asked for what its gens have
+        self.open_calls: dict[Place, None] = {}  # sent, without a value
+        self._is_streaming = bool(create.get("stream"))
+        self._wants_ids = bool(create.get("token_ids"))
+        self._given: dict[Place, dict[str, Any]] = {}
+        self._seen: dict[int, int] = {}  # by branch: the last op of which the client has heard
+        self._streams: dict[Place, _Stream] = {}
+        self._failed: dict[int, int] = {}  # by branch: the op at which it stopped
+        self._used = [0, 0, 0]  # requests, prompt and completion tokens on engines that were lost
+        self._used_here = [0, 0, 0]
+
+    # --- what comes from the client -------------------------------------------------------------
+
+    def take(self, ops: Iterable[list[Any]]) -> None:
+        """The next ops. Each has a kind, a branch and a seq."""
+        for op in ops:
+            kind, branch, seq = op[:3]
+            self.ops.append(op)
+            if branch in self._failed:
+                self._undo([len(self.ops) - 1])
+                if kind == "resume":
+                    self._resume(branch, drops_message=bool(op[4:] and op[4]))
+            elif kind in CALLS:
+                self.open_calls[branch, seq] = None
+
+    def _resume(self, branch: int, *, drops_message: bool) -> None:
+        """A branch that failed goes on; what was undone of it is so already."""
+        first = self._failed.pop(branch)
+        before = [i for i, op in enumerate(self.ops) if op[1] == branch and op[2] < first]
+        marks = [i for i in before if self.ops[i][0] in ("role_begin", "role_end")]
+        if drops_message and marks and self.ops[marks[-1]][0] == "role_begin":
+            self._undo([i for i in before if i >= marks[-1]])
+
+    def _fail(self, branch: int, first: int) -> None:
+        """A branch has stopped at its op `first`: nothing of it from there on happens again."""
+        self._failed[branch] = first
+        ops = enumerate(self.ops)
+        self._undo([i for i, op in ops if op[1] == branch and op[2] >= first])
+
+    def _undo(self, indices: Iterable[int]) -> None:
+        """These ops append nothing, and make no calls."""
+        for index in indices:
+            kind, branch, seq = self.ops[index][:3]
+            if kind not in _SILENT:
+                self.ops[index] = ["text", branch, seq, None, ""]
+            elif kind == "resume":
+                self.ops[index] = ["pause", branch, seq, None, None, ""]
+            self.open_calls.pop((branch, seq), None)
+            self._given.pop((branch, seq), None)
+            self._streams.pop((branch, seq), None)
+
+    # --- what comes from an engine --------------------------------------------------------------
+
+    def pass_on(self, branch: int, seq: int, kind: str, payload: Any) -> Any:
+        """What the client is to hear of an event; None: nothing, as it has heard of it before."""
+        if kind == wire.FAILED and isinstance(payload, dict) and payload.get("op") == "program":
+            return payload  # all of it
+        if branch in self._failed:
+            return None
+        if kind == wire.DELTA:
+            return self._new_of(branch, seq, payload)
+        if seq <= self._seen.get(branch, -1):
+            return None
+        self._seen[branch] = seq
+        place = (branch, seq)
+        if kind == wire.FAILED:
+            self._fail(branch, seq)
+            return payload
+        if kind == wire.VALUE and isinstance(payload, dict):
+            kept = payload.pop("kept", None)
+            if place in self.open_calls:
+                del self.open_calls[place]
+                self._streams.pop(place, None)
+                self._given[place] = kept or {"ids": [], "text": ""}
+                self._count(payload.get("meta"))
+            elif isinstance(payload.get("value"), list):  # of a join: who counted
+                self._given[place] = {"winners": payload["value"]}
+        return payload
+
+    def done(self, used: Any) -> Any:
+        """What the program has used, on all engines."""
+        if not isinstance(used, dict):
+            return used
+        names = ("num_requests", "prompt_tokens", "completion_tokens")
+        return {n: used.get(n, 0) + before for n, before in zip(names, self._used, strict=True)}
+
+    def _count(self, meta: Any) -> None:
+        metas = meta if isinstance(meta, list) else [meta]
+        known = [each for each in metas if isinstance(each, dict)]
+        self._used_here[0] += len(known)
+        self._used_here[1] += sum(int(each.get("prompt_tokens", 0)) for each in known)
+        self._used_here[2] += sum(int(each.get("completion_tokens", 0)) for each in known)
+
+    def _new_of(self, branch: int, seq: int, delta: Any) -> Any:
+        """What of a delta is new to the client."""
+        stream = self._streams.setdefault((branch, seq), _Stream())
+        told: dict[str, Any] = {"text": delta} if isinstance(delta, str) else delta
+        ids, text = told.get("token_ids", []), told["text"]
+        old_ids = min(len(ids), len(stream.token_ids) - stream.num_passed_ids)
+        old_chars = min(len(text), stream.num_chars - stream.num_passed_chars)
+        stream.num_passed_ids += len(ids)
+        stream.num_passed_chars += len(text)
+        stream.token_ids += ids[old_ids:]
+        stream.num_chars += len(text) - old_chars
+        if old_ids or old_chars:
+            told = {name: told[name] for name in told if name not in _FIRST_FACTS}
+        fresh = {**told, "text": text[old_chars:]}
+        for name in ("token_ids", "logprobs"):
+            if name in fresh:
+                fresh[name] = fresh[name][old_ids:]
+        if not self._wants_ids:
+            for name in ("token_ids", *_FIRST_FACTS):
+                fresh.pop(name, None)
+            if "logprobs" not in fresh:
+                return fresh["text"] or None
+        return fresh if fresh["text"] or fresh.get("token_ids") or fresh.get("logprobs") else None
+
+    # --- on another engine ----------------------------------------------------------------------
+
+    def adapted(self, create: dict[str, Any]) -> dict[str, Any]:
+        """`create` for an engine that is to say what another one would need."""
+        return {**create, "replayable": True, "token_ids": self._is_streaming or self._wants_ids}
+
+    def lose(self) -> None:
+        """The engine is gone: what it had begun is to begin again."""
+        self._used = [a + b for a, b in zip(self._used, self._used_here, strict=True)]
+        self._used_here = [0, 0, 0]
+        for stream in self._streams.values():
+            stream.num_passed_ids = stream.num_passed_chars = 0
+
+    def given(self) -> bytes | None:
+        """What the ops have become, for `wire.encode_program`; None: nothing yet."""
+        given = [[*place, kept] for place, kept in self._given.items()]
+        for place, stream in self._streams.items():
+            if stream.token_ids:
+                given.append([*place, {"begun": stream.token_ids}])
+        return orjson.dumps(given) if given else None
+
+
+_FIRST_FACTS = ("prompt_tokens", "cached_tokens")  # of the first delta with ids

@@ -1,0 +1,242 @@
+"""A router over real engines: clients see what one engine says, whatever becomes of the engines."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cluster_threads import Cluster, clustered
+from engine_thread import serving
+from waiting import wait_until
+
+import stemma as st
+from stemma.cluster.placement.policies import PLACEMENTS
+from stemma.frontend.client.backend import Backend
+
+GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
+
+
+@st.function
+def agent(s: st.ProgramState, number: int) -> None:
+    """Turns with values that are read between them, forks, races, variables, a choice."""
+    s += f"Agent {number}. "
+    for turn in range(2):
+        s += f"Turn {turn}: " + st.gen(f"t{turn}", max_tokens=9, **GEN)
+        with s.pause(expected_s=0.0, label="tool"):
+            s[f"t{turn}"]
+    drafts = s.fork(3)
+    drafts += lambda i: f"draft {i} " + st.gen("draft", max_tokens=4 + 3 * i, **GEN)
+    drafts.join("concate_and_append")
+    s += " best: " + st.select("best", ["yes", "no"])
+    s += s.var("t0") + " and " + st.gen("last", max_tokens=6, stop="e", **GEN)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The products are tiny: threads would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def said_by(backend: Backend, num_agents: int = 8) -> list[str]:
+    states = agent.run_batch([{"number": n} for n in range(num_agents)], seed=5, backend=backend)
+    return [state.text() for state in states]
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path) -> list[str]:
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        return said_by(backend)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_programs_say_the_same_wherever_they_run(
+    checkpoint: Path, truth: list[str], num_replicas: int, placement: str
+) -> None:
+    with clustered(checkpoint, num_replicas, placement) as (cluster, backend):
+        assert said_by(backend) == truth
+        assert sum(cluster.router.num_placed.values()) == len(truth)
+        if placement == "round_robin":
+            assert max(cluster.router.num_placed.values()) <= -(-len(truth) // num_replicas)
+
+
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 200), marks=pytest.mark.slow)])
+def test_programs_say_the_same_when_engines_are_killed_at_random(
+    checkpoint: Path, truth: list[str], seed: int | range
+) -> None:
+    for number in [seed] if isinstance(seed, int) else seed:
+        rng = random.Random(number)
+        with clustered(checkpoint, rng.choice((2, 3))) as (cluster, backend):
+            is_over = threading.Event()
+            killer = threading.Thread(target=kill_at_random, args=(cluster, rng, is_over))
+            killer.start()
+            try:
+                for _ in range(2):
+                    assert said_by(backend) == truth, number
+            finally:
+                is_over.set()
+                killer.join()
+            assert sum(replica.num_starts for replica in cluster.replicas) > len(cluster.replicas)
+
+
+def kill_at_random(cluster: Cluster, rng: random.Random, is_over: threading.Event) -> None:
+    """One engine after the other, so that there always is one."""
+    while not is_over.wait(rng.uniform(0.0, 0.15)):
+        cluster.kill(rng.randrange(len(cluster.replicas)))
+        cluster.wait_ready()
+
+
+def test_a_stream_goes_on_where_it_was_when_its_engine_is_killed(checkpoint: Path) -> None:
+    @st.function
+    def story(s: st.ProgramState) -> None:
+        s += "Once " + st.gen("a", max_tokens=120, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        whole = story.run(seed=1, backend=backend)["a"]
+    with clustered(checkpoint) as (cluster, backend):
+        state = story.run(seed=1, backend=backend, stream=True)
+        parts: list[str] = []
+        for part in state.text_iter("a"):
+            parts.append(part)
+            if len(parts) in (5, 25):
+                busy = [replica for replica in cluster.replicas if replica.programs]
+                cluster.kill(busy[0].number)
+        assert "".join(parts) == whole == state["a"]
+        assert sum(replica.num_starts for replica in cluster.replicas) == 4
+
+
+def test_tokens_and_logprobs_of_a_stream_come_once(checkpoint: Path) -> None:
+    @st.function
+    def story(s: st.ProgramState) -> None:
+        s += "Once " + st.gen("a", max_tokens=60, logprobs=1, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        wanted = story.run(seed=1, backend=backend).get_meta_info("a")
+    with clustered(checkpoint) as (cluster, backend):
+        state = story.run(seed=1, backend=backend, stream=True)
+        logprobs: list[Any] = []
+        for index, _ in enumerate(state.text_iter("a")):
+            if index == 10:
+                busy = [replica for replica in cluster.replicas if replica.programs]
+                cluster.kill(busy[0].number)
+        logprobs = state.get_meta_info("a")["logprobs"]
+        assert [entry["token_id"] for entry in logprobs] == wanted["output_ids"]
+
+
+def test_a_branch_that_failed_and_went_on_does_so_elsewhere(checkpoint: Path) -> None:
+    @st.function
+    def tries(s: st.ProgramState, gate: Any) -> None:
+        s += "One " + st.gen("a", max_tokens=5, **GEN)
+        try:
+            s += " two " + st.gen("bad", max_tokens=10_000, regex="(", **GEN)
+            s["bad"]
+        except st.ProgramError:
+            pass
+        gate(s["a"])
+        s += " three " + st.gen("b", max_tokens=5, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        wanted = tries.run(gate=str, seed=2, backend=backend).text()
+    with clustered(checkpoint) as (cluster, backend):
+
+        def gate(_: str) -> None:
+            (busy,) = [replica for replica in cluster.replicas if replica.programs]
+            cluster.kill(busy.number)
+            wait_until(lambda: not busy.programs)
+
+        assert tries.run(gate=gate, seed=2, backend=backend).text() == wanted
+
+
+def test_a_race_that_was_won_stays_so(checkpoint: Path) -> None:
+    @st.function
+    def race(s: st.ProgramState, gate: Any) -> None:
+        s += "Go "
+        runners = s.fork(3)
+        runners += lambda i: f"{i} " + st.gen("x", max_tokens=30 - 12 * i, **GEN)
+        runners.join(st.first(1, "concate_and_append"))
+        gate(s.text())
+        s += " end " + st.gen("y", max_tokens=5, **GEN)
+
+    with clustered(checkpoint) as (cluster, backend):
+        seen: list[str] = []
+
+        def gate(text: str) -> None:
+            seen.append(text)
+            (busy,) = [replica for replica in cluster.replicas if replica.programs]
+            cluster.kill(busy.number)
+            wait_until(lambda: not busy.programs)
+
+        assert race.run(gate=gate, seed=2, backend=backend).text().startswith(seen[0])
+
+
+def test_programs_wait_where_no_engine_is_left_and_go_on_with_the_next(
+    checkpoint: Path, truth: list[str]
+) -> None:
+    with clustered(checkpoint, 1) as (cluster, backend):
+        killer = threading.Timer(0.05, cluster.kill, (0,))
+        killer.start()
+        assert said_by(backend) == truth
+        killer.join()
+
+
+def test_a_cancelled_program_is_cancelled_where_it_runs(checkpoint: Path) -> None:
+    @st.function
+    def long(s: st.ProgramState) -> None:
+        s += "Long " + st.gen("a", max_tokens=300, **GEN)
+
+    with clustered(checkpoint) as (cluster, backend):
+        state = long.run(backend=backend, stream=True)
+        next(state.text_iter("a"))
+        del state
+        wait_until(lambda: not any(replica.programs for replica in cluster.replicas))
+
+
+def test_a_client_that_leaves_takes_its_programs_along(checkpoint: Path) -> None:
+    @st.function
+    def long(s: st.ProgramState) -> None:
+        s += "Long " + st.gen("a", max_tokens=300, **GEN)
+
+    with clustered(checkpoint) as (cluster, _):
+        other = cluster.connect()
+        states = [long.run(backend=other, stream=True) for _ in range(4)]
+        for state in states:
+            next(state.text_iter("a"))
+        assert sum(len(replica.programs) for replica in cluster.replicas) == 4
+        other.shutdown()
+        wait_until(lambda: not any(replica.programs for replica in cluster.replicas))
+        assert all(replica.load.num_calls == 0 for replica in cluster.replicas)
+
+
+def test_what_is_asked_beside_programs_is_asked_of_all(checkpoint: Path) -> None:
+    with clustered(checkpoint, max_total_tokens=1000) as (cluster, backend):
+        said_by(backend, 4)
+        info = backend.get_server_info()
+        assert info["total_tokens"] == 2000 and info["vocab_size"] == 260
+        assert [each["replica"] for each in info["replicas"]] == [0, 1]
+        cached = info["total_tokens"] - info["free_tokens"]
+        assert cached > 0 and backend.flush_cache() == cached
+        call = backend._channel.call
+        assert call("detokenize", ids=call("tokenize", text="Hello")) == "Hello"
+        for number in (0, 1):
+            assert "nodes" in call("tree", replica=number)
+        with pytest.raises(st.EngineError, match="replica=7"):
+            call("tree", replica=7)
+        with pytest.raises(st.EngineError, match="method="):
+            call("nonsense")
+        cluster.kill(0)
+        assert call("metrics")["requests"]
+
+
+def test_a_program_that_cannot_be_read_ends_and_harms_no_other(checkpoint: Path) -> None:
+    with clustered(checkpoint) as (_, backend):
+        connection: Any = backend._channel
+        connection._queue("ops", programs=[{"program": 999, "ops": [["gen", 0]], "create": {}}])
+        assert len(said_by(backend, 2)) == 2

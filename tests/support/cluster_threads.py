@@ -1,0 +1,132 @@
+"""A router over several whole engines, all in threads of the test's process."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import zmq
+from waiting import PATIENCE_S, wait_until
+
+from stemma.cluster.replica import Replica, ReplicaState
+from stemma.cluster.router import Router
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.client.client import Connection
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.gateway.gateway import Gateway
+
+EXACT = {"dtype": "float64", "kernels": "reference", "max_model_len": 400, "speculate": "off"}
+
+
+class EngineThread:
+    """A `Started` engine; its `peer` too."""
+
+    def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.endpoint = f"inproc://{uuid.uuid4()}"
+        self.loaded = LoadedModel(config)
+        self.gateway = Gateway(self.loaded, [self.endpoint], context=context)
+        self.is_killed = False
+        self._thread = threading.Thread(target=self.gateway.run, daemon=True)
+        self._thread.start()
+
+    @property
+    def peer(self) -> EngineThread:
+        return self
+
+    def death(self) -> str | None:
+        return "the engine's thread was killed" if self.is_killed else None
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def order(self, order: bytes) -> None:
+        self.gateway._obey(order)
+
+    def kill(self) -> None:
+        """It says no more, as a process that was killed."""
+        self.gateway._host.say_farewell = lambda: None  # type: ignore[method-assign]
+        self.gateway._host.send_events = lambda: None  # type: ignore[method-assign]
+        self.is_killed = True
+        self.gateway.stop()
+
+    def stop(self) -> None:
+        self.gateway.stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def assert_nothing_held(self) -> None:
+        """No page is lost; nothing runs."""
+        kv_cache = self.loaded.engine.scheduler.kv_cache
+        wait_until(lambda: not self.loaded.engine.has_work)
+        assert not len(self.gateway._host.clients.by_session) or not any(
+            client.programs for client in self.gateway._host.clients.by_session.values()
+        )
+        free = kv_cache.allocator.num_free + kv_cache.tree.num_pages
+        assert free == kv_cache.num_pages, "a page was lost"
+
+
+class Cluster:
+    """A running router, and what a test does to it."""
+
+    def __init__(self, checkpoint: Path, num_replicas: int, placement: str, **options: Any) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        config = EngineConfig(model=checkpoint, **(EXACT | options))
+        self.engines: dict[int, EngineThread] = {}
+        self.replicas = [
+            Replica(
+                number,
+                partial(self._start, number, config),
+                context=self.context,
+                connect_s=PATIENCE_S,
+            )
+            for number in range(num_replicas)
+        ]
+        self.router = Router(self.replicas, placement=placement)
+        self.router.start()
+        self.router.listen(["inproc://cluster"], context=self.context)
+        self._thread = threading.Thread(target=self.router.run, daemon=True)
+        self._thread.start()
+
+    def _start(self, number: int, config: EngineConfig) -> EngineThread:
+        self.engines[number] = engine = EngineThread(config, self.context)
+        return engine
+
+    def connect(self, **options: Any) -> Backend:
+        """Another client."""
+        return Backend(Connection("inproc://cluster", context=self.context, **options))
+
+    def kill(self, number: int) -> None:
+        """End a replica as a crash would; it is started again."""
+        self.engines[number].kill()
+
+    def wait_ready(self) -> None:
+        """Until all replicas are."""
+        wait_until(lambda: all(r.state is ReplicaState.READY for r in self.replicas))
+
+    def close(self) -> None:
+        self.router.stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def clustered(
+    checkpoint: Path, num_replicas: int = 2, placement: str = "program", **options: Any
+) -> Iterator[tuple[Cluster, Backend]]:
+    """Serves within the block; no page is lost on any replica that lives."""
+    cluster = Cluster(checkpoint, num_replicas, placement, **options)
+    backend = cluster.connect()
+    try:
+        yield cluster, backend
+        cluster.wait_ready()
+        for engine in cluster.engines.values():
+            engine.assert_nothing_held()
+    finally:
+        backend.shutdown()
+        cluster.close()
