@@ -74,6 +74,7 @@ class RoutedProgram(ClientProgram):
     log: ProgramLog
     replica: Replica | None = None
     number_there: int = 0
+    sent: tuple[str, bytes] | None = None  # its beginning, until something has come back
 
 
 class Replica:
@@ -195,6 +196,7 @@ class Replica:
     def _be_ready(self, welcome: dict[str, Any]) -> None:
         self.info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
         self.state = ReplicaState.READY
+        self.outbox.queue("call", {"id": 0, "method": "follow_cache", "args": {}})
         self._ready_s = time.monotonic()
 
     def say(self) -> None:

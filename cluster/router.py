@@ -24,6 +24,7 @@ from ..radix.fleet import FleetTree
 from ..runtime.sessions.clients import Client, tenant_from
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
+from .cache_mirror import CacheMirror
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
 from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
 from .program_log import ProgramLog
@@ -59,7 +60,10 @@ class Router:
         self._stop_fd = stop_fd
         self._should_stop = False
         self._is_draining = False
-        self._tree = FleetTree[int]()  # what was sent where
+        self._sent = FleetTree[int]()  # what was sent where
+        self._on_the_way = FleetTree[int]()  # of this, what nothing has come back for
+        self._cached = FleetTree[int]()  # what is cached where
+        self._mirrors = {r.number: CacheMirror(self._cached, r.number) for r in replicas}
         self._habits = AllHabits()
         self._marks = MarkMemory()
         self._calls = RouterCalls(self._replicas)
@@ -170,6 +174,7 @@ class Router:
     def forget(self, client: RouterClient) -> None:
         """A session ends: cancel its programs."""
         for program in list(client.programs.values()):
+            self._arrive(program)
             if program.replica is not None:
                 program.replica.close_program(program)
         self._homeless = [each for each in self._homeless if each.client is not client]
@@ -249,8 +254,8 @@ class Router:
         if not candidates:
             self._homeless.append(program)
             return
-        text, namespace = program.opening.text, _namespace_of(program.create)
-        cached = self._tree.match(namespace, text)
+        text = program.opening.text
+        cached = self._cached_of(program)
         num_tokens = len(text) / BYTES_PER_TOKEN
         habits = program.load.habits
         newcomer = Newcomer(
@@ -262,8 +267,12 @@ class Router:
         )
         replica = self._policy(newcomer, candidates)
         assert isinstance(replica, Replica)
-        self._tree.insert(namespace, text, replica.number, num_tokens)
-        self._tree.shrink(MAX_TREE_BYTES)
+        namespace, adapter = _namespace_of(program.create)
+        self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
+        self._sent.shrink(MAX_TREE_BYTES)
+        if not adapter:
+            self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
+            program.sent = namespace, text
         self.num_placed[replica.number] += 1
         replica.open(program)
         missing = max(0.0, num_tokens - cached.get(replica.number, 0.0))
@@ -271,6 +280,21 @@ class Router:
         self._send(program, program.log.ops)
         if program.log.ends_gens:
             replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
+
+    def _cached_of(self, program: RoutedProgram) -> dict[int, float]:
+        """How many tokens of its beginning each replica has: what it says, with what is on its way
+        there; where it says nothing, what was sent to it."""
+        text, (namespace, adapter) = program.opening.text, _namespace_of(program.create)
+        sent = self._sent.match((namespace, adapter), text)
+        if adapter:  # whose namespace is the engine's
+            return sent
+        cached = self._cached.match(namespace, text)
+        for number, num_tokens in self._on_the_way.match(namespace, text).items():
+            cached[number] = max(num_tokens, cached.get(number, 0.0))
+        for number, mirror in self._mirrors.items():
+            if not mirror.is_known and number in sent:
+                cached[number] = sent[number]
+        return cached
 
     def _ready_replicas(self) -> list[Replica]:
         return [each for each in self._replicas if each.state is ReplicaState.READY]
@@ -307,7 +331,15 @@ class Router:
         used = {"num_requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         events.append(program.number, 0, 0, wire.DONE, used)
 
+    def _arrive(self, program: RoutedProgram) -> None:
+        """Its beginning is on its way no more."""
+        if program.sent is not None and program.replica is not None:
+            namespace, text = program.sent
+            self._on_the_way.uncover(namespace, text, 0, program.replica.number)
+        program.sent = None
+
     def _end(self, program: RoutedProgram) -> None:
+        self._arrive(program)
         if program.replica is not None:
             program.replica.close_program(program)
             program.replica = None
@@ -322,6 +354,8 @@ class Router:
                     self._take_events(replica, message.header["events"])
                 elif message.op == "reply":
                     self._calls.take_reply(replica, message.header)
+                elif message.op == "cache":
+                    self._take_cache(replica, message.header["changes"])
         except (EngineError, ProtocolError) as error:
             self._bury(replica, str(error))
 
@@ -331,6 +365,8 @@ class Router:
             program = programs.get(number)
             if program is None:
                 continue  # it was cancelled
+            if program.sent is not None:
+                self._arrive(program)
             if kind == wire.DONE:
                 del programs[number]
                 program.load.end()
@@ -346,12 +382,21 @@ class Router:
             if payload is not None:
                 program.client.events.append(program.number, branch, seq, kind, payload)
 
+    def _take_cache(self, replica: Replica, changes: list[Any]) -> None:
+        mirror = self._mirrors[replica.number]
+        mirror.take(changes)
+        replica.prompt_token_s = mirror.costs.get("prompt_token_s", replica.prompt_token_s)
+        replica.total_tokens = mirror.costs.get("total_tokens", replica.total_tokens)
+
     def _bury(self, replica: Replica, reason: str) -> None:
         """A replica has ended, or does not answer."""
         if self._host is not None:
             log.warning("replica %d is lost: %s", replica.number, reason)
-        self._tree.forget(replica.number)
+        self._sent.forget(replica.number)
+        self._mirrors[replica.number].reset()
         self._calls.lose(replica, reason)
+        for program in list(replica.programs.values()):
+            self._arrive(program)
         for program in replica.lose(reason):
             program.log.lose()
             self._homeless.append(program)

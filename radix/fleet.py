@@ -5,7 +5,10 @@ program has its text before anybody has tokenized it. Each node knows the holder
 the number of tokens it has there. What a holder has is closed under prefixes, so that a node's
 holders are among its parent's.
 
-Cost: `insert`, `withdraw` and `match` take Python steps for the nodes on the path; runs are
+What is only believed of a holder is inserted whole, and once. What a holder tells of its own nodes
+is covered and uncovered node by node, and counted: two of its nodes may write the same bytes.
+
+Cost: `insert`, `cover` and `match` take Python steps for the nodes on the path; runs are
 compared as blocks. One thread uses it.
 """
 
@@ -20,13 +23,14 @@ H = TypeVar("H", bound=Hashable)
 
 
 class _Node(Generic[H]):
-    __slots__ = ("children", "holders", "parent", "run", "used")
+    __slots__ = ("children", "holders", "more", "parent", "run", "used")
 
     def __init__(self, parent: _Node[H] | None, run: bytes) -> None:
         self.parent = parent
         self.run = run
         self.children: dict[int, _Node[H]] = {}  # by the first byte of their runs
         self.holders: dict[H, float] = {}  # tokens of the run
+        self.more: dict[H, int] = {}  # how often holders have it besides
         self.used = 0  # the tree's clock at its last use
 
 
@@ -41,9 +45,36 @@ class FleetTree(Generic[H]):
 
     def insert(self, namespace: Hashable, text: bytes, holder: H, num_tokens: float) -> None:
         """`holder` has all of a text, of so many tokens; what it already held of it stays."""
+        rate = num_tokens / max(1, len(text))
+        for node in self._make(namespace, text, 0):
+            node.holders.setdefault(holder, len(node.run) * rate)
+
+    def cover(
+        self, namespace: Hashable, text: bytes, start: int, holder: H, num_tokens: float
+    ) -> None:
+        """`holder` has a node that writes the text from `start` on, in so many tokens."""
+        rate = num_tokens / max(1, len(text) - start)
+        for node in self._make(namespace, text, start):
+            if holder in node.holders:
+                node.more[holder] = node.more.get(holder, 0) + 1
+            else:
+                node.holders[holder] = len(node.run) * rate
+
+    def uncover(self, namespace: Hashable, text: bytes, start: int, holder: H) -> None:
+        """It has that node no more."""
+        for node in reversed(list(self._make(namespace, text, start))):
+            more = node.more.pop(holder, 0)
+            if more > 1:
+                node.more[holder] = more - 1
+            elif not more:
+                node.holders.pop(holder, None)
+            self._prune(namespace, node)
+
+    def _make(self, namespace: Hashable, text: bytes, start: int) -> Iterator[_Node[H]]:
+        """The nodes of exactly the text from `start` on; what is missing is made. It is a use."""
         node = self._roots.setdefault(namespace, _Node(None, b""))
         self._clock += 1
-        at, rate = 0, num_tokens / max(1, len(text))
+        at = 0
         while at < len(text):
             child = node.children.get(text[at])
             if child is None:
@@ -52,9 +83,23 @@ class FleetTree(Generic[H]):
                 self.num_bytes += len(child.run)
             elif not text.startswith(child.run, at):
                 child = self._split(child, _num_common(child.run, text, at))
-            child.holders.setdefault(holder, len(child.run) * rate)
+            if at < start < at + len(child.run):
+                child = self._split(child, start - at)
             child.used = self._clock
             node, at = child, at + len(child.run)
+            if at > start:
+                yield node
+
+    def texts_of(self, holder: H) -> Iterator[tuple[Hashable, bytes]]:
+        """The longest texts that a holder has, with their namespaces."""
+        for namespace, root in self._roots.items():
+            stack = [(root, b"")]
+            while stack:
+                node, text = stack.pop()
+                below = [each for each in node.children.values() if holder in each.holders]
+                stack += [(each, text + each.run) for each in below]
+                if text and not below:
+                    yield namespace, text
 
     def match(self, namespace: Hashable, text: bytes) -> dict[H, float]:
         """How many tokens of a text each holder has, of those that have any. It is a use."""
@@ -89,6 +134,7 @@ class FleetTree(Generic[H]):
                 nodes.extend(node.children.values())
             for node in reversed(nodes):
                 node.holders.pop(holder, None)
+                node.more.pop(holder, None)
                 self._prune(namespace, node)
 
     def shrink(self, max_bytes: int) -> None:
@@ -105,6 +151,7 @@ class FleetTree(Generic[H]):
             if self.num_bytes <= max_bytes * 3 // 4:
                 break
             node.holders.clear()
+            node.more.clear()
             self._prune(namespace, node)
         self.shrink(max_bytes)  # parents of those have become leaves
 
@@ -129,7 +176,7 @@ class FleetTree(Generic[H]):
         share = at / len(node.run)
         upper.holders = {holder: share * count for holder, count in node.holders.items()}
         node.holders = {h: count - upper.holders[h] for h, count in node.holders.items()}
-        upper.used = node.used
+        upper.used, upper.more = node.used, dict(node.more)
         node.parent.children[upper.run[0]] = upper
         node.parent, node.run = upper, node.run[at:]
         upper.children[node.run[0]] = node
@@ -139,6 +186,7 @@ class FleetTree(Generic[H]):
         """Take a holder from a node and all below."""
         nodes = [node]
         for each in nodes:
+            each.more.pop(holder, None)
             if each.holders.pop(holder, None) is not None:
                 nodes.extend(each.children.values())
         for each in reversed(nodes[1:]):

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
+from .journal import TreeJournal
 from .node import Node, UseOrder
 from .pages import Pages, as_ids
 from .snapshot import NodeSnapshot, snapshot_of
@@ -66,6 +67,7 @@ class RadixTree:
         self.leased_pages = 0  # in nodes that are leased but not locked
         self.pinned_pages = 0  # in pinned nodes, locked or not
         self.clock = 0  # uses so far
+        self.journal: TreeJournal | None = None  # of changes, while somebody follows them
         self.num_visits = 0  # nodes visited by all calls: tests check claimed costs by it
         self._next_id = 0
 
@@ -375,6 +377,8 @@ class RadixTree:
         self.num_nodes += 1
         if node.older is not None:
             self.use_order.put_after(upper, node)
+        if self.journal is not None:
+            self.journal.note_split(node, upper)
         return upper
 
     def _use(self, path: list[Node]) -> None:
@@ -431,6 +435,8 @@ class RadixTree:
             node.pages.extend(pages)
             node.end += len(token_ids)
             node.last_use = self.clock
+            if self.journal is not None:
+                self.journal.note_growth(node, token_ids)
             self.evictable_pages += 0 if node.lock_ref else len(pages)
             return node
         key = token_ids[: self.page_size].tobytes()
@@ -439,6 +445,8 @@ class RadixTree:
         self.num_nodes += 1
         self.evictable_pages += len(pages)
         self.use_order.put(child, node if node.older is not None else None)
+        if self.journal is not None:
+            self.journal.note_new(child)
         return child
 
     def _set_free(self, node: Node) -> None:
@@ -465,6 +473,8 @@ class RadixTree:
         freed = leaf.pages[num_pages:]
         num_tokens = num_pages * self.page_size
         leaf.end -= len(leaf.token_ids) - num_tokens
+        if self.journal is not None:
+            self.journal.note_cut(leaf, leaf.token_ids[num_tokens:])
         del leaf.pages[num_pages:]
         del leaf.token_ids[num_tokens:]
         self.num_pages -= len(freed)
@@ -477,6 +487,8 @@ class RadixTree:
         is_free = top.lock_ref == top.lease_ref == 0
         assert parent is not None and is_free, f"{top} cannot leave the tree"
         del parent.children[top.key]
+        if self.journal is not None:
+            self.journal.note_gone(top)
         nodes = [top]
         freed = array("i")
         for node in nodes:  # the list grows in the loop

@@ -379,6 +379,16 @@ class LoadedModel:
         written = token_bytes(self.folder, self.tokenizer)
         return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
 
+    def token_texts(self) -> list[bytes]:
+        """What each token id writes, special ones their names, for ids in [0, vocab_size)."""
+        size = self.model_config.vocab_size
+        written = token_bytes(self.folder, self.tokenizer)[:size]
+        texts = [
+            self.tokenizer.token_text(token_id).encode() if text is None else text
+            for token_id, text in enumerate(written)
+        ]
+        return texts + [b""] * (size - len(texts))
+
     def defaults(self) -> Defaults:
         """What a gen leaves open is the model's own choice (generation_config.json)."""
         model = self.model_config

@@ -62,7 +62,7 @@ FLOORS = {
     ),
     "cluster": (
         ("placement", "prompt_text"),
-        ("program_log", "settings"),
+        ("program_log", "cache_mirror", "settings"),
         ("replica",),
         ("local", "router_calls"),
         ("router",),

@@ -5,7 +5,7 @@ One protocol for all distances (ipc, tcp, inproc). A message is multipart: an or
 runtime's. docs/how-it-works/protocol.md lists every message; in short:
 
     client -> runtime   hello, ops, intern, cancel, call    credit, ping, bye
-    runtime -> client   events, reply                       welcome, credit, pong, error
+    runtime -> client   events, reply, cache                welcome, credit, pong, error
 
 The first group of each is numbered (`n`) and kept until the other side has acknowledged it, so that
 a session outlives its connection (see `link`); the others are not. An event is
@@ -47,8 +47,8 @@ ACK_AFTER_BYTES = 512 * 1024  # received messages are acknowledged at the latest
 MAX_TENANT_CHARS = 256
 
 CLIENT_OPS = frozenset({"hello", "ops", "intern", "cancel", "call", "credit", "ping", "bye"})
-RUNTIME_OPS = frozenset({"welcome", "events", "reply", "credit", "pong", "error"})
-NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply"})
+RUNTIME_OPS = frozenset({"welcome", "events", "reply", "cache", "credit", "pong", "error"})
+NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply", "cache"})
 
 # Kinds of events.
 DELTA = "delta"  # payload: text appended by a streaming gen, or `text_of_delta`'s object

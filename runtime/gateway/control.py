@@ -24,6 +24,7 @@ from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
 from ..programs.text_threads import TextThreads
 from ..tokenizer.tokenizer import UNLOCKED_CHARS
+from .cache_feed import CacheFeed
 from .clients import EngineClient, EngineClients
 from .observe.observer import Observer
 
@@ -33,6 +34,7 @@ MAX_ERROR_CHARS = 4096
 MAX_TREE_NODES = 2000
 MAX_NODE_IDS = 1024
 _LOAD_ADAPTER = "load_lora_adapter"
+_FOLLOW_CACHE = "follow_cache"
 
 _Rest = Callable[[], Any]  # of a call: what the engine's loop does for its result
 
@@ -47,6 +49,7 @@ class Control:
         context: ProgramContext,
         texts: TextThreads,
     ) -> None:
+        self.feed = CacheFeed(loaded)
         self._loaded = loaded
         self._texts = texts
         self._waiting = SharedLimit()  # bytes of calls, by tenant
@@ -93,8 +96,12 @@ class Control:
                 begin = partial(self._of_texts[method], client, **given)
                 self._answer_of_texts(client, header.get("id"), begin, message.num_bytes)
                 return
+            if method == _FOLLOW_CACHE:
+                self.feed.follow(client)
+                client.link.put("reply", id=header.get("id"), ok=True, result=None)
+                return
             if method not in self._methods:
-                known = sorted([*self._methods, *self._of_texts, _LOAD_ADAPTER])
+                known = sorted([*self._methods, *self._of_texts, _LOAD_ADAPTER, _FOLLOW_CACHE])
                 raise InvalidProgram.of("method", method, f"one of {known}")
             result = self._methods[method](**given)
             client.link.put("reply", id=header.get("id"), ok=True, result=result)

@@ -105,6 +105,7 @@ class Gateway:
                     self._engine.step()
                     self._host.clock.read_after_step()
                     self._advance()
+                self._control.feed.publish()
                 self._host.send_events()
             self._engine.settle()
             self._host.say_farewell()
@@ -275,6 +276,7 @@ class Gateway:
         for program in client.programs.values():
             self._cancel(program.session)
         client.stated.release_all()
+        self._control.feed.forget(client)
 
 
 def _read(item: object) -> Op:

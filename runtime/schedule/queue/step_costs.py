@@ -59,6 +59,13 @@ class StepCosts:
         self._load_s = self._fading(now_s) + min(work_s, duration_s)
         self._load_at_s = now_s
 
+    def describe(self) -> dict[str, float]:
+        """What is known, as plain data: seconds for a prompt's token, and what a decode row costs
+        in these."""
+        if not self.prompt_token_s:
+            return {}
+        return {"prompt_token_s": self.prompt_token_s, "row_tokens": self.row_tokens}
+
     def load(self, now_s: float) -> float:
         """Which share of the last seconds was work that would not have been cheaper in a fuller
         step; in [0, about 1]."""
