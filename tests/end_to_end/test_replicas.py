@@ -1,0 +1,90 @@
+"""`stemma serve --replicas 2` under kills: clients see nothing of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import ServerProcess, children
+from waiting import wait_until
+
+import stemma as st
+
+FLAGS = ("--replicas", "2", "--dtype", "float32", "--speculate", "off")
+GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("replicas"), *FLAGS) as server:
+        server.wait_healthy()
+        yield server
+
+
+def engines(server: ServerProcess) -> list[int]:
+    """The replicas' processes: those of the router, which is the server's one child."""
+    return children(server.engine_pid)
+
+
+@st.function
+def agent(s: st.ProgramState, number: int) -> None:
+    s += f"Agent {number}: " + st.gen("a", max_tokens=40, **GEN)
+    forks = s.fork(2)
+    forks += lambda i: f" part {i} " + st.gen("b", max_tokens=20, **GEN)
+    forks.join("concate_and_append")
+
+
+def said_by(backend: st.Runtime) -> list[str]:
+    states = agent.run_batch([{"number": n} for n in range(16)], seed=2, backend=backend)
+    return [state.text() for state in states]
+
+
+def test_programs_and_streams_go_on_when_replicas_are_killed(server: ServerProcess) -> None:
+    with st.Runtime(server.endpoint, timeout_s=60.0) as backend:
+        wanted = said_by(backend)
+        for index in (0, 1):
+            router = server.engine_pid
+            (victim, other) = engines(server) if index == 0 else engines(server)[::-1]
+            killer = threading.Timer(0.1, os.kill, (victim, signal.SIGKILL))
+            killer.start()
+            assert said_by(backend) == wanted
+            killer.join()
+            wait_until(lambda: len(engines(server)) == 2 and victim not in engines(server))
+            assert server.engine_pid == router and other in engines(server)
+            wait_until(lambda: all(r["state"] == "ready" for r in replicas(backend)))
+
+
+def test_an_http_stream_goes_on_when_its_replica_is_killed(server: ServerProcess) -> None:
+    body = {"seed": 3, "temperature": 0.7}
+    whole = server.generate(200, **body).json()["choices"][0]["text"]
+    with server.stream(200, **body) as events:
+        parts = [next(events)]
+        for pid in engines(server):
+            os.kill(pid, signal.SIGKILL)
+        parts += events
+    text = "".join(part["choices"][0]["text"] for part in parts if part.get("choices"))
+    assert text == whole
+    server.wait_healthy()
+
+
+def replicas(backend: st.Runtime) -> list[dict[str, Any]]:
+    return list(backend.get_server_info()["replicas"])
+
+
+def test_a_router_that_is_stopped_takes_its_replicas_along(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, *FLAGS) as server:
+        pids = [server.engine_pid, *engines(server)]
+        assert len(pids) == 3
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
+
+
+def test_a_configuration_that_cannot_work_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="max_model_len=1000000 is not allowed"):
+        ServerProcess(tmp_path, *FLAGS, "--max-model-len", "1000000")
+    with pytest.raises(AssertionError, match=r"replicas=0 is not allowed"):
+        ServerProcess(tmp_path, "--replicas", "0")
