@@ -12,14 +12,14 @@ from ..bench.constrained import conformance, grammar_load, masks, vocabularies
 from ..bench.device import beam, determinism, quantization, step
 from ..bench.harness import limits, model, workloads
 from ..bench.harness.report import add_report_flags
-from ..bench.scheduling import dsl, programs, schedule, stall
+from ..bench.scheduling import dsl, placement, programs, schedule, stall
 from ..bench.serving import latency, load, plan, serving, startup, threads, watch
 from ..bench.speculation import drafting, drafting_peers, oracle, speculation
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, step, stall, startup, threads,
-    gpu, dsl, latency, load, programs, limits, watch, plan,
+    serving, masks, conformance, grammar_load, radix, schedule, placement, step, stall, startup,
+    threads, gpu, dsl, latency, load, programs, limits, watch, plan,
     quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)

@@ -31,7 +31,7 @@ BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
     "server": (*GROUND, "frontend", "runtime"),
     "cluster": (*GROUND, "frontend", "radix", "runtime"),
-    "planning": (*GROUND, *PILLARS, "runtime"),
+    "planning": (*GROUND, *PILLARS, "runtime", "cluster"),
     "bench": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning"),
     "cli": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "bench"),
 }

@@ -1,0 +1,106 @@
+"""Placement policies, and the load that they weigh, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from stemma.cluster.placement.load import AllHabits, Habits, ProgramLoad, ReplicaLoad
+from stemma.cluster.placement.policies import PLACEMENTS, Newcomer, expected_s, policy_of
+
+
+@dataclass
+class Replica:
+    number: int
+    num_calls: int = 0
+    expected_tokens: float = 0.0
+    room_tokens: float = 10_000.0
+    prompt_token_s: float = 1e-3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_policy_chooses_one_of_the_candidates_and_changes_none(name: str) -> None:
+    policy, replicas = policy_of(name), [Replica(3), Replica(5, 2), Replica(8)]
+    before = [repr(each) for each in replicas]
+    for size in (1, 2, 3):
+        for number in range(8):
+            newcomer = Newcomer(100.0, {5: 60.0}, f"key {number}", b"text")
+            assert policy(newcomer, replicas[:size]) in replicas[:size]
+    assert [repr(each) for each in replicas] == before
+
+
+def test_a_program_goes_where_its_prefix_is_unless_that_takes_longer() -> None:
+    policy = policy_of("program")
+    there, idle = Replica(0, expected_tokens=300.0), Replica(1)
+    assert policy(Newcomer(1000.0, {0: 900.0}), [there, idle]) is there
+    assert policy(Newcomer(1000.0, {0: 200.0}), [there, idle]) is idle
+
+
+def test_what_all_replicas_have_counts_for_nothing() -> None:
+    policy = policy_of("program")
+    busy, idle = Replica(0, expected_tokens=50.0), Replica(1)
+    assert policy(Newcomer(1000.0, {0: 800.0, 1: 800.0}), [busy, idle]) is idle
+
+
+def test_a_full_replica_costs_what_would_be_displaced() -> None:
+    full, roomy = Replica(0, room_tokens=100.0), Replica(1)
+    newcomer = Newcomer(1000.0, {}, expected_tokens=500.0)
+    assert expected_s(newcomer, full) == pytest.approx(1.0 + 1.4)
+    assert expected_s(newcomer, roomy) == pytest.approx(1.0)
+
+
+def test_keys_keep_their_replica_when_another_comes_or_goes() -> None:
+    policy = policy_of("consistent_hash")
+    replicas = [Replica(number) for number in range(5)]
+    homes = {key: policy(Newcomer(1.0, key=key), replicas).number for key in range(1000)}
+    fewer = {key: policy(Newcomer(1.0, key=key), replicas[:4]).number for key in range(1000)}
+    moved = [key for key in homes if homes[key] != fewer[key]]
+    assert all(homes[key] == 4 for key in moved) and 100 < len(moved) < 320
+
+
+def test_an_agent_between_two_calls_still_counts() -> None:
+    clock = Clock()
+    habits = Habits()
+    total = ReplicaLoad()
+    program = ProgramLoad(habits, clock)
+    program.enter(total, 400.0)
+    program.begin_call()
+    assert total.num_calls == 1 and total.expected_tokens > 400
+    clock.now_s = 1.0
+    program.end_call(500, 50)
+    assert total.num_calls == 0 and total.held_tokens == 550 and 0 < total.expected_tokens < 300
+    clock.now_s = 10.0
+    program.begin_call()
+    program.end_call(600, 50)
+    assert habits.busy_share < 1.0, "nine seconds of thought were noted"
+    program.end()
+    left = (total.num_calls, total.expected_tokens, total.held_tokens)
+    assert left == pytest.approx((0.0, 0.0, 0.0))
+
+
+def test_a_call_that_was_lost_with_its_replica_leaves_nothing_there() -> None:
+    lost, other = ReplicaLoad(), ReplicaLoad()
+    program = ProgramLoad(Habits(), Clock())
+    program.enter(lost, 10.0)
+    program.begin_call()
+    program.leave()
+    program.enter(other, 10.0)
+    program.begin_call()
+    assert lost.num_calls == 0 and abs(lost.expected_tokens) < 1e-9 and other.num_calls == 1
+
+
+def test_habits_of_many_kinds_are_bounded() -> None:
+    habits = AllHabits()
+    first = habits.of("line 0")
+    for number in range(1, 5000):
+        habits.of(f"line {number}")
+    assert habits.of("line 0") is not first and habits.of("line 4999") is habits.of("line 4999")
