@@ -268,8 +268,9 @@ class Router:
         replica = self._policy(newcomer, candidates)
         assert isinstance(replica, Replica)
         namespace, adapter = _namespace_of(program.create)
-        self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
-        self._sent.shrink(MAX_TREE_BYTES)
+        if adapter or not self._mirrors[replica.number].is_known:
+            self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
+            self._sent.shrink(MAX_TREE_BYTES)
         if not adapter:
             self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
             program.sent = namespace, text
@@ -285,15 +286,15 @@ class Router:
         """How many tokens of its beginning each replica has: what it says, with what is on its way
         there; where it says nothing, what was sent to it."""
         text, (namespace, adapter) = program.opening.text, _namespace_of(program.create)
-        sent = self._sent.match((namespace, adapter), text)
         if adapter:  # whose namespace is the engine's
-            return sent
+            return self._sent.match((namespace, adapter), text)
         cached = self._cached.match(namespace, text)
         for number, num_tokens in self._on_the_way.match(namespace, text).items():
             cached[number] = max(num_tokens, cached.get(number, 0.0))
-        for number, mirror in self._mirrors.items():
-            if not mirror.is_known and number in sent:
-                cached[number] = sent[number]
+        unknown = [n for n, mirror in self._mirrors.items() if not mirror.is_known]
+        if unknown:
+            sent = self._sent.match((namespace, adapter), text)
+            cached |= {number: sent[number] for number in unknown if number in sent}
         return cached
 
     def _ready_replicas(self) -> list[Replica]:
