@@ -6,6 +6,7 @@ again. What it was carrying out then is its router's to decide.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,9 +44,6 @@ class Started(Protocol):
     def peer(self) -> PeerProcess | None:
         """Its process, where it is one of this host."""
 
-    def order(self, order: bytes) -> None:
-        """As `EngineProcess.order`."""
-
     def kill(self) -> None:
         """End it at once."""
 
@@ -58,7 +56,6 @@ class ReplicaState(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"  # it ends what it has, and gets nothing new
     LOST = "lost"  # it is started again after a while
 
 
@@ -138,43 +135,45 @@ class Replica:
         self.outbox = Outbox()
         self.state = ReplicaState.STARTING
 
-    def lose(self, reason: str) -> list[RoutedProgram]:
-        """It has ended, or is given up; returns the programs that it had."""
-        if self.state in (ReplicaState.READY, ReplicaState.DRAINING):
+    def lose(self, reason: str, *, is_asked: bool = False) -> list[RoutedProgram]:
+        """It has ended, or is given up, or is to be started anew (`is_asked`); returns the programs
+        that it had."""
+        if is_asked:
+            self._num_deaths = 0
+        elif self.state is ReplicaState.READY:
             is_steady = time.monotonic() - self._ready_s > STEADY_S
             self._num_deaths = 0 if is_steady else self._num_deaths
         self.why_lost = reason
         self.state = ReplicaState.LOST
-        self._close(kills=True)
+        self._close(kills=not is_asked)
         self._start_at_s = time.monotonic() + BACKOFF_S[min(self._num_deaths, len(BACKOFF_S) - 1)]
-        self._num_deaths += 1
+        self._num_deaths += not is_asked
         programs, self.programs = list(self.programs.values()), {}
         for program in programs:
             program.load.leave()
             program.replica = None
         return programs
 
-    def drain(self) -> None:
-        """Place nothing new there."""
-        if self._started is not None:
-            self._started.order(wire.DRAIN_ORDER)
-        if self.state is ReplicaState.READY:
-            self.state = ReplicaState.DRAINING
-
     def close(self) -> None:
-        """End it."""
+        """End it, and wait until it has."""
+        started, self._started = self._started, None
         self._close(kills=False)
+        if started is not None:
+            started.stop()
         self.state = ReplicaState.LOST
 
     def _close(self, *, kills: bool) -> None:
         if self._transport is not None:
             self._transport.close()
             self._transport = None
-        if self._started is not None:
-            if kills:
-                self._started.kill()
-            self._started.stop()
-            self._started = None
+        started, self._started = self._started, None
+        if started is None:
+            return
+        if kills:
+            started.kill()
+            started.stop()
+        else:  # it may write what it has to its store
+            threading.Thread(target=started.stop, daemon=True).start()
 
     # --- what is said ---------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Router:
         self._mirrors = {r.number: CacheMirror(self._cached, r.number) for r in replicas}
         self._habits = AllHabits()
         self._marks = MarkMemory()
-        self._calls = RouterCalls(self._replicas)
+        self._calls = RouterCalls(self._replicas, self._restart)
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
@@ -389,7 +389,11 @@ class Router:
         replica.prompt_token_s = mirror.costs.get("prompt_token_s", replica.prompt_token_s)
         replica.total_tokens = mirror.costs.get("total_tokens", replica.total_tokens)
 
-    def _bury(self, replica: Replica, reason: str) -> None:
+    def _restart(self, replica: Replica) -> None:
+        """Start a replica anew, as somebody has asked; its programs go on elsewhere."""
+        self._bury(replica, "it is being started anew", is_asked=True)
+
+    def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""
         if self._host is not None:
             log.warning("replica %d is lost: %s", replica.number, reason)
@@ -398,7 +402,7 @@ class Router:
         self._calls.lose(replica, reason)
         for program in list(replica.programs.values()):
             self._arrive(program)
-        for program in replica.lose(reason):
+        for program in replica.lose(reason, is_asked=is_asked):
             program.log.lose()
             self._homeless.append(program)
 

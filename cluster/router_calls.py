@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import EngineError, InvalidProgram
+from ..errors import EngineError, InvalidProgram, InvalidRequest
 from ..runtime.sessions.clients import Client, Clients
 from .replica import Replica, ReplicaState, RoutedProgram
 
@@ -43,8 +43,10 @@ class _Pending:
 class RouterCalls:
     """Owns the calls that replicas have been asked and have not answered."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[Replica], restart: Callable[[Replica], None]) -> None:
+        """`restart`: starts a replica anew."""
         self._replicas = replicas
+        self._restart = restart
         self.clients: Clients[Client[RoutedProgram]] | None = None
         self._asked: dict[int, tuple[_Pending, Replica]] = {}  # by the number of the question
         self._num_asked = 0
@@ -76,8 +78,11 @@ class RouterCalls:
         call_id, method = header.get("id"), header.get("method")
         args = header["args"] if isinstance(header.get("args"), dict) else {}
         try:
+            if method == "restart_replica":
+                client.link.put("reply", id=call_id, ok=True, result=self._started_anew(args))
+                return
             replicas, merge, args = self._whom(method, args)
-        except (InvalidProgram, EngineError) as error:
+        except (InvalidRequest, EngineError) as error:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
             return
@@ -98,14 +103,21 @@ class RouterCalls:
         if method in self._one:
             return [self._one[method]()], _first, args
         if method in self._named:
-            number = args.get("replica", ready[0].number)
-            chosen = [replica for replica in ready if replica.number == number]
-            if not chosen:
-                allowed = f"one of {[replica.number for replica in ready]}"
-                raise InvalidProgram.of("replica", number, allowed)
-            return chosen, _first, {name: v for name, v in args.items() if name != "replica"}
-        known = sorted([*self._all, *self._one, *self._named])
+            chosen = _named(args.get("replica", ready[0].number), ready)
+            return [chosen], _first, {name: v for name, v in args.items() if name != "replica"}
+        known = sorted([*self._all, *self._one, *self._named, "restart_replica"])
         raise InvalidProgram.of("method", method, f"one of {known}")
+
+    def _started_anew(self, args: dict[str, Any]) -> dict[str, Any]:
+        """One at a time, so that there is another one for its programs."""
+        replica = _named(args.get("replica"), self._replicas)
+        others = [each for each in self._replicas if each is not replica]
+        unready = [each.number for each in others if each.state is not ReplicaState.READY]
+        if unready:
+            raise EngineError(f"replica {unready[0]} is not ready; try again when it is")
+        num_programs = len(replica.programs)
+        self._restart(replica)
+        return {"replica": replica.number, "num_moved_programs": num_programs}
 
     def take_reply(self, replica: Replica, header: dict[str, Any]) -> None:
         """A replica has answered."""
@@ -172,6 +184,14 @@ class RouterCalls:
                 if name in merged:
                     merged[name] = value
         return merged
+
+
+def _named(number: Any, replicas: Sequence[Replica]) -> Replica:
+    """Raises InvalidRequest where there is no such replica."""
+    for replica in replicas:
+        if replica.number == number and type(number) is int:
+            return replica
+    raise InvalidRequest.of("replica", number, f"one of {[each.number for each in replicas]}")
 
 
 def _first(results: list[tuple[int, Any]]) -> Any:

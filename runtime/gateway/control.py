@@ -227,9 +227,11 @@ class Control:
         max_nodes: int = 1000,
         has_text: bool = True,
         namespace: str | None = None,
+        replica: int = 0,
     ) -> dict[str, Any]:
         """The radix tree; of a large one the part used last. With `namespace` only that namespace.
         Includes the text of each edge's first tokens, unless the client decodes them itself."""
+        _bounded("replica", replica, 0)  # there is this one
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}

@@ -15,6 +15,7 @@ _OF_ALL = frozenset(
         "/get_server_info",
         "/load_lora_adapter",
         "/metrics",
+        "/restart_replica",
         "/server_info",
         "/tree",
         "/unload_lora_adapter",

@@ -187,6 +187,24 @@ def test_programs_wait_where_no_engine_is_left_and_go_on_with_the_next(
         killer.join()
 
 
+def test_replicas_are_started_anew_one_by_one_under_load(
+    checkpoint: Path, truth: list[str]
+) -> None:
+    with clustered(checkpoint, 2) as (cluster, backend):
+        said: list[list[str]] = []
+        user = threading.Thread(target=lambda: said.extend(said_by(backend) for _ in range(3)))
+        user.start()
+        for number in (0, 1):
+            wait_until(lambda: any(replica.programs for replica in cluster.replicas))
+            backend._channel.call("restart_replica", replica=number)
+            cluster.wait_ready()
+        user.join()
+        assert said == [truth] * 3
+        assert [replica.num_starts for replica in cluster.replicas] == [2, 2]
+        with pytest.raises(st.InvalidRequest, match="replica=2"):
+            backend._channel.call("restart_replica", replica=2)
+
+
 def test_a_cancelled_program_is_cancelled_where_it_runs(checkpoint: Path) -> None:
     @st.function
     def long(s: st.ProgramState) -> None:
@@ -227,7 +245,7 @@ def test_what_is_asked_beside_programs_is_asked_of_all(checkpoint: Path) -> None
         assert call("detokenize", ids=call("tokenize", text="Hello")) == "Hello"
         for number in (0, 1):
             assert "nodes" in call("tree", replica=number)
-        with pytest.raises(st.EngineError, match="replica=7"):
+        with pytest.raises(st.InvalidRequest, match="replica=7"):
             call("tree", replica=7)
         with pytest.raises(st.EngineError, match="method="):
             call("nonsense")

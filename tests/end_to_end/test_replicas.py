@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from server_process import ServerProcess, children
 from waiting import wait_until
@@ -69,6 +70,19 @@ def test_an_http_stream_goes_on_when_its_replica_is_killed(server: ServerProcess
     text = "".join(part["choices"][0]["text"] for part in parts if part.get("choices"))
     assert text == whole
     server.wait_healthy()
+
+
+def test_a_replica_is_started_anew_over_http(server: ServerProcess) -> None:
+    pids = engines(server)
+    answer = httpx.post(server.url + "/restart_replica?replica=0", timeout=60)
+    assert answer.status_code == 200 and answer.json()["replica"] == 0
+    wait_until(lambda: len(engines(server)) == 2 and engines(server) != pids)
+    server.wait_healthy()
+    refused = httpx.post(server.url + "/restart_replica?replica=2", timeout=60)
+    assert refused.status_code == 400 and "replica=2" in refused.text
+    for replica in (0, 1):
+        wait_until(lambda: server.status(f"/tree?replica={replica}") == 200)  # noqa: B023
+    assert server.status("/tree?replica=2") == 400
 
 
 def replicas(backend: st.Runtime) -> list[dict[str, Any]]:

@@ -45,9 +45,6 @@ class EngineThread:
     def is_stopped(self) -> bool:
         return False
 
-    def order(self, order: bytes) -> None:
-        self.gateway._obey(order)
-
     def kill(self) -> None:
         """It says no more, as a process that was killed."""
         self.gateway._host.say_farewell = lambda: None  # type: ignore[method-assign]

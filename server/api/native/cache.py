@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query
 
+from ....errors import InvalidRequest
 from ...generation.model_text import ModelText
 from ...generation.service import Service
 
@@ -29,11 +30,22 @@ def router(service: Service) -> APIRouter:
     async def tree(
         max_nodes: int = Query(default=1000, ge=1, le=MAX_TREE_NODES),
         max_token_ids: int = Query(default=48, ge=0, le=MAX_NODE_IDS),
+        replica: int | None = Query(default=None, ge=0),
     ) -> dict[str, Any]:
-        """The radix tree, of a large one the part used last, and how full the pool is."""
+        """The radix tree, of a large one the part used last, and how full the pool is; of several
+        engines the first one's, or that of `replica`."""
         bounds = {"max_nodes": max_nodes, "max_token_ids": max_token_ids}
+        bounds |= {} if replica is None else {"replica": replica}
         answer: dict[str, Any] = await ask("tree", **bounds, has_text=False)
         await service.text.in_thread(lambda: _add_texts(service.text, answer["nodes"]))
+        return answer
+
+    @routes.post("/restart_replica")
+    async def restart_replica(replica: int = Query(ge=0)) -> dict[str, Any]:
+        """Start one of several engines anew; its programs go on on the others."""
+        if service.info.get("num_replicas", 1) == 1:
+            raise InvalidRequest("there is one engine: --replicas starts several", "replica")
+        answer: dict[str, Any] = await ask("restart_replica", replica=replica)
         return answer
 
     @routes.get("/server_info")
