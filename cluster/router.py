@@ -164,12 +164,18 @@ class Router:
 
     def take(self, client: RouterClient, message: wire.Message) -> None:
         """A client's message. Raises ProtocolError."""
-        if message.op == "ops":
-            self._take_ops(client, message)
-        elif message.op == "call":
-            self._calls.take(client, message.header)
-        elif message.op == "cancel":
-            self._take_cancel(client, message.header)
+        try:
+            if message.op == "ops":
+                self._take_ops(client, message)
+            elif message.op == "call":
+                self._calls.take(client, message.header)
+            elif message.op == "cancel":
+                self._take_cancel(client, message.header)
+        except ProtocolError:
+            raise
+        except Exception as error:  # a bug of the router concerns this message, and nobody else
+            log.exception("a message could not be taken")
+            raise ProtocolError(f"{message.op}: {type(error).__name__}: {error}") from error
 
     def forget(self, client: RouterClient) -> None:
         """A session ends: cancel its programs."""
@@ -189,14 +195,19 @@ class Router:
             raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
         num_bytes = message.num_bytes if len(items) == 1 else None
         for item in items:
-            self._take_program(client, item, num_bytes)
+            try:
+                self._take_program(client, item, num_bytes)
+            except ProtocolError as error:  # concerns only this program
+                assert self._host is not None
+                self._host.complain(client, error)
 
     def _take_program(
         self, client: RouterClient, item: dict[str, Any], num_bytes: int | None
     ) -> None:
         number = item.get("program")
-        if not isinstance(number, int):
-            raise ProtocolError(f"program={number!r} is not allowed; allowed: an integer")
+        if type(number) is not int or not 0 <= number < 2**63:
+            allowed = "an integer in [0, 2**63)"
+            raise ProtocolError(f"program={number!r} is not allowed; allowed: {allowed}")
         program = client.programs.get(number)
         if program is None:
             if "create" not in item:
@@ -211,6 +222,9 @@ class Router:
             self._pass_on(program, ops, is_end=bool(item.get("end")))
         except (InvalidProgram, EngineError) as error:
             self._reject(program, error)
+        except Exception as error:  # a bug must end one program, not the router
+            log.exception("a program could not be passed on")
+            self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _program(
         self, client: RouterClient, number: int, create: dict[str, Any], ops: Any
@@ -366,22 +380,39 @@ class Router:
             program = programs.get(number)
             if program is None:
                 continue  # it was cancelled
-            if program.sent is not None:
-                self._arrive(program)
-            if kind == wire.DONE:
-                del programs[number]
-                program.load.end()
-                program.client.remove(program.number)
-                payload = program.log.done(payload)
-            else:
-                num_open = len(program.log.open_calls)
-                payload = program.log.pass_on(branch, seq, kind, payload)
-                if len(program.log.open_calls) < num_open:
-                    program.load.end_call(*_used(payload))
-                if kind == wire.MARK and branch == 0:
-                    program.opening.note_mark(seq, payload)
-            if payload is not None:
-                program.client.events.append(program.number, branch, seq, kind, payload)
+            try:
+                self._take_event(replica, program, branch, seq, kind, payload)
+            except Exception as error:  # a bug must end one program, not the router
+                log.exception("an event could not be passed on")
+                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
+
+    def _take_event(
+        self,
+        replica: Replica,
+        program: RoutedProgram,
+        branch: int,
+        seq: int,
+        kind: str,
+        payload: Any,
+    ) -> None:
+        if (
+            program.sent is not None and kind != wire.MARK
+        ):  # which comes before its prompt is planned
+            self._arrive(program)
+        if kind == wire.DONE:
+            del replica.programs[program.number_there]
+            program.load.end()
+            program.client.remove(program.number)
+            payload = program.log.done(payload)
+        else:
+            num_open = len(program.log.open_calls)
+            payload = program.log.pass_on(branch, seq, kind, payload)
+            if len(program.log.open_calls) < num_open:
+                program.load.end_call(*_used(payload))
+            if kind == wire.MARK and branch == 0:
+                program.opening.note_mark(seq, payload)
+        if payload is not None:
+            program.client.events.append(program.number, branch, seq, kind, payload)
 
     def _take_cache(self, replica: Replica, changes: list[Any]) -> None:
         mirror = self._mirrors[replica.number]
@@ -433,12 +464,15 @@ def _used(payload: Any) -> tuple[int, int]:
     return prompt, sum(int(each.get("completion_tokens", 0)) for each in known)
 
 
-def _kind_of(create: dict[str, Any], ops: Any) -> object:
+def _kind_of(create: dict[str, Any], ops: Any) -> str:
     """What programs that do the same have in common: the line of their first call."""
-    if create.get("op_key"):
-        return create["op_key"]
-    lines = (op[3] for op in ops if isinstance(op, list) and len(op) > 3 and op[0] in CALLS)
-    return next(lines, None)
+    named = create.get("op_key")
+    if isinstance(named, str):
+        return named
+    for op in ops if isinstance(ops, list) else ():
+        if isinstance(op, list) and len(op) > 3 and op[0] in CALLS and isinstance(op[3], str):
+            return op[3]
+    return ""
 
 
 def _namespace_of(create: dict[str, Any]) -> tuple[str, str]:
