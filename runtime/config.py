@@ -46,6 +46,9 @@ def _named_path(text: str) -> tuple[str, Path]:
     return (name, Path(folder)) if separator else (text, Path(text))
 
 
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")  # of a KV store that is not a folder
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is told at start. Raises InvalidRequest for values out of range."""
@@ -125,11 +128,12 @@ class EngineConfig:
         0, "tokens of KV to keep in host memory when the pool is full (default: none)",
         integer(0, 1 << 31),
     )
-    kv_store: Path | None = flag(
-        None, "folder that keeps the KV of prefixes, also over a restart", metavar="DIR"
+    kv_store: str | Path | None = flag(
+        None, "folder that keeps the KV of prefixes, also over a restart, or redis://HOST:PORT/DB "
+        "for all engines that know it", metavar="WHERE",
     )
     kv_store_gb: float = flag(
-        4.0, "largest size of that folder (default: %(default)s)",
+        4.0, "largest size of the folder (default: %(default)s)",
         Allowed("a number in [0.001, 1000000]", lambda size: 0.001 <= size <= 1e6), metavar="GB",
     )
 

@@ -24,8 +24,9 @@ from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision
-from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, EngineConfig, located
+from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, REDIS_SCHEMES, EngineConfig, located
 from .execute.dtype_name import dtype_name
+from .memory.block_store import BlockStore
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.store import DiskStore
 from .models.model_config import read_model_config
@@ -143,7 +144,7 @@ class Engine:
         return self.scheduler.next_wake_s
 
     @property
-    def kv_store(self) -> DiskStore | None:
+    def kv_store(self) -> BlockStore | None:
         """The store that keeps prefixes over a restart. The engine's owner also waits for its
         fetches, and closes it."""
         stored = self.scheduler.kv_cache.stored
@@ -357,7 +358,7 @@ class LoadedModel:
         return AdapterSlots(self.config.max_loras_per_batch, self.runner.load_adapter)
 
     def _stored_prefixes(self) -> StoredPrefixes | None:
-        """The disk store of prefixes, which persists from one process to the next."""
+        """The store of prefixes, which outlives this process."""
         config, model = self.config, self.model_config
         if config.kv_store is None:
             return None
@@ -372,8 +373,15 @@ class LoadedModel:
             dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
             self.runner.kv_layout,
         )
-        store = DiskStore(config.kv_store, layout, max_bytes=int(config.kv_store_gb * 1e9))
-        return StoredPrefixes(store, config.page_size)
+        return StoredPrefixes(self._block_store(layout), config.page_size)
+
+    def _block_store(self, layout: BlockLayout) -> BlockStore:
+        where = str(self.config.kv_store)
+        if where.startswith(REDIS_SCHEMES):
+            from .memory.remote.redis_store import RedisStore
+
+            return RedisStore(where, layout)
+        return DiskStore(Path(where), layout, max_bytes=int(self.config.kv_store_gb * 1e9))
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.folder, self.tokenizer)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stemma.runtime.memory.block_store import BlockStore, Fetch
 from stemma.runtime.memory.disk.block_file import Payload, file_bytes
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, Block, BlockLayout, blocks_of
-from stemma.runtime.memory.disk.store import DiskStore, Fetch
+from stemma.runtime.memory.disk.store import DiskStore
 from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 
 PLAIN = KVPart("kv", 2, 2, "bfloat16")
@@ -36,14 +37,14 @@ def open_store(
     return DiskStore(folder, layout, max_bytes=max_blocks * file_bytes(layout), **options)  # type: ignore[arg-type]
 
 
-def save_all(store: DiskStore, blocks: Sequence[Block]) -> None:
+def save_all(store: BlockStore, blocks: Sequence[Block]) -> None:
     """Save, and wait until everything is on disk."""
     for block in blocks:
         assert store.save(block, payload_of(block))
     assert store.flush(30.0)
 
 
-def wait_for(fetch: Fetch, store: DiskStore) -> list[Payload]:
+def wait_for(fetch: Fetch, store: BlockStore) -> list[Payload]:
     """The payloads, awaited as an event loop would."""
     import select
 
@@ -53,7 +54,7 @@ def wait_for(fetch: Fetch, store: DiskStore) -> list[Payload]:
     return fetch.payloads
 
 
-def fetched(store: DiskStore, blocks: Sequence[Block]) -> int:
+def fetched(store: BlockStore, blocks: Sequence[Block]) -> int:
     """How many of the blocks come back; each must equal what was saved."""
     fetch = store.fetch(blocks)
     payloads = wait_for(fetch, store)

@@ -93,6 +93,26 @@ def read_block(path: Path, layout: BlockLayout, block: Block) -> Payload:
     return payload
 
 
+def packed(layout: BlockLayout, block: Block, payload: Payload) -> bytes:
+    """What the file of a block would contain."""
+    crc = _CRC.pack(zlib.crc32(payload.data))
+    return b"".join((_header(layout, block), payload.data, crc))
+
+
+def unpacked(data: bytes, layout: BlockLayout, block: Block) -> Payload:
+    """The payload of just this block. Raises CorruptBlock."""
+    if len(data) != file_bytes(layout):
+        raise CorruptBlock(f"{len(data)} bytes in place of {file_bytes(layout)}")
+    header, end = data[:_HEADER_BYTES], len(data) - _CRC.size
+    if header != _header(layout, block):
+        found = _parse(bytearray(header), layout)
+        raise CorruptBlock("other tokens" if found.key == block.key else "another block")
+    payload = np.frombuffer(data, np.uint8, layout.block_bytes, _HEADER_BYTES)
+    if _CRC.unpack_from(data, end)[0] != zlib.crc32(payload.data):
+        raise CorruptBlock("the payload's checksum is wrong")
+    return payload
+
+
 def read_header(path: Path, layout: BlockLayout) -> Block:
     """Which block a file holds, its payload unchecked. Raises CorruptBlock or OSError."""
     header = bytearray(_HEADER_BYTES)

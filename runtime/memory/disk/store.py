@@ -22,12 +22,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..block_store import Fetch, StoreMode, StoreStats
 from .block_file import (
     CorruptBlock,
     Payload,
@@ -42,7 +42,7 @@ from .folder import StoreFolder
 from .index import StoreIndex
 from .journal import ADDED, GONE, USED, Journal, JournalReader, Record
 
-__all__ = ["DiskStore", "Fetch", "StoreMode", "StoreStats"]
+__all__ = ["DiskStore"]
 
 log = logging.getLogger(__name__)
 
@@ -50,45 +50,6 @@ MAX_PENDING_BYTES = 256 * 2**20  # that wait to be written
 MAX_FETCH_BYTES = 512 * 2**20  # that are fetched and not yet released
 FOLLOW_S = 1.0  # how often a process that only reads looks for new blocks
 _JOURNAL_SLACK = 4096  # records that a journal may have beyond two a block
-
-
-class StoreMode(Enum):
-    """What a store does with its folder."""
-
-    WRITER = "writer"  # reads and writes
-    READER = "reader"  # another process writes
-    FAILED = "failed"  # writing has failed: reads only
-    OFF = "off"  # the folder cannot be used, or the store is closed
-
-
-@dataclass(slots=True)
-class StoreStats:
-    """Blocks since the start."""
-
-    num_saved: int = 0
-    num_dropped: int = 0  # not saved: the queue was full, or the block before was not there
-    num_evicted: int = 0
-    num_fetched: int = 0
-    num_corrupt: int = 0
-    num_lost: int = 0  # files that were gone
-    write_s: float = 0.0
-    read_s: float = 0.0
-
-
-class Fetch:
-    """Blocks on their way into memory. `payloads` are those of the first blocks, up to one that
-    could not be had; final once `is_done`. Its memory counts until `release`."""
-
-    def __init__(self, store: DiskStore, blocks: Sequence[Block]) -> None:
-        self.blocks = tuple(blocks)
-        self.payloads: list[Payload] = []
-        self.is_done = False
-        self.is_released = False
-        self._store = store
-
-    def release(self) -> None:
-        """Drop the payloads; before it is done: cancel it. May be called twice."""
-        self._store.release(self)
 
 
 class DiskStore:

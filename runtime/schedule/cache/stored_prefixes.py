@@ -1,4 +1,5 @@
-"""The disk store as the scheduler uses it: fetch before admission, restore at it, save after it.
+"""A store of KV blocks, on disk or elsewhere, as the scheduler uses it: fetch before admission,
+restore at it, save after it.
 
     arrival      the request's blocks that the store has and the pool has not are fetched; the
                  request is held back meanwhile, and holds no page
@@ -18,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import InvalidRequest
+from ...memory.block_store import BlockStore, Fetch, StoreMode
 from ...memory.copies import BlockRestore, BlockSave
 from ...memory.disk.block_file import Payload
 from ...memory.disk.block_key import BLOCK_TOKENS, Block, blocks_of
-from ...memory.disk.store import DiskStore, Fetch, StoreMode
 from ..request import Request
 
 MIN_FETCHED_TOKENS = 128  # fewer are computed: a fetch costs a step's delay (guess)
@@ -56,7 +57,7 @@ class StoredPrefixes:
 
     def __init__(
         self,
-        store: DiskStore,
+        store: BlockStore,
         page_size: int,
         *,
         max_fetch_s: float = MAX_FETCH_S,

@@ -20,9 +20,10 @@ from waiting import PATIENCE_S
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
+from stemma.runtime.memory.block_store import Fetch
 from stemma.runtime.memory.disk.block_key import Block, blocks_of
 from stemma.runtime.memory.disk.folder import StoreFolder
-from stemma.runtime.memory.disk.store import DiskStore, Fetch
+from stemma.runtime.memory.disk.store import DiskStore
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.cache.stored_prefixes import StoredPrefixes
 from stemma.runtime.schedule.request import FinishReason, Request

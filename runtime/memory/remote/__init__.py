@@ -1,0 +1,1 @@
+"""KV blocks on other machines."""
