@@ -4,8 +4,8 @@ Its ops as they came, what its calls appended (ids), and how much of all that it
 Opened on another engine with these, it makes only the calls that had not ended; what the client has
 seen never changes, and does not come twice.
 
-A branch that failed and went on (`resume`) goes on as if what was undone had never been: empty
-texts stand in its place, as later ops keep their numbers.
+A branch that failed fails there, too. One that failed and went on (`resume`) goes on as if what was
+undone had never been: empty texts stand in its place, as later ops keep their numbers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
-
 from ..frontend.protocol import wire
 from .prompt_text import CALLS
 
 Place = tuple[int, int]  # branch and seq
 
+_PART_BYTES = 4 * 1024 * 1024  # of what is given in one item of a message
 _SILENT = ("pause", "hint", "drop", "resume")  # as `ir.SILENT_OPS`: they have no place among others
 
 
@@ -41,15 +40,18 @@ class ProgramLog:
     def __init__(self, create: dict[str, Any]) -> None:
         """`create`: as the client sent it."""
         self.ops: list[list[Any]] = []
+        self._by_branch: dict[int, list[int]] = {}  # places in `ops`
         self.has_ended = False  # no op follows
         self.ends_gens = False  # the client has asked for what its gens have
+        self.is_cancelled = False
+        self.num_lost = 0  # engines that ended with it
         self.open_calls: dict[Place, None] = {}  # sent, without a value
         self._is_streaming = bool(create.get("stream"))
         self._wants_ids = bool(create.get("token_ids"))
         self._given: dict[Place, dict[str, Any]] = {}
         self._seen: dict[int, int] = {}  # by branch: the last op of which the client has heard
         self._streams: dict[Place, _Stream] = {}
-        self._failed: dict[int, int] = {}  # by branch: the op at which it stopped
+        self._failed: dict[int, tuple[int, Any]] = {}  # by branch: at which op, and why
         self._used = [0, 0, 0]  # requests, prompt and completion tokens on engines that were lost
         self._used_here = [0, 0, 0]
 
@@ -59,27 +61,31 @@ class ProgramLog:
         """The next ops. Each has a kind, a branch and a seq."""
         for op in ops:
             kind, branch, seq = op[:3]
+            self._by_branch.setdefault(branch, []).append(len(self.ops))
             self.ops.append(op)
             if branch in self._failed:
-                self._undo([len(self.ops) - 1])
                 if kind == "resume":
                     self._resume(branch, drops_message=bool(op[4:] and op[4]))
             elif kind in CALLS:
                 self.open_calls[branch, seq] = None
 
     def _resume(self, branch: int, *, drops_message: bool) -> None:
-        """A branch that failed goes on; what was undone of it is so already."""
-        first = self._failed.pop(branch)
-        before = [i for i, op in enumerate(self.ops) if op[1] == branch and op[2] < first]
+        """A branch that failed goes on from before the op that did."""
+        first, _ = self._failed.pop(branch)
+        own = self._by_branch[branch]
+        before = [i for i in own if self.ops[i][2] < first]
+        self._undo(own[len(before) :])
         marks = [i for i in before if self.ops[i][0] in ("role_begin", "role_end")]
         if drops_message and marks and self.ops[marks[-1]][0] == "role_begin":
             self._undo([i for i in before if i >= marks[-1]])
 
-    def _fail(self, branch: int, first: int) -> None:
-        """A branch has stopped at its op `first`: nothing of it from there on happens again."""
-        self._failed[branch] = first
-        ops = enumerate(self.ops)
-        self._undo([i for i, op in ops if op[1] == branch and op[2] >= first])
+    def _fail(self, branch: int, first: int, payload: Any) -> None:
+        """A branch has stopped at its op `first`."""
+        told = payload if isinstance(payload, dict) else {}
+        self._failed[branch] = first, {n: str(told.get(n, "")) for n in ("message", "kind")}
+        for index in self._by_branch.get(branch, ()):
+            if self.ops[index][2] >= first:
+                self.open_calls.pop((branch, self.ops[index][2]), None)
 
     def _undo(self, indices: Iterable[int]) -> None:
         """These ops append nothing, and make no calls."""
@@ -108,7 +114,7 @@ class ProgramLog:
         self._seen[branch] = seq
         place = (branch, seq)
         if kind == wire.FAILED:
-            self._fail(branch, seq)
+            self._fail(branch, seq, payload)
             return payload
         if kind == wire.VALUE and isinstance(payload, dict):
             kept = payload.pop("kept", None)
@@ -167,18 +173,31 @@ class ProgramLog:
 
     def lose(self) -> None:
         """The engine is gone: what it had begun is to begin again."""
+        self.num_lost += 1
         self._used = [a + b for a, b in zip(self._used, self._used_here, strict=True)]
         self._used_here = [0, 0, 0]
         for stream in self._streams.values():
             stream.num_passed_ids = stream.num_passed_chars = 0
 
-    def given(self) -> bytes | None:
-        """What the ops have become, for `wire.encode_program`; None: nothing yet."""
-        given = [[*place, kept] for place, kept in self._given.items()]
+    def given(self) -> list[bytes]:
+        """What the ops have become, for `wire.encode_program`, in parts that fit a message. Raises
+        InvalidProgram where one does not."""
+        given: list[list[Any]] = [[*place, kept] for place, kept in self._given.items()]
         for place, stream in self._streams.items():
-            if stream.token_ids:
+            if stream.token_ids and place in self.open_calls:
                 given.append([*place, {"begun": stream.token_ids}])
-        return orjson.dumps(given) if given else None
+        for branch, (seq, failure) in self._failed.items():
+            given.append([branch, seq, {"failed": failure}])
+        parts: list[list[bytes]] = []
+        size = _PART_BYTES
+        for each in given:
+            encoded = wire.encode_part("given", each)
+            size += len(encoded)
+            if size > _PART_BYTES:
+                parts.append([])
+                size = len(encoded)
+            parts[-1].append(encoded)
+        return [b"[%b]" % b",".join(part) for part in parts]
 
 
 _FIRST_FACTS = ("prompt_tokens", "cached_tokens")  # of the first delta with ids

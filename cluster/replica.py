@@ -71,7 +71,8 @@ class RoutedProgram(ClientProgram):
     log: ProgramLog
     replica: Replica | None = None
     number_there: int = 0
-    sent: tuple[str, bytes] | None = None  # its beginning, until something has come back
+    # Its beginning, where to, until something has come back.
+    sent: tuple[str, bytes, int] | None = None
 
 
 class Replica:
@@ -96,6 +97,7 @@ class Replica:
         self.prompt_token_s = _PROMPT_TOKEN_S
         self.total_tokens = 0.0  # KV that it holds
         self.load = ReplicaLoad()
+        self.is_paused = False  # its process is stopped: nothing is placed or asked there
         self.num_starts = 0
         self.outbox = Outbox()
         self._start = start
@@ -178,6 +180,12 @@ class Replica:
     # --- what is said ---------------------------------------------------------------------------
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether its process was stopped, and may be continued."""
+        peer = None if self._started is None else self._started.peer
+        return peer is not None and peer.is_stopped()
+
+    @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """To be polled."""
         return [] if self._transport is None else self._transport.sockets
@@ -208,12 +216,19 @@ class Replica:
         self._transport.send()
 
     def open(self, program: RoutedProgram) -> None:
-        """Run a program here, from where it is."""
+        """Run a program here, from where it is. Raises InvalidProgram if it cannot be sent."""
         create = wire.encode_create(program.log.adapted(program.create))
+        given = program.log.given()
         self._num_programs += 1
         program.replica, program.number_there = self, self._num_programs
         self.programs[self._num_programs] = program
-        self.outbox.open(self._num_programs, create, program.log.given())
+        self.outbox.open(self._num_programs, create, given)
+
+    def end_program(self, program: RoutedProgram) -> None:
+        """The engine says that it has ended."""
+        del self.programs[program.number_there]
+        program.load.end()
+        self.outbox.forget(program.number_there)
 
     def close_program(self, program: RoutedProgram) -> None:
         """It has ended, or is to be cancelled: nothing more of it is taken."""

@@ -22,6 +22,7 @@ from ..errors import EngineError, InvalidProgram, ProtocolError
 from ..frontend.protocol import wire
 from ..radix.fleet import FleetTree
 from ..runtime.sessions.clients import Client, tenant_from
+from ..runtime.sessions.fields import integer, optional_text
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .cache_mirror import CacheMirror
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
 MAX_OPS_A_MESSAGE = 65_536
+MAX_LOST = 5  # engines that end with a program until it counts as the cause
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_TREE_BYTES = 256 * 1024 * 1024
 _STOPPING = "the cluster is being stopped: it takes no new programs"
@@ -70,7 +72,7 @@ class Router:
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
-        self._homeless: list[RoutedProgram] = []  # no replica was ready for them
+        self._homeless: dict[RoutedProgram, None] = {}  # no replica was ready for them
         self._ready_at_s = time.monotonic()  # when one was, last
         self.num_placed: dict[int, int] = {replica.number: 0 for replica in replicas}
 
@@ -130,7 +132,9 @@ class Router:
             if host.socket in ready:
                 host.receive()
             host.clock.read()
-            host.sweep()
+            if host.sweep():
+                for replica in self._replicas:
+                    replica.is_paused = replica.is_stopped
         for replica in self._replicas:
             replica.revive()
             self._hear(replica)
@@ -168,7 +172,7 @@ class Router:
             if message.op == "ops":
                 self._take_ops(client, message)
             elif message.op == "call":
-                self._calls.take(client, message.header)
+                self._calls.take(client, message)
             elif message.op == "cancel":
                 self._take_cancel(client, message.header)
         except ProtocolError:
@@ -183,7 +187,7 @@ class Router:
             self._arrive(program)
             if program.replica is not None:
                 program.replica.close_program(program)
-        self._homeless = [each for each in self._homeless if each.client is not client]
+            self._homeless.pop(program, None)
         self._calls.forget(client)
 
     def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
@@ -204,16 +208,17 @@ class Router:
     def _take_program(
         self, client: RouterClient, item: dict[str, Any], num_bytes: int | None
     ) -> None:
-        number = item.get("program")
-        if type(number) is not int or not 0 <= number < 2**63:
-            allowed = "an integer in [0, 2**63)"
-            raise ProtocolError(f"program={number!r} is not allowed; allowed: {allowed}")
+        number = integer(item, "program")
         program = client.programs.get(number)
         if program is None:
             if "create" not in item:
                 return  # it has ended while these were on the way
             create = dict(item["create"]) if isinstance(item["create"], dict) else {}
-            program = self._program(client, number, create, item.get("ops", []))
+            try:
+                program = self._program(client, number, create, item.get("ops", []))
+            except ProtocolError as error:
+                client.refuse(number, error)
+                return
         try:
             if number not in client.programs:
                 client.require_room()
@@ -229,6 +234,13 @@ class Router:
     def _program(
         self, client: RouterClient, number: int, create: dict[str, Any], ops: Any
     ) -> RoutedProgram:
+        for name in ("seed", "instance"):
+            integer(create, name, 0)
+        for name in ("lora_path", "response_id", "namespace", "history", "op_key"):
+            optional_text(create, name)
+        for name in ("tools", "template_kwargs"):
+            if not isinstance(create.get(name, ""), str):
+                raise ProtocolError(f"{name}={create[name]!r:.200} is not allowed; allowed: a text")
         tenant = tenant_from(create)
         create["tenant"] = tenant or client.tenant
         account = repr(client.account(tenant)).encode()
@@ -243,6 +255,8 @@ class Router:
         for op in ops:
             if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
                 raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
+            if not (isinstance(op[0], str) and isinstance(op[3], str | None)):
+                raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
         program.opening.take(ops)
         program.log.take(ops)
         program.log.has_ended |= is_end
@@ -266,7 +280,7 @@ class Router:
             raise EngineError(_STOPPING)
         candidates = self._ready_replicas()
         if not candidates:
-            self._homeless.append(program)
+            self._homeless[program] = None
             return
         text = program.opening.text
         cached = self._cached_of(program)
@@ -281,15 +295,15 @@ class Router:
         )
         replica = self._policy(newcomer, candidates)
         assert isinstance(replica, Replica)
+        replica.open(program)
         namespace, adapter = _namespace_of(program.create)
         if adapter or not self._mirrors[replica.number].is_known:
             self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
             self._sent.shrink(MAX_TREE_BYTES)
         if not adapter:
             self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
-            program.sent = namespace, text
+            program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
-        replica.open(program)
         missing = max(0.0, num_tokens - cached.get(replica.number, 0.0))
         program.load.enter(replica.load, missing)
         self._send(program, program.log.ops)
@@ -312,10 +326,11 @@ class Router:
         return cached
 
     def _ready_replicas(self) -> list[Replica]:
-        return [each for each in self._replicas if each.state is ReplicaState.READY]
+        ready = [each for each in self._replicas if each.state is ReplicaState.READY]
+        return [each for each in ready if not each.is_paused] or ready
 
     def _take_cancel(self, client: RouterClient, header: dict[str, Any]) -> None:
-        program = client.programs.get(header.get("program", -1))
+        program = client.programs.get(integer(header, "program"))
         if program is None:
             return
         if program.replica is None:  # it waits for one
@@ -327,13 +342,14 @@ class Router:
             program.log.ends_gens = True
             replica.outbox.queue("cancel", {"program": there, "keep": True})
         else:
+            program.log.is_cancelled = True
             replica.outbox.queue("cancel", {"program": there})  # its DONE ends it
 
     def _take_cancel_of_homeless(self, program: RoutedProgram, *, keeps: bool) -> None:
         if keeps:
             program.log.ends_gens = True
             return
-        self._homeless.remove(program)
+        self._homeless.pop(program, None)
         program.client.remove(program.number)
         program.client.events.append(program.number, 0, 0, wire.DONE, program.log.done({}))
 
@@ -348,31 +364,38 @@ class Router:
 
     def _arrive(self, program: RoutedProgram) -> None:
         """Its beginning is on its way no more."""
-        if program.sent is not None and program.replica is not None:
-            namespace, text = program.sent
-            self._on_the_way.uncover(namespace, text, 0, program.replica.number)
+        if program.sent is not None:
+            namespace, text, number = program.sent
+            self._on_the_way.uncover(namespace, text, 0, number)
         program.sent = None
 
     def _end(self, program: RoutedProgram) -> None:
         self._arrive(program)
+        self._homeless.pop(program, None)
         if program.replica is not None:
             program.replica.close_program(program)
             program.replica = None
-        program.client.remove(program.number)
+        if program.client.programs.get(program.number) is program:
+            program.client.remove(program.number)
 
     # --- from replicas --------------------------------------------------------------------------
 
     def _hear(self, replica: Replica) -> None:
         try:
-            for message in replica.hear():
+            messages = replica.hear()
+        except (EngineError, ProtocolError) as error:
+            self._bury(replica, str(error))
+            return
+        for message in messages:
+            try:
                 if message.op == "events":
                     self._take_events(replica, message.header["events"])
                 elif message.op == "reply":
                     self._calls.take_reply(replica, message.header)
                 elif message.op == "cache":
                     self._take_cache(replica, message.header["changes"])
-        except (EngineError, ProtocolError) as error:
-            self._bury(replica, str(error))
+            except Exception:  # a bug of the router is no fault of the engine
+                log.exception("a message of replica %d could not be taken", replica.number)
 
     def _take_events(self, replica: Replica, events: list[Any]) -> None:
         programs = replica.programs
@@ -400,14 +423,13 @@ class Router:
         ):  # which comes before its prompt is planned
             self._arrive(program)
         if kind == wire.DONE:
-            del replica.programs[program.number_there]
-            program.load.end()
+            replica.end_program(program)
             program.client.remove(program.number)
             payload = program.log.done(payload)
         else:
             num_open = len(program.log.open_calls)
             payload = program.log.pass_on(branch, seq, kind, payload)
-            if len(program.log.open_calls) < num_open:
+            for _ in range(num_open - len(program.log.open_calls)):
                 program.load.end_call(*_used(payload))
             if kind == wire.MARK and branch == 0:
                 program.opening.note_mark(seq, payload)
@@ -435,7 +457,15 @@ class Router:
             self._arrive(program)
         for program in replica.lose(reason, is_asked=is_asked):
             program.log.lose()
-            self._homeless.append(program)
+            if program.log.is_cancelled:
+                program.client.remove(program.number)
+                used = program.log.done({})
+                program.client.events.append(program.number, 0, 0, wire.DONE, used)
+            elif program.log.num_lost >= MAX_LOST and not is_asked:
+                ended = f"{program.log.num_lost} engines have ended with this program"
+                self._reject(program, EngineError(f"{ended}, the last one: {reason}"))
+            else:
+                self._homeless[program] = None
 
     def _rehouse(self) -> None:
         """Have programs that are nowhere go on, once a replica can take them."""
@@ -444,7 +474,7 @@ class Router:
             self._ready_at_s = now_s
         elif now_s - self._ready_at_s < PATIENCE_S:
             return
-        homeless, self._homeless = self._homeless, []
+        homeless, self._homeless = self._homeless, {}
         for program in homeless:
             try:
                 if self._ready_at_s != now_s:

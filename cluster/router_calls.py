@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import EngineError, InvalidProgram, InvalidRequest
+from ..errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError
+from ..frontend.protocol import wire
 from ..runtime.sessions.clients import Client, Clients
 from .replica import Replica, ReplicaState, RoutedProgram
 
 Merge = Callable[[list[tuple[int, Any]]], Any]  # of the results, with their replicas' numbers
 
+MAX_CALL_BYTES = 2 * 1024 * 1024  # as engines take
+MAX_ID_CHARS = 256
 _OUTCOMES = (
     "rejected",
     "missing",
@@ -73,9 +76,17 @@ class RouterCalls:
         known = next((replica.info for replica in self._replicas if replica.info), {})
         return {**known, "num_replicas": len(self._replicas)}
 
-    def take(self, client: Client[RoutedProgram], header: dict[str, Any]) -> None:
-        """Ask whom a client's call concerns."""
-        call_id, method = header.get("id"), header.get("method")
+    def take(self, client: Client[RoutedProgram], message: wire.Message) -> None:
+        """Ask whom a client's call concerns. Raises ProtocolError for one that is too large, or has
+        an id that none may have."""
+        header = message.header
+        call_id, method = header.get("id"), str(header.get("method"))
+        if message.num_bytes > MAX_CALL_BYTES:
+            raise ProtocolError(f"a call of {message.num_bytes} bytes; at most {MAX_CALL_BYTES}")
+        if not isinstance(call_id, int | str) or len(str(call_id)) > MAX_ID_CHARS:
+            raise ProtocolError(
+                f"id={call_id!r:.200} is not allowed; allowed: an integer or a name"
+            )
         args = header["args"] if isinstance(header.get("args"), dict) else {}
         try:
             if method == "restart_replica":
@@ -95,9 +106,7 @@ class RouterCalls:
     def _whom(
         self, method: Any, args: dict[str, Any]
     ) -> tuple[list[Replica], Merge, dict[str, Any]]:
-        ready = [r for r in self._replicas if r.state is not ReplicaState.LOST and r.info]
-        if not ready:
-            raise EngineError("no replica is ready")
+        ready = self._ready()
         if method in self._all:
             return ready, self._all[method], args
         if method in self._one:
@@ -156,11 +165,21 @@ class RouterCalls:
             link.put("reply", id=pending.call_id, ok=False, **pending.failure)
             return
         pending.results.sort(key=lambda result: result[0])
-        link.put("reply", id=pending.call_id, ok=True, result=pending.merge(pending.results))
+        try:
+            link.put("reply", id=pending.call_id, ok=True, result=pending.merge(pending.results))
+        except Exception as error:  # too large together, or not alike
+            told = {"error": f"{type(error).__name__}: {error}", "kind": "EngineError"}
+            link.put("reply", id=pending.call_id, ok=False, **told)
 
     def _least_loaded(self) -> Replica:
-        ready = [r for r in self._replicas if r.state is not ReplicaState.LOST and r.info]
-        return min(ready, key=lambda replica: replica.num_calls)
+        return min(self._ready(), key=lambda replica: replica.num_calls)
+
+    def _ready(self) -> list[Replica]:
+        """Raises EngineError where none is."""
+        ready = [replica for replica in self._replicas if replica.state is ReplicaState.READY]
+        if not ready:
+            raise EngineError("no replica is ready")
+        return [replica for replica in ready if not replica.is_paused] or ready
 
     def _info(self, results: list[tuple[int, Any]]) -> Any:
         return {**self._summed(results), "replicas": [self._report(*result) for result in results]}

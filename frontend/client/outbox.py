@@ -8,7 +8,7 @@ the wire. Guarded by the connection's lock; a finalizer may run between any two 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,10 @@ MESSAGE_BYTES = 1024 * 1024  # guess: enough to be worth a message
 class ProgramOutbox:
     """Ops of one program that have not been flushed yet."""
 
-    __slots__ = ("create", "given", "num_bytes", "ops")
+    __slots__ = ("create", "num_bytes", "ops")
 
-    def __init__(self, create: bytes, given: bytes | None) -> None:
+    def __init__(self, create: bytes) -> None:
         self.create: bytes | None = create
-        self.given = given
         self.ops: list[bytes] = []  # encoded
         self.num_bytes = 0
 
@@ -35,7 +34,8 @@ class _Programs:
     """Items of one future `ops` message."""
 
     items: list[bytes]
-    num_bytes: int
+    num_bytes: int  # of their ops, which count against the credit
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,13 @@ class Outbox:
         """Whether something waits to be sent."""
         return bool(self._queue)
 
-    def open(self, program: int, create: bytes, given: bytes | None = None) -> None:
-        """Add a new program; `given`: see `wire.encode_program`."""
-        self._programs[program] = ProgramOutbox(create, given)
+    def open(self, program: int, create: bytes, given: Iterable[bytes] = ()) -> None:
+        """Add a new program; `given`: ahead of its ops, see `wire.encode_program`."""
+        outbox = self._programs[program] = ProgramOutbox(create)
+        for part in given:
+            create, outbox.create = outbox.create or b"", None
+            item = wire.encode_program(program, (), create or None, end=False, given=part)
+            self._queue_item(item, 0)
 
     def add(self, program: int, encoded: bytes) -> bool:
         """Add an op of a program; False where the program is no longer open."""
@@ -97,9 +101,7 @@ class Outbox:
         ops, outbox.ops = outbox.ops, fresh
         num_bytes, outbox.num_bytes = outbox.num_bytes, 0
         create, outbox.create = outbox.create, None
-        given, outbox.given = outbox.given, None
-        item = wire.encode_program(program, ops, create, end=end, given=given)
-        self._queue_item(item, num_bytes)
+        self._queue_item(wire.encode_program(program, ops, create, end=end), num_bytes)
         return True
 
     def flush_all(self) -> None:
@@ -129,11 +131,12 @@ class Outbox:
     def _queue_item(self, item: bytes, num_bytes: int) -> None:
         """Add the item to the last message of the queue while that has room."""
         last = self._queue[-1] if self._queue else None
-        if isinstance(last, _Programs) and last.num_bytes + num_bytes <= MESSAGE_BYTES:
+        if isinstance(last, _Programs) and last.size + len(item) <= MESSAGE_BYTES:
             last.items.append(item)
             last.num_bytes += num_bytes
+            last.size += len(item)
         else:
-            self._queue.append(_Programs([item], num_bytes))
+            self._queue.append(_Programs([item], num_bytes, len(item)))
 
     # --- on the I/O thread ------------------------------------------------------------------------
 

@@ -295,7 +295,8 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         if len(children) - len(failed) < num_needed:
             what = f"{num_needed} of {len(children)} branches are needed"
             raise InvalidProgram(f"{what}, {len(failed)} failed: {failed[0].error}")
-        awaited = range(len(children)) if known is None else known
+        every = range(len(children))
+        awaited = every if known is None else [index for index in known if index in every]
         ended = [i for i in awaited if children[i].is_ended and children[i].error is None]
         if len(ended) < num_needed:
             if not branch.num_awaited:

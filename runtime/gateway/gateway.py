@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import orjson
 import zmq
 
 from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
@@ -27,6 +26,7 @@ from ..programs.kept import given_of
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
 from ..sessions.clients import tenant_from
+from ..sessions.fields import integer, json_field, optional_text
 from ..sessions.host import SessionHost
 from ..sessions.listener import ServerKeys
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
@@ -156,7 +156,7 @@ class Gateway:
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
-            self._take_cancel(client, _int(header, "program"), keeps=header.get("keep") is True)
+            self._take_cancel(client, integer(header, "program"), keeps=header.get("keep") is True)
 
     def _take_cancel(self, client: EngineClient, number: int, *, keeps: bool) -> None:
         """With `keeps` its gens end with their output so far, which the client receives."""
@@ -187,18 +187,22 @@ class Gateway:
     def _take_program(
         self, client: EngineClient, item: dict[str, Any], num_bytes: int | None
     ) -> None:
-        number = _int(item, "program")
+        number = integer(item, "program")
         program = client.programs.get(number)
         if program is None:
             if "create" not in item:
                 return  # it was cancelled, or has failed as a whole, while these were on the way
             create = item["create"] if isinstance(item["create"], dict) else {}
-            program = RunningProgram(self._open(client, number, create))
+            try:
+                program = RunningProgram(self._open(client, number, create))
+            except ProtocolError as error:  # concerns only this program
+                client.refuse(number, error)
+                return
             try:
                 self._require_open()
                 client.require_room()
                 program.session.set_template_args(_told(create))
-                program.session.use_adapter(_optional_str(create, "lora_path"))
+                program.session.use_adapter(optional_text(create, "lora_path"))
             except (EngineError, InvalidRequest) as error:
                 self._reject(program.session, error)
                 return
@@ -218,23 +222,23 @@ class Gateway:
             raise EngineError("the runtime is being stopped: it takes no new programs")
 
     def _open(self, client: EngineClient, program: int, values: dict[str, Any]) -> ProgramSession:
-        tenant, account = tenant_from(values), _optional_str(values, "account")
+        tenant, account = tenant_from(values), optional_text(values, "account")
         return ProgramSession(
             self._context,
             partial(self._emit, client, program),
             self._mark_ready,
-            seed=_int(values, "seed", 0),
-            instance=_int(values, "instance", 0),
+            seed=integer(values, "seed", 0),
+            instance=integer(values, "instance", 0),
             is_streaming=bool(values.get("stream")),
             tenant=tenant or client.tenant,
             label=f"{client.number}/{program}",
             stated=client.stated,
-            response_id=_optional_str(values, "response_id"),
+            response_id=optional_text(values, "response_id"),
             has_token_ids=bool(values.get("token_ids")),
-            namespace=_optional_str(values, "namespace") or "",
+            namespace=optional_text(values, "namespace") or "",
             account=client.account(tenant) if account is None else (client.owner, account),
-            history=_optional_str(values, "history") or "",
-            op_key=_optional_str(values, "op_key"),
+            history=optional_text(values, "history") or "",
+            op_key=optional_text(values, "op_key"),
             is_replayable=values.get("replayable") is True,
         )
 
@@ -289,43 +293,13 @@ def _read(item: object) -> Op:
     return op
 
 
-def _int(values: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = values.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ProtocolError(f"{name}={value!r} is not allowed; allowed: an integer in [0, 2**63)")
-    return value
-
-
-def _optional_str(values: dict[str, Any], name: str) -> str | None:
-    value = values.get(name)
-    if value is not None and not (isinstance(value, str) and len(value) <= 256):
-        raise ProtocolError(
-            f"{name}={value!r} is not allowed; allowed: a string of at most 256 characters"
-        )
-    return value
-
-
 def _told(values: dict[str, Any]) -> TemplateArgs:
     """The chat template's arguments, from JSON texts. Raises InvalidProgram."""
-    tools = _json(values, "tools", list)
-    variables = _json(values, "template_kwargs", dict)
+    tools = json_field(values, "tools", list)
+    variables = json_field(values, "template_kwargs", dict)
     if not tools and not variables:
         return NO_TEMPLATE_ARGS
     try:
         return TemplateArgs.of(tools or (), variables or {})
     except RecursionError as error:
         raise InvalidProgram("tools, or template_kwargs, too deep in each other") from error
-
-
-def _json(values: dict[str, Any], name: str, kind: type) -> Any:
-    """A field's value from its JSON text; None if it is absent. Raises InvalidProgram."""
-    text = values.get(name)
-    if text is None:
-        return None
-    try:
-        value = orjson.loads(text if isinstance(text, str) else b"")
-    except orjson.JSONDecodeError as error:
-        raise InvalidProgram(f"{name}: not JSON: {error}", name) from error
-    if not isinstance(value, kind):
-        raise InvalidProgram(f"{name}: no {kind.__name__}", name)
-    return value

@@ -94,7 +94,9 @@ class CallFactory:
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             request.grammar, request.jump_forward = grammar, jump_forward
-            request.prediction, request.begun = prediction, begun
+            request.prediction = prediction
+            if sample is samples[0]:
+                request.begun = begun
             request.op_key = self.op_key if op.source is None else (op.source, op.name)
             sample.request = request
             requests.append(request)

@@ -4,6 +4,7 @@
     the same given to another engine        [branch, seq, {"ids", "text", "tail"?}]
     of a gen that had begun                 [branch, seq, {"begun"}]: ids
     of a join that needed some              [branch, seq, {"winners"}]
+    of a branch that failed there           [branch, seq, {"failed": {"message", "kind"}}]
 
 Ids and not text: nothing is tokenized again.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from ...errors import InvalidProgram
 
-_ALLOWED = "[branch, seq, {ids, text, tail?}, {begun} or {winners}] each"
+_ALLOWED = "[branch, seq, {ids, text, tail?}, {begun}, {winners} or {failed}] each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Kept:
     tail: str = ""
     winners: Sequence[int] | None = None
     is_whole: bool = True  # else the call is to be made
+    failed: tuple[str, str] | None = None  # message and kind: the branch stops at this op
 
     def to_wire(self) -> dict[str, Any]:
         """As a value event has it."""
@@ -54,7 +56,7 @@ def _read(item: Any, vocab_size: int) -> tuple[tuple[int, int], Kept]:
         is_whole = "begun" not in kept
         ids = array("i", kept.get("ids" if is_whole else "begun", ()))
         text, tail = kept.get("text", ""), kept.get("tail", "")
-        winners = kept.get("winners")
+        winners, failed = kept.get("winners"), kept.get("failed")
         is_fine = (
             all(isinstance(value, int) for value in (branch, seq, *(winners or ())))
             and isinstance(text, str)
@@ -62,8 +64,9 @@ def _read(item: Any, vocab_size: int) -> tuple[tuple[int, int], Kept]:
             and text.endswith(tail)
             and all(0 <= token_id < vocab_size for token_id in ids)
         )
-    except (AttributeError, OverflowError, TypeError, ValueError):
+        failure = None if failed is None else (str(failed["message"]), str(failed["kind"]))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         is_fine = False
     if not is_fine:
         raise InvalidProgram.of("given", item, _ALLOWED)
-    return (branch, seq), Kept(ids, text, tail, winners, is_whole)
+    return (branch, seq), Kept(ids, text, tail, winners, is_whole, failure)

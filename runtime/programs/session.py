@@ -132,7 +132,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._given.update(given)
 
     def _known_winners(self, op: ir.Join) -> Sequence[int] | None:
-        kept = self._given.pop((op.branch, op.seq), None)
+        kept = self._given.get((op.branch, op.seq))  # a join asks again until it has all
         return None if kept is None else kept.winners
 
     @property
@@ -195,6 +195,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
 
     def _carry_out(self, branch: EngineBranch, op: ir.Op) -> bool:
         if isinstance(op, ir.Text):
+            if self._fails_as_given(branch, op):
+                return False
             branch.pending_text.append(op)
             self._pauses.pop(branch, None)
             return True
@@ -218,6 +220,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             return False
         branch.transcript = prepared.transcript
         branch.pending_text.clear()
+        if self._fails_as_given(branch, op):
+            return False
         if prepared.failure is not None:
             raise prepared.failure
         match op:
@@ -225,7 +229,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
                 kept = self._given.pop((branch.number, op.seq), NOTHING_KEPT)
                 if kept.is_whole:
                     branch.num_calls -= 1
-                    self._append_output(branch, op, kept)
+                    self._append_output(branch, op, kept, is_given=True)
                     return True
                 branch.text_change = prepared.text_change
                 self._begin_call(branch, self._call(branch, op, prepared, kept.ids))
@@ -237,6 +241,14 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
                 self._emit_text_change(branch, op, prepared.text_change)
                 return True
         return self._carry_out_flow(branch, op)
+
+    def _fails_as_given(self, branch: EngineBranch, op: ir.Op) -> bool:
+        """Whether the branch has failed at this op elsewhere, and so does here."""
+        kept = self._given.get((branch.number, op.seq), NOTHING_KEPT)
+        if kept.failed is None:
+            return False
+        self._fail(branch, op, *kept.failed)
+        return True
 
     def _prepared(self, branch: EngineBranch, op: ir.Op) -> Prepared | None:
         """What the op needs, tokenized; None: it must wait for that, as its text is long."""
@@ -345,18 +357,22 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._ready.append(branch)
         self._on_ready(self)
 
-    def _append_output(self, branch: EngineBranch, op: ir.Op, kept: Kept) -> None:
-        """What the branch's call has said."""
+    def _append_output(
+        self, branch: EngineBranch, op: ir.Op, kept: Kept, *, is_given: bool = False
+    ) -> None:
+        """What the branch's call has said, here or elsewhere. What is given by a client is its own
+        word: others' turns are not told by it."""
         transcript, ids, text, tail = branch.begun, kept.ids, kept.text, kept.tail
         before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
-        if before is not None and start == transcript.content_start and not tail:
+        is_turn = before is not None and start == transcript.content_start and not tail
+        if is_turn and before is not None and not is_given:
             self._context.assistant_turns.remember(self._namespace, before, text, ids)
         transcript.append_ids(ids, text[: len(text) - len(tail)])
         if tail:
             transcript.append_text(tail)
         self._set_value(branch, op, Value(transcript.ids[start:], text))
-        if self._response_id is not None:
+        if self._response_id is not None and not is_given:
             name = (self._namespace, self._response_id)
             self._context.responses.remember(name, transcript.ids[:])
             self._response_id = None

@@ -169,7 +169,8 @@ def _find_continued(planned: InFlightStep) -> int:
     must wait for their tokens, since not only the draw decides what follows."""
     num_waiting = 0
     for index, (row, request) in enumerate(zip(planned.plan.rows, planned.requests)):
-        if row.mask is not None or row.num_best or request.begun:
+        num_begun = len(request.begun)
+        if row.mask is not None or row.num_best or request.num_output_tokens < num_begun:
             num_waiting += 1
         elif row.sampling is not None:
             num_output = row.start + len(row.input_ids) + 1 - len(request.prompt)

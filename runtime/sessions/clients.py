@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from ...errors import InvalidProgram, ProtocolError
+from ...errors import InvalidProgram, ProtocolError, StemmaError
 from ...frontend.protocol import wire
 from ...frontend.protocol.interning import TakenTexts
 from ...frontend.protocol.link import Link
@@ -108,6 +108,14 @@ class Client(Generic[P]):
         if self.num_bytes > MAX_CLIENT_BYTES:
             raise InvalidProgram(f"a client's programs may have at most {MAX_CLIENT_BYTES} bytes")
         return items
+
+    def refuse(self, number: int, error: StemmaError) -> None:
+        """Tell that a program has ended before it began."""
+        kind = InvalidProgram.__name__ if isinstance(error, ProtocolError) else type(error).__name__
+        failure = {"message": str(error), "kind": kind, "op": "program"}
+        self.events.append(number, 0, 0, wire.FAILED, failure)
+        used = {"num_requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self.events.append(number, 0, 0, wire.DONE, used)
 
     def remove(self, number: int) -> P | None:
         """Forget a program; returns it, if there was one."""

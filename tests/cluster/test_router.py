@@ -177,6 +177,62 @@ def test_a_race_that_was_won_stays_so(checkpoint: Path) -> None:
         assert race.run(gate=gate, seed=2, backend=backend).text().startswith(seen[0])
 
 
+def test_a_race_whose_losers_had_ended_too_keeps_its_winner(checkpoint: Path) -> None:
+    @st.function
+    def race(s: st.ProgramState, gate: Any) -> None:
+        s += "Go "
+        runners = s.fork(3)
+        runners += lambda i: f"{i} " + st.gen("x", max_tokens=30 - 12 * i, **GEN)
+        for runner in runners:
+            runner["x"]
+        runners.join(st.first(1, "concate_and_append"))
+        gate(s.text())
+        s += " end " + st.gen("y", max_tokens=5, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        wanted = race.run(gate=str, seed=2, backend=backend).text()
+    with clustered(checkpoint) as (cluster, backend):
+        moved = race.run(gate=lambda _: move(cluster), seed=2, backend=backend)
+        assert moved.text() == wanted
+
+
+def test_samples_of_a_stream_stay_apart_and_failures_stay_failures(checkpoint: Path) -> None:
+    @st.function
+    def samples(s: st.ProgramState) -> None:
+        s += "Some " + st.gen("x", n=3, max_tokens=60, **GEN)
+
+    @st.function
+    def lost(s: st.ProgramState, gate: Any) -> None:
+        branches = s.fork(2)
+        branches[0] += "a " + st.gen("x", max_tokens=4, **GEN)
+        branches[1] += "b " + st.gen("x", max_tokens=4, regex="(")
+        with pytest.raises(st.ProgramError):
+            branches[1]["x"]
+        gate(branches[0]["x"])
+        branches.join()
+        s += "end " + st.gen("y", max_tokens=4, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        wanted = samples.run(seed=4, backend=backend)["x"]
+    with clustered(checkpoint) as (cluster, backend):
+        state = samples.run(seed=4, backend=backend, stream=True)
+        for index, _ in enumerate(state.text_iter("x")):
+            if index == 15:
+                move(cluster)
+        assert state["x"] == wanted
+        with pytest.raises(st.ProgramError, match="joined branch failed"):
+            lost.run(gate=lambda _: move(cluster), backend=backend).text()
+
+
+def move(cluster: Cluster) -> None:
+    """Kill the engine that the one program runs on."""
+    (busy,) = [replica for replica in cluster.replicas if replica.programs]
+    before = busy.num_starts
+    cluster.kill(busy.number)
+    wait_until(lambda: busy.num_starts > before)
+    cluster.wait_ready()
+
+
 def test_programs_wait_where_no_engine_is_left_and_go_on_with_the_next(
     checkpoint: Path, truth: list[str]
 ) -> None:
