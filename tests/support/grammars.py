@@ -151,6 +151,9 @@ def random_walk(
     taken: list[int] = []
     while len(taken) < max_tokens and not matcher.is_finished():
         choices = sorted(allowed(matcher, vocabulary))
+        if not choices:  # what could follow matches nothing, which a parser need not see
+            assert matcher.is_accepting(), "it leads nowhere"
+            break
         token = picks.choice(choices)
         assert matcher.consume(token)
         taken.append(token)
