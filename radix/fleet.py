@@ -112,20 +112,6 @@ class FleetTree(Generic[H]):
                 found[holder] = found.get(holder, 0.0) + share * num_tokens
         return found
 
-    def withdraw(self, namespace: Hashable, text: bytes, num_kept: int, holder: H) -> None:
-        """`holder` has only the first `num_kept` bytes of a text any more, and nothing that goes on
-        from the rest."""
-        path = list(self._path(namespace, text))
-        end = sum(num_bytes for _, num_bytes in path)
-        for node, num_bytes in reversed(path):
-            start, end = end - num_bytes, end - num_bytes
-            if start + num_bytes <= num_kept:
-                break
-            if start < num_kept:
-                self._split(node, num_kept - start)
-            self._drop(node, holder)
-            self._prune(namespace, node)
-
     def forget(self, holder: H) -> None:
         """`holder` has nothing."""
         for namespace, root in list(self._roots.items()):
@@ -181,16 +167,6 @@ class FleetTree(Generic[H]):
         node.parent, node.run = upper, node.run[at:]
         upper.children[node.run[0]] = node
         return upper
-
-    def _drop(self, node: _Node[H], holder: H) -> None:
-        """Take a holder from a node and all below."""
-        nodes = [node]
-        for each in nodes:
-            each.more.pop(holder, None)
-            if each.holders.pop(holder, None) is not None:
-                nodes.extend(each.children.values())
-        for each in reversed(nodes[1:]):
-            self._cut_if_empty(each)
 
     def _prune(self, namespace: Hashable, node: _Node[H]) -> None:
         """Remove a node that nobody holds, and those above that only led to it."""

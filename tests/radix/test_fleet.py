@@ -19,17 +19,19 @@ def test_holders_of_a_text_have_the_tokens_of_what_they_share() -> None:
     assert tree.match("", b"a slow") == {} and tree.match("other", b"the") == {}
 
 
-def test_what_is_withdrawn_is_gone_with_all_that_goes_on_from_it() -> None:
+def test_what_is_covered_twice_is_there_until_it_is_uncovered_twice() -> None:
+    """Two nodes of one holder may write the same bytes: siblings that begin alike."""
     tree = FleetTree[str]()
-    tree.insert("", b"abcdef", "a", 6)
-    tree.insert("", b"abcxyz", "a", 6)
-    tree.insert("", b"abcdef", "b", 6)
-    tree.withdraw("", b"abcd", 2, "a")
-    assert tree.match("", b"abcdef") == pytest.approx({"a": 2.0, "b": 6.0})
-    assert tree.match("", b"abcxyz") == pytest.approx({"a": 2.0, "b": 3.0})
-    tree.forget("b")
-    tree.withdraw("", b"ab", 0, "a")
-    assert tree.num_bytes == 0 and tree.match("", b"ab") == {}
+    tree.cover("", b"the", 0, "a", 1)
+    tree.cover("", b"the cat", 3, "a", 1)
+    tree.cover("", b"the cats", 3, "a", 2)
+    assert tree.match("", b"the cats")["a"] == pytest.approx(1 + 1 + 2 / 5)
+    tree.uncover("", b"the cat", 3, "a")
+    assert tree.match("", b"the cats")["a"] == pytest.approx(1 + 1 + 2 / 5)
+    tree.uncover("", b"the cats", 3, "a")
+    assert tree.match("", b"the cats") == pytest.approx({"a": 1.0})
+    tree.uncover("", b"the", 0, "a")
+    assert tree.num_bytes == 0 and tree.match("", b"the") == {}
 
 
 def test_what_was_used_longest_ago_is_forgotten_first() -> None:
@@ -47,32 +49,28 @@ def num_same(one: bytes, other: bytes) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_inserts_and_withdrawals_leaves_what_was_left(seed: int) -> None:
+def test_any_order_of_covering_and_uncovering_leaves_what_is_covered(seed: int) -> None:
     rng = random.Random(seed)
     tree = FleetTree[int]()
-    held: dict[int, set[bytes]] = {holder: set() for holder in range(3)}  # all prefixes
+    held: dict[int, list[bytes]] = {holder: [] for holder in range(3)}
     for _ in range(400):
         holder = rng.randrange(3)
-        text = bytes(rng.choice(b"ab") for _ in range(rng.randrange(1, 12)))
-        if rng.random() < 0.6:
-            tree.insert("", text, holder, len(text))
-            held[holder] |= {text[:end] for end in range(1, len(text) + 1)}
-        elif rng.random() < 0.1:
+        if rng.random() < 0.5 or not held[holder]:
+            text = bytes(rng.choice(b"ab") for _ in range(rng.randrange(1, 12)))
+            tree.cover("", text, 0, holder, len(text))
+            held[holder].append(text)
+        elif rng.random() < 0.05:
             tree.forget(holder)
             held[holder].clear()
         else:
-            kept = rng.randrange(len(text) + 1)
-            tree.withdraw("", text, kept, holder)
-            has = max((num_same(text, p) for p in held[holder]), default=0)
-            if has > kept:
-                gone = text[: kept + 1]
-                held[holder] = {p for p in held[holder] if not p.startswith(gone)}
+            text = held[holder].pop(rng.randrange(len(held[holder])))
+            tree.uncover("", text, 0, holder)
         query = bytes(rng.choice(b"ab") for _ in range(12))
         wanted = {
-            each: max((num_same(query, p) for p in prefixes), default=0)
-            for each, prefixes in held.items()
+            each: max((num_same(query, text) for text in texts), default=0)
+            for each, texts in held.items()
         }
         found = tree.match("", query)
         assert {each: round(found.get(each, 0.0)) for each in held} == wanted
-    distinct = set().union(*held.values())
-    assert tree.num_bytes == len(distinct)
+    prefixes = {text[:end] for texts in held.values() for text in texts for end in range(12)}
+    assert tree.num_bytes == len(prefixes - {b""})
