@@ -26,8 +26,8 @@ from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision
 from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, REDIS_SCHEMES, EngineConfig, located
 from .execute.dtype_name import dtype_name
-from .memory.block_store import BlockStore
 from .memory.disk.block_key import BlockLayout
+from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext

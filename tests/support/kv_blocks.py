@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stemma.runtime.memory.block_store import BlockStore, Fetch
 from stemma.runtime.memory.disk.block_file import Payload, file_bytes
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, Block, BlockLayout, blocks_of
+from stemma.runtime.memory.disk.block_store import BlockStore, Fetch
 from stemma.runtime.memory.disk.store import DiskStore
 from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 

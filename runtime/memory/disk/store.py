@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..block_store import Fetch, StoreMode, StoreStats
 from .block_file import (
     CorruptBlock,
     Payload,
@@ -38,6 +37,7 @@ from .block_file import (
     write_block,
 )
 from .block_key import Block, BlockLayout
+from .block_store import Fetch, StoreMode, StoreStats
 from .folder import StoreFolder
 from .index import StoreIndex
 from .journal import ADDED, GONE, USED, Journal, JournalReader, Record

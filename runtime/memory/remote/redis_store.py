@@ -28,9 +28,9 @@ from functools import partial
 from typing import Any
 
 from ....errors import InvalidRequest, MissingDependency
-from ..block_store import Fetch, StoreMode, StoreStats
 from ..disk.block_file import CorruptBlock, Payload, packed, unpacked
 from ..disk.block_key import KEY_BYTES, Block, BlockLayout
+from ..disk.block_store import Fetch, StoreMode, StoreStats
 from ..disk.index import StoreIndex
 
 __all__ = ["RedisStore"]

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import InvalidRequest
-from ...memory.block_store import BlockStore, Fetch, StoreMode
 from ...memory.copies import BlockRestore, BlockSave
 from ...memory.disk.block_file import Payload
 from ...memory.disk.block_key import BLOCK_TOKENS, Block, blocks_of
+from ...memory.disk.block_store import BlockStore, Fetch, StoreMode
 from ..request import Request
 
 MIN_FETCHED_TOKENS = 128  # fewer are computed: a fetch costs a step's delay (guess)

@@ -29,7 +29,7 @@ from kv_blocks import (
 from waiting import PATIENCE_S, wait_until
 
 import stemma
-from stemma.runtime.memory.block_store import StoreMode
+from stemma.runtime.memory.disk.block_store import StoreMode
 from stemma.runtime.memory.disk.folder import StoreFolder
 from stemma.runtime.memory.disk.store import DiskStore
 

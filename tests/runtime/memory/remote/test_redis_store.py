@@ -16,8 +16,8 @@ from waiting import wait_until
 import stemma as st
 from stemma.errors import InvalidRequest
 from stemma.frontend.client.backend import Backend
-from stemma.runtime.memory.block_store import StoreMode
 from stemma.runtime.memory.disk.block_key import BlockLayout
+from stemma.runtime.memory.disk.block_store import StoreMode
 from stemma.runtime.memory.remote.redis_store import RedisStore
 
 

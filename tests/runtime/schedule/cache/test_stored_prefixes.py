@@ -20,8 +20,8 @@ from waiting import PATIENCE_S
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
-from stemma.runtime.memory.block_store import Fetch
 from stemma.runtime.memory.disk.block_key import Block, blocks_of
+from stemma.runtime.memory.disk.block_store import Fetch
 from stemma.runtime.memory.disk.folder import StoreFolder
 from stemma.runtime.memory.disk.store import DiskStore
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from .disk.block_file import Payload
-from .disk.block_key import Block, BlockLayout
+from .block_file import Payload
+from .block_key import Block, BlockLayout
 
 
 class StoreMode(Enum):
