@@ -58,7 +58,6 @@ class Router:
         """`placement`: of `placement.policies.PLACEMENTS`; `stop_fd`: as of a `Gateway`."""
         self._replicas = list(replicas)
         self._policy = policy_of(placement)
-        self.placement = placement
         self._stop_fd = stop_fd
         self._should_stop = False
         self._is_draining = False
