@@ -22,7 +22,7 @@ from ..errors import EngineError, InvalidProgram, ProtocolError
 from ..frontend.protocol import wire
 from ..radix.fleet import FleetTree
 from ..runtime.sessions.clients import Client, tenant_from
-from ..runtime.sessions.fields import integer, optional_text
+from ..runtime.sessions.fields import integer, optional_text, program_items
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .cache_mirror import CacheMirror
@@ -36,7 +36,6 @@ from .router_calls import RouterCalls
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
-MAX_OPS_A_MESSAGE = 65_536
 MAX_LOST = 5  # engines that end with a program until it counts as the cause
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_TREE_BYTES = 256 * 1024 * 1024
@@ -190,12 +189,7 @@ class Router:
         self._calls.forget(client)
 
     def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
-        items = message.header.get("programs")
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ProtocolError("ops: programs must be a list of objects")
-        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
-        if num_ops > MAX_OPS_A_MESSAGE:
-            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
+        items = program_items(message.header)
         num_bytes = message.num_bytes if len(items) == 1 else None
         for item in items:
             try:

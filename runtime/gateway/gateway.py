@@ -26,7 +26,7 @@ from ..programs.kept import given_of
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
 from ..sessions.clients import tenant_from
-from ..sessions.fields import integer, json_field, optional_text
+from ..sessions.fields import integer, json_field, optional_text, program_items
 from ..sessions.host import SessionHost
 from ..sessions.listener import ServerKeys
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
@@ -35,7 +35,6 @@ from .control import Control
 
 log = logging.getLogger(__name__)
 
-MAX_OPS_A_MESSAGE = 65_536  # a client's own limit of bytes keeps it below that
 MAX_BRANCHES = 65_536  # of a program
 IDLE_POLL_MS = 500
 
@@ -171,12 +170,7 @@ class Gateway:
             self._emit(client, number, 0, 0, wire.DONE, program.session.used)
 
     def _take_ops(self, client: EngineClient, message: wire.Message) -> None:
-        items = message.header.get("programs")
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ProtocolError("ops: programs must be a list of objects")
-        num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
-        if num_ops > MAX_OPS_A_MESSAGE:
-            raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
+        items = program_items(message.header)
         num_bytes = message.num_bytes if len(items) == 1 else None
         for item in items:
             try:

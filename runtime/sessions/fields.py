@@ -8,6 +8,8 @@ import orjson
 
 from ...errors import InvalidProgram, ProtocolError
 
+MAX_OPS_A_MESSAGE = 65_536  # a client's own limit of bytes keeps it below that
+
 
 def integer(values: dict[str, Any], name: str, default: int | None = None) -> int:
     """Raises ProtocolError."""
@@ -39,3 +41,14 @@ def json_field(values: dict[str, Any], name: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise InvalidProgram(f"{name}: no {kind.__name__}", name)
     return value
+
+
+def program_items(header: dict[str, Any]) -> list[dict[str, Any]]:
+    """The programs of an `ops` message. Raises ProtocolError."""
+    items = header.get("programs")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ProtocolError("ops: programs must be a list of objects")
+    num_ops = sum(len(ops) for item in items if isinstance(ops := item.get("ops"), list))
+    if num_ops > MAX_OPS_A_MESSAGE:
+        raise ProtocolError(f"a message with {num_ops} ops; at most {MAX_OPS_A_MESSAGE}")
+    return items
