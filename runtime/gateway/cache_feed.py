@@ -13,17 +13,21 @@ A follower that is behind is told nothing until it has caught up, and then all a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
+from ...errors import ProtocolError
 from ...frontend.protocol import wire
 from ...radix.journal import Change, TreeJournal, snapshot_changes
 from ..engine import LoadedModel
 from .clients import EngineClient
 
-MAX_CHANGES_A_MESSAGE = 4096
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 1024 * 1024
 
 
 class CacheFeed:
@@ -74,10 +78,19 @@ class CacheFeed:
     def _tell(self, client: EngineClient, changes: list[bytes], *, is_reset: bool = False) -> None:
         costs = {"total_tokens": self._total_tokens, **self._scheduler.costs.describe()}
         head = orjson.dumps({"costs": costs, "reset": is_reset})
-        for first in range(0, max(1, len(changes)), MAX_CHANGES_A_MESSAGE):
-            some = [head, *changes[first : first + MAX_CHANGES_A_MESSAGE]]
-            client.link.put_list("cache", "changes", some)
-            head = b"{}"
+        messages, size = [[head]], 0
+        for change in changes:
+            size += len(change)
+            if size > MESSAGE_BYTES:
+                messages.append([b"{}"])
+                size = len(change)
+            messages[-1].append(change)
+        try:
+            for message in messages:
+                client.link.put_list("cache", "changes", message)
+        except ProtocolError as error:  # one change is more than a message may have
+            log.warning("a follower of the cache is told no more: %s", error)
+            self.forget(client)
 
     def _encoded(self, changes: Iterable[Change]) -> list[bytes]:
         return [orjson.dumps(self._described(change)) for change in changes]
