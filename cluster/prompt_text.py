@@ -41,7 +41,8 @@ class Opening:
 
     def __init__(self, create: dict[str, Any], memory: MarkMemory) -> None:
         self._memory = memory
-        self._template = (create.get("tools"), create.get("template_kwargs"))
+        # Tools may be long texts, and contexts are kept.
+        self._template = hash((create.get("tools"), create.get("template_kwargs")))
         self._parts: list[str] = []
         self._roles: list[str] = []
         self._marks: dict[int, tuple[object, ...]] = {}  # contexts by seq
@@ -59,7 +60,7 @@ class Opening:
                 self._parts.append(op[4])
             elif kind in ("role_begin", "role_end"):
                 self._roles.append("/" if kind == "role_end" else f"{op[4:]}")
-                context = (*self._template, *self._roles[-_MAX_ROLES:])
+                context = (self._template, *self._roles[-_MAX_ROLES:])
                 if isinstance(op[2], int):
                     self._marks[op[2]] = context
                 self._parts.append(self._memory.text(context))
