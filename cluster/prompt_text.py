@@ -59,7 +59,8 @@ class Opening:
             elif kind == "text" and len(op) > 4 and isinstance(op[4], str):
                 self._parts.append(op[4])
             elif kind in ("role_begin", "role_end"):
-                self._roles.append("/" if kind == "role_end" else f"{op[4:]}")
+                fields = hash(str(op[4:]))
+                self._roles.append("/" if kind == "role_end" else f"{fields}")
                 context = (self._template, *self._roles[-_MAX_ROLES:])
                 if isinstance(op[2], int):
                     self._marks[op[2]] = context
