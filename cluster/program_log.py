@@ -44,7 +44,7 @@ class ProgramLog:
         self.has_ended = False  # no op follows
         self.ends_gens = False  # the client has asked for what its gens have
         self.is_cancelled = False
-        self.num_lost = 0  # engines that ended with it
+        self.num_lost = 0  # engines in a row that ended amid calls and said nothing of them
         self.open_calls: dict[Place, None] = {}  # sent, without a value
         self._is_streaming = bool(create.get("stream"))
         self._wants_ids = bool(create.get("token_ids"))
@@ -108,7 +108,9 @@ class ProgramLog:
         if branch in self._failed:
             return None
         if kind == wire.DELTA:
-            return self._new_of(branch, seq, payload)
+            fresh = self._new_of(branch, seq, payload)
+            self.num_lost = self.num_lost if fresh is None else 0
+            return fresh
         if seq <= self._seen.get(branch, -1):
             return None
         self._seen[branch] = seq
@@ -119,6 +121,7 @@ class ProgramLog:
         if kind == wire.VALUE and isinstance(payload, dict):
             kept = payload.pop("kept", None)
             if place in self.open_calls:
+                self.num_lost = 0
                 del self.open_calls[place]
                 self._streams.pop(place, None)
                 self._given[place] = kept or {"ids": [], "text": ""}
@@ -171,9 +174,9 @@ class ProgramLog:
         """`create` for an engine that is to say what another one would need."""
         return {**create, "replayable": True, "token_ids": self._is_streaming or self._wants_ids}
 
-    def lose(self) -> None:
-        """The engine is gone: what it had begun is to begin again."""
-        self.num_lost += 1
+    def lose(self, *, is_asked: bool) -> None:
+        """The engine is gone (`is_asked`: as it was to): what it had begun is to begin again."""
+        self.num_lost += bool(self.open_calls) and not is_asked
         self._used = [a + b for a, b in zip(self._used, self._used_here, strict=True)]
         self._used_here = [0, 0, 0]
         for stream in self._streams.values():

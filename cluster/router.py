@@ -36,7 +36,7 @@ from .router_calls import RouterCalls
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
-MAX_LOST = 5  # engines that end with a program until it counts as the cause
+MAX_LOST = 5  # engines in a row that end with a program until it counts as the cause
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_TREE_BYTES = 256 * 1024 * 1024
 _STOPPING = "the cluster is being stopped: it takes no new programs"
@@ -449,13 +449,13 @@ class Router:
         for program in list(replica.programs.values()):
             self._arrive(program)
         for program in replica.lose(reason, is_asked=is_asked):
-            program.log.lose()
+            program.log.lose(is_asked=is_asked)
             if program.log.is_cancelled:
                 program.client.remove(program.number)
                 used = program.log.done({})
                 program.client.events.append(program.number, 0, 0, wire.DONE, used)
-            elif program.log.num_lost >= MAX_LOST and not is_asked:
-                ended = f"{program.log.num_lost} engines have ended with this program"
+            elif program.log.num_lost >= MAX_LOST:
+                ended = f"{program.log.num_lost} engines in a row have ended with this program"
                 self._reject(program, EngineError(f"{ended}, the last one: {reason}"))
             else:
                 self._homeless[program] = None

@@ -16,7 +16,10 @@ from waiting import wait_until
 
 import stemma as st
 from stemma.cluster.placement.policies import PLACEMENTS
+from stemma.cluster.program_log import ProgramLog
+from stemma.cluster.router import MAX_LOST
 from stemma.frontend.client.backend import Backend
+from stemma.frontend.protocol import wire
 
 GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 
@@ -75,23 +78,64 @@ def test_programs_say_the_same_when_engines_are_killed_at_random(
     for number in [seed] if isinstance(seed, int) else seed:
         rng = random.Random(number)
         with clustered(checkpoint, rng.choice((2, 3))) as (cluster, backend):
-            is_over = threading.Event()
-            killer = threading.Thread(target=kill_at_random, args=(cluster, rng, is_over))
-            killer.start()
-            try:
-                for _ in range(2):
+            for _ in range(2):
+                is_over = threading.Event()
+                killer = threading.Thread(target=kill_at_random, args=(cluster, rng, is_over))
+                killer.start()
+                try:
                     assert said_by(backend) == truth, number
-            finally:
-                is_over.set()
-                killer.join()
+                finally:
+                    is_over.set()
+                    killer.join()
             assert sum(replica.num_starts for replica in cluster.replicas) > len(cluster.replicas)
 
 
 def kill_at_random(cluster: Cluster, rng: random.Random, is_over: threading.Event) -> None:
-    """One engine after the other, so that there always is one."""
-    while not is_over.wait(rng.uniform(0.0, 0.15)):
+    """One engine after the other, so that there always is one; fewer than a program may lose."""
+    wait_until(lambda: is_over.is_set() or any(r.programs for r in cluster.replicas))
+    for _ in range(MAX_LOST - 1):
         cluster.kill(rng.randrange(len(cluster.replicas)))
         cluster.wait_ready()
+        if is_over.wait(rng.uniform(0.0, 0.3)):
+            return
+
+
+def test_engines_that_end_while_a_program_waits_or_goes_on_are_not_held_against_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stemma.cluster.replica.BACKOFF_S", (0.0,))
+
+    @st.function
+    def chat(s: st.ProgramState, cluster: Cluster | None) -> None:
+        for turn in range(2):
+            s += f"Turn {turn}: " + st.gen(f"t{turn}", max_tokens=9, **GEN)
+            with s.pause(expected_s=0.0, label="user"):
+                s[f"t{turn}"]
+                for _ in range(MAX_LOST + 1 if cluster else 0):
+                    [busy] = [replica.number for replica in cluster.replicas if replica.programs]
+                    cluster.kill(busy)
+                    cluster.wait_lost(busy)
+                    cluster.wait_ready()
+
+    with clustered(checkpoint) as (cluster, backend):
+        truth = chat.run(None, seed=1, backend=backend).text()
+        assert chat.run(cluster, seed=1, backend=backend).text() == truth
+
+
+def test_engines_count_that_end_in_a_row_amid_a_call() -> None:
+    log = ProgramLog({})
+    log.lose(is_asked=False)
+    assert log.num_lost == 0, "it had made no call"
+    log.take([["gen", 0, 0, None, "a", {}], ["gen", 0, 1, None, "b", {}]])
+    log.lose(is_asked=False)
+    log.lose(is_asked=True)
+    log.lose(is_asked=False)
+    assert log.num_lost == 2
+    log.pass_on(0, 0, wire.VALUE, {"value": "x", "kept": {"ids": [1], "text": "x"}})
+    assert log.num_lost == 0
+    log.lose(is_asked=False)
+    log.pass_on(0, 1, wire.DELTA, "y")
+    assert log.num_lost == 0
 
 
 def test_a_stream_goes_on_where_it_was_when_its_engine_is_killed(checkpoint: Path) -> None:

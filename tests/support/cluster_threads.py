@@ -102,6 +102,11 @@ class Cluster:
         """End a replica as a crash would; it is started again."""
         self.engines[number].kill()
 
+    def wait_lost(self, number: int) -> None:
+        """Until the router has seen that one killed by `kill` is gone."""
+        killed = self.engines[number]
+        wait_until(lambda: self.engines[number] is not killed)
+
     def wait_ready(self) -> None:
         """Until all replicas are."""
         wait_until(lambda: all(r.state is ReplicaState.READY for r in self.replicas))
