@@ -85,11 +85,15 @@ def _raise_file_limit() -> None:
 def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
     """Starts an engine with the flags' values. Raises InvalidRequest."""
     names = ("server_key", "client_keys", "grace_s")
-    options = {**engine_options(args), **{name: getattr(args, name) for name in names}}
+    cluster = from_flags(ClusterSettings, args)
+    own = engine_options(args)
+    if cluster.engines and own:
+        name, value = next(iter(own.items()))
+        raise InvalidRequest.of(name, value, "nothing with --engines: each has its own")
+    options = {**own, **{name: getattr(args, name) for name in names}}
     model = options.pop("model", None)
     start = partial(EngineProcess, model, listen=(endpoint,), has_log=False)
-    cluster = from_flags(ClusterSettings, args)
-    if cluster.replicas == 1:
+    if not cluster.is_many:
         return partial(start, options=options)
     return partial(start, options={**options, **asdict(cluster)}, module="stemma.cluster")
 

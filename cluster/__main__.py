@@ -18,6 +18,8 @@ from ..runtime.config import add_engine_flags, engine_config, located
 from ..runtime.sessions.listener import LINGER_MS, server_keys
 from ..runtime.sessions.process import parse, process_parser
 from .local import local_replicas
+from .remote import remote_replicas
+from .replica import Replica
 from .router import Router
 from .settings import ClusterSettings
 
@@ -40,16 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> None:
     settings = from_flags(ClusterSettings, args)
     keys = server_keys(args, args.endpoint)
-    config = engine_config(args)
-    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
-        config = located(config, on_progress)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     stop_fd = sys.stdin.fileno() if args.watch_stdin else None
-    router = Router(
-        local_replicas(config, settings.replicas, context),
-        placement=settings.placement,
-        stop_fd=stop_fd,
-    )
+    replicas = _replicas(args, settings, context)
+    router = Router(replicas, placement=settings.placement, stop_fd=stop_fd)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: router.stop())
     if args.watch_stdin:
@@ -64,6 +60,17 @@ def _serve(args: argparse.Namespace) -> None:
     gc.freeze()
     router.run()
     context.destroy(LINGER_MS)
+
+
+def _replicas(
+    args: argparse.Namespace, settings: ClusterSettings, context: zmq.Context[zmq.Socket[bytes]]
+) -> list[Replica]:
+    if settings.engines:
+        return remote_replicas(settings, context)
+    config = engine_config(args)
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    return local_replicas(config, settings.replicas, context)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ _PROMPT_TOKEN_S = 1e-4  # until a replica has said what its own costs are
 _NOT_THE_MODEL = frozenset(
     {"v", "op", "n", "session", "ack", "credit_bytes", "grace_s", "heartbeat_s", "max_frame_bytes"}
 )
+# What replicas have in common: programs that go on elsewhere bring their tokens along.
+_SAME = (
+    "revisions", "dtype", "quantization", "kv_cache_dtype", "deterministic", "max_model_len",
+    "vocab_size", "has_lora",
+)  # fmt: skip
 
 
 class Started(Protocol):
@@ -87,9 +92,12 @@ class Replica:
         connect_s: float,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
         keys: ClientKeys | None = None,
+        is_own: bool = True,
     ) -> None:
-        """`start`: starts its engine, each time anew; `connect_s`, `silence_s`: as `Transport`."""
+        """`start`: starts its engine, each time anew; `connect_s`, `silence_s`: as `Transport`;
+        `is_own`: it is started and ended here, else found where somebody has started it."""
         self.number = number
+        self.is_own = is_own
         self.state = ReplicaState.LOST
         self.why_lost = "it was not started yet"
         self.programs: dict[int, RoutedProgram] = {}  # by their numbers there
@@ -190,18 +198,23 @@ class Replica:
         """To be polled."""
         return [] if self._transport is None else self._transport.sockets
 
-    def hear(self) -> list[wire.Message]:
-        """What it has said since the last time. Raises EngineError or ProtocolError when it is to
-        be given up."""
+    def hear(self, model: dict[str, Any]) -> list[wire.Message]:
+        """What it has said since the last time; `model`: what the others say of theirs, if any has.
+        Raises EngineError or ProtocolError when it is to be given up."""
         if self._transport is None:
             return []
         messages = self._transport.poll(0.0)
         if self.state is ReplicaState.STARTING and self._transport.welcome is not None:
-            self._be_ready(self._transport.welcome)
+            self._be_ready(self._transport.welcome, model)
         return messages
 
-    def _be_ready(self, welcome: dict[str, Any]) -> None:
-        self.info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
+    def _be_ready(self, welcome: dict[str, Any], model: dict[str, Any]) -> None:
+        info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
+        for name in _SAME if model else ():
+            if info.get(name) != model.get(name):
+                its = f"its {name} is {info.get(name)!r:.200}, not {model.get(name)!r:.200}"
+                raise EngineError(f"it is no replica of the others: {its}")
+        self.info = info
         self.state = ReplicaState.READY
         self.outbox.queue("call", {"id": 0, "method": "follow_cache", "args": {}})
         self._ready_s = time.monotonic()

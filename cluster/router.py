@@ -81,13 +81,15 @@ class Router:
     # --- the loop -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all replicas, and wait until each is ready. Raises EngineError when one ends before
-        it ever was: its configuration cannot work."""
+        """Start all replicas, and wait until each is ready; of those that somebody else starts one
+        is enough. Raises EngineError when an own one ends before it ever was: its configuration
+        cannot work."""
+        own = [replica for replica in self._replicas if replica.is_own]
         while not self._should_stop:
             self._turn()
-            if all(replica.state is ReplicaState.READY for replica in self._replicas):
+            if (all if own else any)(r.state is ReplicaState.READY for r in own or self._replicas):
                 return
-            for replica in self._replicas:
+            for replica in own:
                 if replica.state is ReplicaState.LOST and not replica.info and replica.num_starts:
                     raise EngineError(replica.why_lost)
 
@@ -375,7 +377,7 @@ class Router:
 
     def _hear(self, replica: Replica) -> None:
         try:
-            messages = replica.hear()
+            messages = replica.hear(self._model_that_binds())
         except (EngineError, ProtocolError) as error:
             self._bury(replica, str(error))
             return
@@ -389,6 +391,13 @@ class Router:
                     self._take_cache(replica, message.header["changes"])
             except Exception:  # a bug of the router is no fault of the engine
                 log.exception("a message of replica %d could not be taken", replica.number)
+
+    def _model_that_binds(self) -> dict[str, Any]:
+        """What a replica must serve to get programs: what others serve, or what programs that wait
+        have tokens of."""
+        binding = [r.info for r in self._replicas if r.state is ReplicaState.READY]
+        binding += [r.info for r in self._replicas if r.info and self._homeless]
+        return binding[0] if binding else {}
 
     def _take_events(self, replica: Replica, events: list[Any]) -> None:
         programs = replica.programs
@@ -441,7 +450,8 @@ class Router:
 
     def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""
-        if self._host is not None:
+        is_news = replica.state is ReplicaState.READY or reason != replica.why_lost
+        if is_news and (self._host is not None or not replica.is_own):
             log.warning("replica %d is lost: %s", replica.number, reason)
         self._sent.forget(replica.number)
         self._mirrors[replica.number].reset()

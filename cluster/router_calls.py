@@ -120,6 +120,9 @@ class RouterCalls:
     def _started_anew(self, args: dict[str, Any]) -> dict[str, Any]:
         """One at a time, so that there is another one for its programs."""
         replica = _named(args.get("replica"), self._replicas)
+        if not replica.is_own:
+            allowed = "none: these engines are started anew where they run, one after the other"
+            raise InvalidRequest.of("replica", replica.number, allowed)
         others = [each for each in self._replicas if each is not replica]
         unready = [each.number for each in others if each.state is not ReplicaState.READY]
         if unready:
@@ -182,14 +185,9 @@ class RouterCalls:
         return [replica for replica in ready if not replica.is_paused] or ready
 
     def _info(self, results: list[tuple[int, Any]]) -> Any:
-        return {**self._summed(results), "replicas": [self._report(*result) for result in results]}
-
-    def _report(self, number: int, info: dict[str, Any]) -> dict[str, Any]:
-        names = ("total_tokens", "free_tokens", "evictable_tokens", "num_running", "num_waiting")
-        replica = next(each for each in self._replicas if each.number == number)
-        counts = {name: info.get(name) for name in names}
-        state, starts = replica.state.value, replica.num_starts
-        return {"replica": number, "state": state, "num_starts": starts, **counts}
+        infos = dict(results)
+        reports = [_report(replica, infos.get(replica.number)) for replica in self._replicas]
+        return {**self._summed(results), "replicas": reports}
 
     def _summed(self, results: list[tuple[int, Any]]) -> Any:
         merged = _merged([result for _, result in results])
@@ -203,6 +201,20 @@ class RouterCalls:
                 if name in merged:
                     merged[name] = value
         return merged
+
+
+def _report(replica: Replica, info: dict[str, Any] | None) -> dict[str, Any]:
+    """`info`: what it says of itself, where it does."""
+    told = {
+        "replica": replica.number,
+        "state": replica.state.value,
+        "num_starts": replica.num_starts,
+        "num_programs": len(replica.programs),
+    }
+    if info is None:
+        return told if replica.state is ReplicaState.READY else {**told, "why": replica.why_lost}
+    names = ("total_tokens", "free_tokens", "evictable_tokens", "num_running", "num_waiting")
+    return told | {name: info.get(name) for name in names}
 
 
 def _named(number: Any, replicas: Sequence[Replica]) -> Replica:

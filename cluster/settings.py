@@ -1,4 +1,4 @@
-"""How many engines there are, and who decides which one a program runs on."""
+"""How many engines there are, where they run, and who decides which one a program runs on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidRequest
 from ..flags import flag, integer, misfits
+from ..frontend.protocol.keys import ClientKeys, client_keys
 from .placement.policies import DEFAULT_PLACEMENT, PLACEMENTS
 
 MAX_REPLICAS = 256
@@ -20,8 +21,45 @@ class ClusterSettings:
         integer(1, MAX_REPLICAS), heading="Many engines", metavar="N",
     )  # fmt: skip
     placement: str = flag(DEFAULT_PLACEMENT, "which engine a program runs on", choices=PLACEMENTS)
+    engines: tuple[str, ...] = flag(
+        (), "instead: engines that run already, each at tcp://HOST:PORT or ipc://PATH",
+        action="extend", nargs="+", metavar="ADDRESS",
+    )  # fmt: skip
+    engines_server_key: str | None = flag(
+        None, "with --engines tcp://...: their public key, of all of them", metavar="FILE"
+    )
+    engines_client_key: str | None = flag(
+        None, "with --engines tcp://...: the secret key with which they know this router",
+        metavar="FILE",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check each value."""
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
+        if self.engines and self.replicas > 1:
+            raise InvalidRequest.of("replicas", self.replicas, "1 with engines that run already")
+        if len(set(self.engines)) < len(self.engines):
+            raise InvalidRequest.of("engines", list(self.engines), "each address once")
+        for endpoint in self.engines:
+            if not endpoint.startswith(("tcp://", "ipc://")):
+                allowed = "addresses as tcp://HOST:PORT or ipc://PATH"
+                raise InvalidRequest.of("engines", endpoint, allowed)
+            self.keys_for(endpoint)
+
+    @property
+    def is_many(self) -> bool:
+        """Whether there is a router at all."""
+        return self.replicas > 1 or bool(self.engines)
+
+    def keys_for(self, endpoint: str) -> ClientKeys | None:
+        """To connect to an engine. Raises InvalidRequest for keys that are missing or none."""
+        server, client = self.engines_server_key, self.engines_client_key
+        if endpoint.startswith("ipc://"):
+            server = client = None
+        try:
+            return client_keys(endpoint, server, client)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"{error} (--engines-server-key, --engines-client-key)", "engines"
+            ) from error

@@ -23,7 +23,7 @@ from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
-from .checkpoint.safetensors.revision import model_revision
+from .checkpoint.safetensors.revision import model_revision, text_revision
 from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, REDIS_SCHEMES, EngineConfig, located
 from .execute.dtype_name import dtype_name
 from .memory.disk.block_key import BlockLayout
@@ -359,21 +359,25 @@ class LoadedModel:
 
     def _stored_prefixes(self) -> StoredPrefixes | None:
         """The store of prefixes, which outlives this process."""
-        config, model = self.config, self.model_config
+        config = self.config
         if config.kv_store is None:
             return None
         layout = BlockLayout(
-            model_revision(
-                self.folder,
-                model,
-                self.runner.max_model_len,
-                config.quantization,
-                config.load_format,
-            ),
+            self._model_revision(),
             dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
             self.runner.kv_layout,
         )
         return StoredPrefixes(self._block_store(layout), config.page_size)
+
+    def _model_revision(self) -> str:
+        config = self.config
+        return model_revision(
+            self.folder,
+            self.model_config,
+            self.runner.max_model_len,
+            config.quantization,
+            config.load_format,
+        )
 
     def _block_store(self, layout: BlockLayout) -> BlockStore:
         where = str(self.config.kv_store)
@@ -433,6 +437,7 @@ class LoadedModel:
         return {
             "model": self.config.model_name,
             "model_path": str(self.folder.resolve()),
+            "revisions": [self._model_revision(), text_revision(self.folder)],
             "architecture": model.architecture,
             "dtype": dtype_name(self.runner.dtype),
             "deterministic": self.config.deterministic,

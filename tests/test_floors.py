@@ -64,7 +64,7 @@ FLOORS = {
         ("placement", "prompt_text"),
         ("program_log", "cache_mirror", "settings"),
         ("replica",),
-        ("local", "router_calls"),
+        ("local", "remote", "router_calls"),
         ("router",),
         ("__main__",),
     ),

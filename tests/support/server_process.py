@@ -23,13 +23,16 @@ COMPLETIONS = "/v1/completions"
 class ServerProcess:
     """One `stemma serve` on the embedded model, at a port that it chose itself."""
 
-    def __init__(self, folder: Path, *flags: str, max_files: int | None = None) -> None:
-        """`max_files`: its limit of open files."""
+    def __init__(
+        self, folder: Path, *flags: str, max_files: int | None = None, has_engine: bool = True
+    ) -> None:
+        """`max_files`: its limit of open files; `has_engine`: it starts one."""
         folder.mkdir(exist_ok=True)
         self.endpoint = f"ipc://{folder}/programs.ipc"
         self._log = folder / "log"
         command = [sys.executable, "-m", "stemma", "serve", "--port", "0"]
-        command += ["--endpoint", self.endpoint, "--max-total-tokens", "32768", *flags]
+        command += ["--endpoint", self.endpoint]
+        command += [*(("--max-total-tokens", "32768") if has_engine else ()), *flags]
         if max_files is not None:
             command = ["prlimit", f"--nofile={max_files}", *command]
         with self._log.open("wb") as log:
