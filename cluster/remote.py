@@ -8,6 +8,7 @@ from functools import partial
 import zmq
 
 from ..frontend.client.peer_process import PeerProcess
+from ..frontend.protocol.keys import ClientKeys
 from .replica import Replica
 from .settings import ClusterSettings
 
@@ -19,6 +20,7 @@ class Found:
     """A `Started` engine that is not ours to end."""
 
     endpoint: str
+    keys: ClientKeys | None
 
     @property
     def peer(self) -> PeerProcess | None:
@@ -39,10 +41,9 @@ def remote_replicas(
     return [
         Replica(
             number,
-            partial(Found, endpoint),
+            partial(Found, endpoint, settings.keys_for(endpoint)),
             context=context,
             connect_s=CONNECT_S,
-            keys=settings.keys_for(endpoint),
             is_own=False,
         )
         for number, endpoint in enumerate(settings.engines)

@@ -43,7 +43,12 @@ class Started(Protocol):
     """An engine that was started, or is to be found, at an endpoint."""
 
     @property
-    def endpoint(self) -> str: ...
+    def endpoint(self) -> str | None:
+        """None: it is not known yet."""
+
+    @property
+    def keys(self) -> ClientKeys | None:
+        """For its endpoint, once that is known."""
 
     @property
     def peer(self) -> PeerProcess | None:
@@ -61,6 +66,7 @@ class ReplicaState(Enum):
 
     STARTING = "starting"
     READY = "ready"
+    LEAVING = "leaving"  # its programs go elsewhere, each between two calls; it gets no new ones
     LOST = "lost"  # it is started again after a while
 
 
@@ -79,6 +85,12 @@ class RoutedProgram(ClientProgram):
     # Its beginning, where to, until something has come back.
     sent: tuple[str, bytes, int] | None = None
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it waits for no call, and its client may send more."""
+        log = self.log
+        return not (log.open_calls or log.has_ended or log.is_cancelled)
+
 
 class Replica:
     """Owns one engine, and the session with it; used by the router's thread."""
@@ -91,7 +103,6 @@ class Replica:
         context: zmq.Context[zmq.Socket[bytes]],
         connect_s: float,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
-        keys: ClientKeys | None = None,
         is_own: bool = True,
     ) -> None:
         """`start`: starts its engine, each time anew; `connect_s`, `silence_s`: as `Transport`;
@@ -107,12 +118,13 @@ class Replica:
         self.load = ReplicaLoad()
         self.is_paused = False  # its process is stopped: nothing is placed or asked there
         self.num_starts = 0
+        self.leaves_at_s = 0.0
+        self.leaves_for_good = False
         self.outbox = Outbox()
         self._start = start
         self._context = context
         self._connect_s = connect_s
         self._silence_s = silence_s
-        self._keys = keys
         self._started: Started | None = None
         self._transport: Transport | None = None
         self._start_at_s = 0.0
@@ -128,29 +140,40 @@ class Replica:
             return
         try:
             self._started = self._start()
-            self._transport = Transport(
-                self._context,
-                self._started.endpoint,
-                self._keys,
-                None,
-                self._started.peer,
-                None,
-                self._connect_s,
-                self._silence_s,
-            )
-        except (EngineError, OSError, zmq.ZMQError) as error:
+        except (EngineError, OSError) as error:
             self.lose(f"it cannot be started: {error}")
             return
         self.num_starts += 1
         self.outbox = Outbox()
         self.state = ReplicaState.STARTING
 
+    def _connect(self) -> None:
+        """Raises EngineError where that cannot be."""
+        assert self._started is not None
+        if self._started.endpoint is None:
+            if self._started.peer is not None and (death := self._started.peer.death()) is not None:
+                raise EngineError(death)
+            return
+        try:
+            self._transport = Transport(
+                self._context,
+                self._started.endpoint,
+                self._started.keys,
+                None,
+                self._started.peer,
+                None,
+                self._connect_s,
+                self._silence_s,
+            )
+        except (OSError, zmq.ZMQError) as error:
+            raise EngineError(f"no connection to {self._started.endpoint}: {error}") from error
+
     def lose(self, reason: str, *, is_asked: bool = False) -> list[RoutedProgram]:
         """It has ended, or is given up, or is to be started anew (`is_asked`); returns the programs
         that it had."""
         if is_asked:
             self._num_deaths = 0
-        elif self.state is ReplicaState.READY:
+        elif self.is_serving:
             is_steady = time.monotonic() - self._ready_s > STEADY_S
             self._num_deaths = 0 if is_steady else self._num_deaths
         self.why_lost = reason
@@ -163,6 +186,16 @@ class Replica:
             program.load.leave()
             program.replica = None
         return programs
+
+    def leave(self, until_s: float, *, for_good: bool) -> None:
+        """Its programs are to go elsewhere, all of them by `until_s` (monotonic). Then it is
+        started anew, or, `for_good`, ended."""
+        self.state, self.leaves_at_s, self.leaves_for_good = ReplicaState.LEAVING, until_s, for_good
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether programs run there."""
+        return self.state in (ReplicaState.READY, ReplicaState.LEAVING)
 
     def close(self) -> None:
         """End it, and wait until it has."""
@@ -201,6 +234,8 @@ class Replica:
     def hear(self, model: dict[str, Any]) -> list[wire.Message]:
         """What it has said since the last time; `model`: what the others say of theirs, if any has.
         Raises EngineError or ProtocolError when it is to be given up."""
+        if self._transport is None and self._started is not None:
+            self._connect()
         if self._transport is None:
             return []
         messages = self._transport.poll(0.0)
@@ -237,6 +272,14 @@ class Replica:
         self.programs[self._num_programs] = program
         self.outbox.open(self._num_programs, create, given)
 
+    def release(self, program: RoutedProgram) -> None:
+        """It goes on elsewhere."""
+        self.programs.pop(program.number_there, None)
+        program.load.leave()
+        if self.outbox.forget(program.number_there):
+            self.outbox.queue("cancel", {"program": program.number_there})
+        program.replica = None
+
     def end_program(self, program: RoutedProgram) -> None:
         """The engine says that it has ended."""
         del self.programs[program.number_there]
@@ -245,10 +288,8 @@ class Replica:
 
     def close_program(self, program: RoutedProgram) -> None:
         """It has ended, or is to be cancelled: nothing more of it is taken."""
-        self.programs.pop(program.number_there, None)
         program.load.end()
-        if self.outbox.forget(program.number_there):
-            self.outbox.queue("cancel", {"program": program.number_there})
+        self.release(program)
 
     # --- for placement --------------------------------------------------------------------------
 

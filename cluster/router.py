@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import zmq
@@ -27,6 +28,7 @@ from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .cache_mirror import CacheMirror
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
+from .placement.moves import FETCHED_SHARE, better_home, is_crowded
 from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
 from .program_log import ProgramLog
 from .prompt_text import CALLS, MarkMemory, Opening
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 IDLE_POLL_MS = 250
 MAX_LOST = 5  # engines in a row that end with a program until it counts as the cause
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
+MAX_CONSIDERED = 256  # programs of a replica that might be moved, in one look
+LEAVE_S = 30.0  # that a replica which leaves gives the calls that run there
 MAX_TREE_BYTES = 256 * 1024 * 1024
 _STOPPING = "the cluster is being stopped: it takes no new programs"
 
@@ -57,6 +61,7 @@ class Router:
         """`placement`: of `placement.policies.PLACEMENTS`; `stop_fd`: as of a `Gateway`."""
         self._replicas = list(replicas)
         self._policy = policy_of(placement)
+        self._moves = placement == DEFAULT_PLACEMENT
         self._stop_fd = stop_fd
         self._should_stop = False
         self._is_draining = False
@@ -66,7 +71,7 @@ class Router:
         self._mirrors = {r.number: CacheMirror(self._cached, r.number) for r in replicas}
         self._habits = AllHabits()
         self._marks = MarkMemory()
-        self._calls = RouterCalls(self._replicas, self._restart)
+        self._calls = RouterCalls(self._replicas, lambda each: self.retire(each, for_good=False))
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
@@ -135,9 +140,13 @@ class Router:
             if host.sweep():
                 for replica in self._replicas:
                     replica.is_paused = replica.is_stopped
-        for replica in self._replicas:
+                if self._moves:
+                    self._rebalance()
+        for replica in list(self._replicas):
             replica.revive()
             self._hear(replica)
+            if replica.state is ReplicaState.LEAVING:
+                self._drain(replica)
         self._rehouse()
         for replica in self._replicas:
             replica.say()
@@ -277,19 +286,23 @@ class Router:
         if not candidates:
             self._homeless[program] = None
             return
-        text = program.opening.text
-        cached = self._cached_of(program)
-        num_tokens = len(text) / BYTES_PER_TOKEN
         habits = program.load.habits
         newcomer = Newcomer(
-            num_tokens,
-            cached,
+            self._num_tokens(program),
+            self._cached_of(program),
             program.create.get("history") or None,
-            text,
+            program.opening.text,
             habits.output_tokens * habits.num_calls,
         )
         replica = self._policy(newcomer, candidates)
         assert isinstance(replica, Replica)
+        self._settle(program, replica)
+
+    def _settle(self, program: RoutedProgram, replica: Replica) -> None:
+        """Run it there, from where it is. Raises InvalidProgram if it cannot be sent."""
+        text, num_tokens = program.opening.text, self._num_tokens(program)
+        cached = self._cached_of(program).get(replica.number, 0.0)
+        self._homeless.pop(program, None)
         replica.open(program)
         namespace, adapter = _namespace_of(program.create)
         if adapter or not self._mirrors[replica.number].is_known:
@@ -299,11 +312,14 @@ class Router:
             self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
             program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
-        missing = max(0.0, num_tokens - cached.get(replica.number, 0.0))
-        program.load.enter(replica.load, missing)
+        program.load.enter(replica.load, max(0.0, num_tokens - cached))
         self._send(program, program.log.ops)
         if program.log.ends_gens:
             replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
+
+    def _num_tokens(self, program: RoutedProgram) -> float:
+        """Of what it has to compute at first where nothing is cached."""
+        return max(len(program.opening.text) / BYTES_PER_TOKEN, program.load.held_tokens)
 
     def _cached_of(self, program: RoutedProgram) -> dict[int, float]:
         """How many tokens of its beginning each replica has: what it says, with what is on its way
@@ -322,6 +338,7 @@ class Router:
 
     def _ready_replicas(self) -> list[Replica]:
         ready = [each for each in self._replicas if each.state is ReplicaState.READY]
+        ready = ready or [each for each in self._replicas if each.is_serving]
         return [each for each in ready if not each.is_paused] or ready
 
     def _take_cancel(self, client: RouterClient, header: dict[str, Any]) -> None:
@@ -395,7 +412,7 @@ class Router:
     def _model_that_binds(self) -> dict[str, Any]:
         """What a replica must serve to get programs: what others serve, or what programs that wait
         have tokens of."""
-        binding = [r.info for r in self._replicas if r.state is ReplicaState.READY]
+        binding = [r.info for r in self._replicas if r.is_serving]
         binding += [r.info for r in self._replicas if r.info and self._homeless]
         return binding[0] if binding else {}
 
@@ -444,13 +461,70 @@ class Router:
         replica.prompt_token_s = mirror.costs.get("prompt_token_s", replica.prompt_token_s)
         replica.total_tokens = mirror.costs.get("total_tokens", replica.total_tokens)
 
-    def _restart(self, replica: Replica) -> None:
-        """Start a replica anew, as somebody has asked; its programs go on elsewhere."""
-        self._bury(replica, "it is being started anew", is_asked=True)
+    # --- who comes and goes ---------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        """One more, under a number that none of them has; it is started."""
+        self._mirrors[replica.number] = CacheMirror(self._cached, replica.number)
+        self.num_placed.setdefault(replica.number, 0)
+        self._replicas.append(replica)
+
+    def retire(self, replica: Replica, *, for_good: bool) -> None:
+        """It is to leave, `for_good` or to be started anew. Its programs go on elsewhere, each once
+        it waits for no call, and all after `LEAVE_S`."""
+        if replica.is_serving:
+            replica.leave(time.monotonic() + LEAVE_S, for_good=for_good)
+        elif for_good:
+            self._remove(replica, "it has left")
+
+    def _drain(self, replica: Replica) -> None:
+        """Move what can be moved; end it once nothing is left, or its time has come."""
+        if any(each.state is ReplicaState.READY for each in self._replicas):
+            for program in list(replica.programs.values()):
+                if program.is_at_rest:
+                    self._move(program)
+        if replica.programs and time.monotonic() < replica.leaves_at_s:
+            return
+        if replica.leaves_for_good:
+            self._remove(replica, "it has left")
+        else:
+            self._bury(replica, "it is being started anew", is_asked=True)
+
+    def _rebalance(self) -> None:
+        """Move programs that wait for no call from replicas that have too much to do or to hold."""
+        ready = [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
+        for here in ready:
+            others = [each for each in ready if each is not here]
+            if not is_crowded(here, others):
+                continue
+            share = FETCHED_SHARE if here.info.get("shares_kv") else 1.0
+            resting = (each for each in list(here.programs.values()) if each.is_at_rest)
+            for program in islice(resting, MAX_CONSIDERED):
+                there = better_home(program.load, here, others, share)
+                if there is not None:
+                    self._move(program, there)
+
+    def _move(self, program: RoutedProgram, there: Replica | None = None) -> None:
+        """Have a program that waits for no call go on elsewhere; None: where the policy says."""
+        assert program.replica is not None, "it is nowhere"
+        self._arrive(program)
+        program.replica.release(program)
+        program.log.lose(is_asked=True)
+        self._homeless[program] = None
+        if there is not None:
+            try:
+                self._settle(program, there)
+            except InvalidProgram as error:
+                self._reject(program, error)
+
+    def _remove(self, replica: Replica, reason: str) -> None:
+        self._bury(replica, reason, is_asked=True)
+        self._replicas.remove(replica)
+        del self._mirrors[replica.number]
 
     def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""
-        is_news = replica.state is ReplicaState.READY or reason != replica.why_lost
+        is_news = replica.is_serving or reason != replica.why_lost
         if is_news and (self._host is not None or not replica.is_own):
             log.warning("replica %d is lost: %s", replica.number, reason)
         self._sent.forget(replica.number)

@@ -179,7 +179,7 @@ class RouterCalls:
 
     def _ready(self) -> list[Replica]:
         """Raises EngineError where none is."""
-        ready = [replica for replica in self._replicas if replica.state is ReplicaState.READY]
+        ready = [replica for replica in self._replicas if replica.is_serving]
         if not ready:
             raise EngineError("no replica is ready")
         return [replica for replica in ready if not replica.is_paused] or ready
@@ -212,7 +212,7 @@ def _report(replica: Replica, info: dict[str, Any] | None) -> dict[str, Any]:
         "num_programs": len(replica.programs),
     }
     if info is None:
-        return told if replica.state is ReplicaState.READY else {**told, "why": replica.why_lost}
+        return told if replica.is_serving else {**told, "why": replica.why_lost}
     names = ("total_tokens", "free_tokens", "evictable_tokens", "num_running", "num_waiting")
     return told | {name: info.get(name) for name in names}
 

@@ -17,6 +17,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from ..cluster.placement.load import AllHabits, ProgramLoad, ReplicaLoad
+from ..cluster.placement.moves import better_home
 from ..cluster.placement.policies import Newcomer, Policy
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
@@ -29,6 +30,7 @@ from .simulation import LEASE_TTL_S, Device
 from .traces import Call, Job, Start
 
 _TOKEN_BYTES = 4
+REBALANCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Routing:
     policy: Callable[[], Policy]
     by_call: bool = False
     knows_caches: bool = True
+    moves: bool = False  # programs that wait for no call, from replicas with too much to do
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +79,7 @@ class _Job:
     outputs: list[array[int]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     num_open: int = 0
+    num_submitted: int = 0  # of these
     leases: list[tuple[SimulatedReplica, Lease]] = field(default_factory=list)
     ended_s: float = 0.0
 
@@ -156,16 +160,25 @@ class FleetSimulation:
     """One run of a trace over `num_replicas` engines."""
 
     def __init__(
-        self, device: Device, num_replicas: int, routing: Routing, *, seed: int = 0
+        self,
+        device: Device,
+        num_replicas: int,
+        routing: Routing,
+        *,
+        seed: int = 0,
+        joins_s: float = 0.0,
     ) -> None:
+        """`joins_s`: when the last replica begins to take programs."""
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
         self.num_calls = 0
+        self.num_moved = 0
         self.jobs: list[_Job] = []
         self.replicas = [SimulatedReplica(self, n, device) for n in range(num_replicas)]
         self._routing = routing
         self._policy = routing.policy()
+        self._joins_s = joins_s
         self._sent = FleetTree[int]()
         self._on_the_way = FleetTree[int]()  # placed, and nothing of it computed yet
         self._habits = AllHabits()
@@ -183,9 +196,30 @@ class FleetSimulation:
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
         self._num_open = len(starts)
+        if self._routing.moves:
+            self.at(REBALANCE_S, self._rebalance)
         while self._events and self._num_open:
             self.now_s, _, event = heappop(self._events)
             event()
+
+    @property
+    def _present(self) -> list[SimulatedReplica]:
+        return self.replicas if self.now_s >= self._joins_s else self.replicas[:-1]
+
+    def _rebalance(self) -> None:
+        for job in self.jobs:
+            here = job.replica
+            if here is None or job.num_submitted or job.ended_s:
+                continue
+            others = [each for each in self._present if each is not here]
+            there = better_home(job.load, here, others)
+            if there is not None:
+                self._release(job)
+                here.engine.end_program(job.program)
+                job.replica, job.program = there, ProgramRecord(created_s=job.program.created_s)
+                job.load.enter(there.load, job.load.held_tokens)
+                self.num_moved += 1
+        self.at(self.now_s + REBALANCE_S, self._rebalance)
 
     # --- jobs -----------------------------------------------------------------------------------
 
@@ -247,6 +281,7 @@ class FleetSimulation:
         else:
             job.replica = replica = job.replica or self._placed(call, load)
         load.begin_call()
+        job.num_submitted += 1
         self.num_calls += 1
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
         record = _Call(call, job, output, replica, load, is_placed)
@@ -277,6 +312,7 @@ class FleetSimulation:
             record.load.end()
         job = record.job
         job.num_open -= 1
+        job.num_submitted -= 1
         if not job.num_open:
             self._advance(job)
 
@@ -302,7 +338,7 @@ class FleetSimulation:
             text,
             habits.output_tokens * habits.num_calls,
         )
-        replica = self._policy(newcomer, self.replicas)
+        replica = self._policy(newcomer, self._present)
         assert isinstance(replica, SimulatedReplica)
         self._sent.insert("", text, replica.number, len(call.prompt))
         self._on_the_way.cover("", text, 0, replica.number, len(call.prompt))

@@ -91,6 +91,7 @@ CPU = Device(
         "react": Load(384, 100.0, 18_900),
         "mixed": Load(192, 4.0, 12_000),
         "forks": Load(360, 2.0, 9_000),
+        "long_agents": Load(24, 1.0, 18_900),
     },
 )
 # From data sheets, not measured: 16 GB of weights at 4 TB/s, 16 GFLOP a token at 500 TFLOP/s; a
@@ -115,6 +116,7 @@ H200 = Device(
         "react": Load(1152, 1000.0, 56_700),
         "mixed": Load(960, 40.0, 60_000),
         "forks": Load(1200, 20.0, 30_000),
+        "long_agents": Load(72, 10.0, 56_700),
     },
 )
 DEVICES = {"cpu": CPU, "h200": H200}

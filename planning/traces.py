@@ -103,6 +103,17 @@ def react(seed: int, num_requests: int, rate: float) -> list[Start]:
     return _poisson(rng, jobs, rate)
 
 
+def long_agents(seed: int, num_requests: int, rate: float) -> list[Start]:
+    """Agents that start at `rate` a second, most with a few turns and a few with up to 60 (Pareto,
+    exponent 1): 384 common tokens, 256 of their own, 24 generated and 96 observed a turn, tools
+    that take 0.2 to 3 seconds."""
+    rng = random.Random(seed)
+    common = _tokens(rng, 384)
+    turns = [min(60, int(3 * rng.paretovariate(1.0))) for _ in range(num_requests)]
+    jobs = (_react(random.Random(rng.random()), common, num_turns) for num_turns in turns)
+    return _poisson(rng, jobs, rate)
+
+
 def mixed(seed: int, num_requests: int, rate: float) -> list[Start]:
     """One program in 9 is long, with 20 calls; the others have a call or two."""
     rng = random.Random(seed)
@@ -123,7 +134,8 @@ def forks(seed: int, num_requests: int, rate: float) -> list[Start]:
 
 
 TRACES: dict[str, Callable[[int, int, float], list[Start]]] = {
-    make.__name__: make for make in (programs, chats, documents, flood, full, react, mixed, forks)
+    make.__name__: make
+    for make in (programs, chats, documents, flood, full, react, long_agents, mixed, forks)
 }
 
 
@@ -150,9 +162,9 @@ def _chat(rng: random.Random, systems: Sequence[array[int]]) -> Job:
         history = history + out
 
 
-def _react(rng: random.Random, common: array[int]) -> Job:
+def _react(rng: random.Random, common: array[int], num_turns: int = 6) -> Job:
     context = common + _tokens(rng, 256)
-    for turn in range(6):
+    for turn in range(num_turns):
         delay_s = rng.uniform(0.2, 3.0) if turn else 0.0
         (out,) = yield [Call(context, 24, 48, "react", delay_s=delay_s)]
         context = context + out + _tokens(rng, 96)

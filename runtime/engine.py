@@ -444,6 +444,7 @@ class LoadedModel:
             "quantization": self.config.quantization,
             "device": self.config.device,
             "kv_cache_dtype": self.config.kv_cache_dtype,
+            "shares_kv": str(self.config.kv_store).startswith(REDIS_SCHEMES),
             "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,

@@ -24,13 +24,14 @@ from ..harness.report import write_report
 
 # As of Ray 2.50, `PrefixCacheAffinityRouter`: apart in queue lengths, and the least share matched.
 _RAY_APART, _RAY_SHARE = 10, 0.1
-HIT_HEAVY = ("programs", "chats", "documents", "flood", "react", "forks")
+HIT_HEAVY = ("programs", "chats", "documents", "flood", "react", "long_agents", "forks")
 ROUTINGS: dict[str, Routing] = {
     "round_robin": Routing(lambda: policy_of("round_robin")),
     "least_load": Routing(lambda: policy_of("least_load")),
     "consistent_hash": Routing(lambda: policy_of("consistent_hash")),
     "prefix": Routing(lambda: policy_of("prefix")),
     "program": Routing(lambda: policy_of("program")),
+    "program, moves": Routing(lambda: policy_of("program"), moves=True),
     "round_robin a call": Routing(lambda: policy_of("round_robin"), by_call=True),
     "prefix a call": Routing(lambda: policy_of("prefix"), by_call=True),
     "sglang a call": Routing(lambda: policy_of("prefix"), by_call=True, knows_caches=False),
@@ -57,6 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--trace", choices=[*TRACES], action="append", help="default: those that share prefixes")
     add("--policy", choices=[*ROUTINGS], action="append", help="default: all")
     add("--scale", type=float, default=1.0, help="programs of a replica")
+    add("--joins-s", type=float, default=0.0, help="when the last replica begins to take programs")
     add("--seed", type=int, default=0)
 
 
@@ -83,7 +85,7 @@ def _rows(
     rows: list[dict[str, object]] = []
     first_s = 0.0
     for name in (*names, "one cache"):
-        fleet = _fleet(device, name, num_replicas, args.seed)
+        fleet = _fleet(device, name, num_replicas, args)
         fleet.run(TRACES[trace](args.seed, num_requests, load.rate * num_replicas))
         wall_s, ends = fleet.now_s, [job.ended_s - job.started_s for job in fleet.jobs]
         first_s = first_s or wall_s
@@ -97,15 +99,19 @@ def _rows(
                 "program mean s": sum(ends) / len(ends),
                 "program p99 s": sorted(ends)[int(0.99 * (len(ends) - 1))],
                 "hit rate": fleet.hit_rate,
+                "moved": fleet.num_moved,
                 "router us/call": 1e6 * fleet.router_s / max(1, fleet.num_calls),
             }
         )
     return rows
 
 
-def _fleet(device: Device, name: str, num_replicas: int, seed: int) -> FleetSimulation:
+def _fleet(
+    device: Device, name: str, num_replicas: int, args: argparse.Namespace
+) -> FleetSimulation:
     if name != "one cache":
-        return FleetSimulation(device, num_replicas, ROUTINGS[name], seed=seed)
+        routing, joins_s = ROUTINGS[name], args.joins_s
+        return FleetSimulation(device, num_replicas, routing, seed=args.seed, joins_s=joins_s)
     whole = replace(
         device,
         num_tokens=device.num_tokens * num_replicas,
@@ -115,4 +121,4 @@ def _fleet(device: Device, name: str, num_replicas: int, seed: int) -> FleetSimu
         prefill_pair_ms=device.prefill_pair_ms / num_replicas,
         decode_pair_ms=device.decode_pair_ms / num_replicas,
     )
-    return FleetSimulation(whole, 1, ROUTINGS["round_robin"], seed=seed)
+    return FleetSimulation(whole, 1, ROUTINGS["round_robin"], seed=args.seed)

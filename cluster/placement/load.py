@@ -132,6 +132,16 @@ class ProgramLoad:
         self._since_s = now_s
         self._count()
 
+    @property
+    def held_tokens(self) -> float:
+        """KV that it will want again."""
+        return max(self._held_tokens, self.missing_tokens)
+
+    @property
+    def expected_tokens(self) -> float:
+        """Its part of what its replica is expected to compute."""
+        return self._part.expected_tokens
+
     def end(self) -> None:
         """The program has ended."""
         self.habits.note_end(self.num_ended)
@@ -143,7 +153,6 @@ class ProgramLoad:
             expected = self.missing_tokens + self.num_calls * rows
         else:
             expected = self.habits.busy_share * rows
-        held = max(self._held_tokens, self.missing_tokens)
-        part = ReplicaLoad(self.num_calls, expected, held)
+        part = ReplicaLoad(self.num_calls, expected, self.held_tokens)
         self._total.change(self._part, part)
         self._part = part

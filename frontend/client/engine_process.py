@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import InvalidRequest
+from ..protocol.keys import ClientKeys
 from .peer_process import is_stopped
 from .temporary_folder import TemporaryFolder
 
@@ -64,6 +65,7 @@ class EngineProcess:
         flags = _flags({"model": model, **options})  # may raise
         folder = TemporaryFolder()
         self.endpoint = folder.endpoint
+        self.keys: ClientKeys | None = None  # it is a file of this user's
         command = [sys.executable, "-P", "-m", module]
         for endpoint in (self.endpoint, *listen):
             command += ["--endpoint", endpoint]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from stemma.cluster.placement.load import AllHabits, Habits, ProgramLoad, ReplicaLoad
+from stemma.cluster.placement.moves import better_home, is_crowded
 from stemma.cluster.placement.policies import PLACEMENTS, Newcomer, expected_s, policy_of
 
 
@@ -104,3 +105,30 @@ def test_habits_of_many_kinds_are_bounded() -> None:
     for number in range(1, 5000):
         habits.of(f"line {number}")
     assert habits.of("line 0") is not first and habits.of("line 4999") is habits.of("line 4999")
+
+
+def at_rest_at(here: Replica, held_tokens: int) -> ProgramLoad:
+    """A program that waits there, of which nothing is expected."""
+    load = ProgramLoad(Habits(output_tokens=0.0))
+    load.enter(ReplicaLoad(), 0.0)
+    load.begin_call()
+    load.end_call(held_tokens, 0)
+    return load
+
+
+def test_a_program_moves_where_that_pays_with_a_margin() -> None:
+    busy, idle = Replica(0, expected_tokens=2100.0), Replica(1)
+    assert is_crowded(busy, [idle]) and not is_crowded(idle, [busy])
+    assert better_home(at_rest_at(busy, 1000), busy, [idle]) is idle
+    assert better_home(at_rest_at(busy, 1100), busy, [idle]) is None, "it holds too much"
+    assert better_home(at_rest_at(busy, 1100), busy, [idle], token_share=0.1) is idle, "fetched"
+    assert better_home(at_rest_at(idle, 1000), idle, [busy]) is None
+    assert better_home(at_rest_at(busy, 10), busy, []) is None
+
+
+def test_a_program_moves_from_a_replica_that_cannot_hold_all_to_one_that_can() -> None:
+    over, roomy, full = Replica(0, room_tokens=-5000.0), Replica(1), Replica(2, room_tokens=0.0)
+    load = at_rest_at(over, 4000)
+    assert better_home(load, over, [roomy], token_share=0.1) is roomy
+    assert better_home(load, over, [full], token_share=0.1) is None, "others would lose as much"
+    assert better_home(load, over, [roomy]) is None, "computing it there costs as much as here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 from cluster_threads import Cluster, clustered
 from engine_thread import serving
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.cluster.placement.policies import PLACEMENTS
 from stemma.cluster.program_log import ProgramLog
+from stemma.cluster.replica import RoutedProgram
 from stemma.cluster.router import MAX_LOST
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.protocol import wire
@@ -91,10 +93,16 @@ def test_programs_say_the_same_when_engines_are_killed_at_random(
 
 
 def kill_at_random(cluster: Cluster, rng: random.Random, is_over: threading.Event) -> None:
-    """One engine after the other, so that there always is one; fewer than a program may lose."""
+    """One engine after the other, so that there always is one; fewer than a program may lose.
+    Some are killed, and some told to leave."""
     wait_until(lambda: is_over.is_set() or any(r.programs for r in cluster.replicas))
     for _ in range(MAX_LOST - 1):
-        cluster.kill(rng.randrange(len(cluster.replicas)))
+        number = rng.randrange(len(cluster.replicas))
+        if rng.random() < 0.5:
+            cluster.restart(number)
+        else:
+            cluster.kill(number)
+            cluster.wait_lost(number)
         cluster.wait_ready()
         if is_over.wait(rng.uniform(0.0, 0.3)):
             return
@@ -120,6 +128,40 @@ def test_engines_that_end_while_a_program_waits_or_goes_on_are_not_held_against_
     with clustered(checkpoint) as (cluster, backend):
         truth = chat.run(None, seed=1, backend=backend).text()
         assert chat.run(cluster, seed=1, backend=backend).text() == truth
+
+
+def test_programs_that_wait_go_where_there_is_less_to_do(checkpoint: Path) -> None:
+    may_go_on = threading.Event()
+
+    @st.function
+    def chat(s: st.ProgramState, number: int) -> None:
+        for turn in range(2):
+            s += f"{number}, turn {turn}: " + st.gen(f"t{turn}", max_tokens=9, **GEN)
+            with s.pause(expected_s=0.0, label="user"):
+                s[f"t{turn}"]
+                assert may_go_on.wait(PATIENCE_S)
+
+    def say(backend: Backend) -> list[str]:
+        states = chat.run_batch([{"number": n} for n in range(12)], seed=3, backend=backend)
+        return [state.text() for state in states]
+
+    may_go_on.set()
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        truth = say(backend)
+    may_go_on.clear()
+    with clustered(checkpoint) as (cluster, backend), ThreadPoolExecutor(1) as user:
+        said = user.submit(say, backend)
+        try:
+            wait_until(lambda: sum(each.is_at_rest for each in programs_of(cluster)) == 12)
+            cluster.restart(1)  # the other one has all of them now
+            wait_until(lambda: len(cluster.replicas[1].programs) > 0)
+        finally:
+            may_go_on.set()
+        assert said.result() == truth
+
+
+def programs_of(cluster: Cluster) -> list[RoutedProgram]:
+    return [each for replica in cluster.replicas for each in list(replica.programs.values())]
 
 
 def test_engines_count_that_end_in_a_row_amid_a_call() -> None:

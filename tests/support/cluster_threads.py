@@ -28,6 +28,7 @@ class EngineThread:
     """A `Started` engine; its `peer` too."""
 
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.keys = None
         self.endpoint = f"inproc://{uuid.uuid4()}"
         self.loaded = LoadedModel(config)
         self.gateway = Gateway(self.loaded, [self.endpoint], context=context)
@@ -101,6 +102,14 @@ class Cluster:
     def kill(self, number: int) -> None:
         """End a replica as a crash would; it is started again."""
         self.engines[number].kill()
+
+    def restart(self, number: int) -> None:
+        """Have a replica started anew as an operator does; its programs go on elsewhere."""
+        before = self.engines[number]
+        operator = self.connect()
+        operator._channel.call("restart_replica", replica=number)
+        operator.shutdown()
+        wait_until(lambda: self.engines[number] is not before)
 
     def wait_lost(self, number: int) -> None:
         """Until the router has seen that one killed by `kill` is gone."""
