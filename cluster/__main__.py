@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -17,10 +17,11 @@ from ..frontend.client.progress import byte_progress
 from ..runtime.config import add_engine_flags, engine_config, located
 from ..runtime.sessions.listener import LINGER_MS, server_keys
 from ..runtime.sessions.process import parse, process_parser
-from .local import local_replicas
+from .local import hire_local
 from .remote import remote_replicas
 from .replica import Replica
 from .router import Router
+from .scaling import Scaler, Scaling
 from .settings import ClusterSettings
 
 
@@ -43,9 +44,7 @@ def _serve(args: argparse.Namespace) -> None:
     settings = from_flags(ClusterSettings, args)
     keys = server_keys(args, args.endpoint)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    stop_fd = sys.stdin.fileno() if args.watch_stdin else None
-    replicas = _replicas(args, settings, context)
-    router = Router(replicas, placement=settings.placement, stop_fd=stop_fd)
+    router = _router(args, settings, context)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: router.stop())
     if args.watch_stdin:
@@ -62,15 +61,32 @@ def _serve(args: argparse.Namespace) -> None:
     context.destroy(LINGER_MS)
 
 
-def _replicas(
+def _router(
     args: argparse.Namespace, settings: ClusterSettings, context: zmq.Context[zmq.Socket[bytes]]
-) -> list[Replica]:
+) -> Router:
+    stop_fd = sys.stdin.fileno() if args.watch_stdin else None
     if settings.engines:
-        return remote_replicas(settings, context)
+        replicas = remote_replicas(settings, context)
+        return Router(replicas, placement=settings.placement, stop_fd=stop_fd)
     config = engine_config(args)
     with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
         config = located(config, on_progress)
-    return local_replicas(config, settings.replicas, context)
+    hire = hire_local(config, settings.most, context)
+    return Router(
+        [hire(number) for number in range(settings.replicas)],
+        placement=settings.placement,
+        scaling=_scaling(settings, hire),
+        stop_fd=stop_fd,
+    )
+
+
+def _scaling(settings: ClusterSettings, hire: Callable[[int], Replica]) -> Scaling | None:
+    if settings.most == settings.replicas:
+        return None
+    scaler = Scaler(
+        settings.replicas, settings.most, up_s=settings.scale_up_s, down_s=settings.scale_down_s
+    )
+    return Scaling(scaler, hire, settings.target_calls)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,16 @@ from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION
 from .replica import Replica
 
 
-def local_replicas(
+def hire_local(
     config: EngineConfig, num_replicas: int, context: zmq.Context[zmq.Socket[bytes]]
-) -> list[Replica]:
-    """Not started yet; `config`: of all of them together, its model a folder."""
+) -> Callable[[int], Replica]:
+    """Makes the replica of a number, not started yet; `config`: of all of them together, its model
+    a folder."""
     options = share_of(config, num_replicas)
     model = options.pop("model", None)
     start = partial(EngineProcess, model, options=options)
-    return [
-        Replica(number, start, context=context, connect_s=start_timeout_s(model))
-        for number in range(num_replicas)
-    ]
+    connect_s = start_timeout_s(model)
+    return lambda number: Replica(number, start, context=context, connect_s=connect_s)
 
 
 def share_of(config: EngineConfig, num_replicas: int) -> dict[str, Any]:

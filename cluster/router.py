@@ -34,6 +34,7 @@ from .program_log import ProgramLog
 from .prompt_text import CALLS, MarkMemory, Opening
 from .replica import Replica, ReplicaState, RoutedProgram
 from .router_calls import RouterCalls
+from .scaling import FleetLoad, Scaling
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,14 @@ class Router:
         replicas: Sequence[Replica],
         *,
         placement: str = DEFAULT_PLACEMENT,
+        scaling: Scaling | None = None,
         stop_fd: int | None = None,
     ) -> None:
-        """`placement`: of `placement.policies.PLACEMENTS`; `stop_fd`: as of a `Gateway`."""
+        """`placement`: of `placement.policies.PLACEMENTS`; `scaling`: when there are to be more or
+        fewer, None: never; `stop_fd`: as of a `Gateway`."""
         self._replicas = list(replicas)
         self._policy = policy_of(placement)
+        self._scaling = scaling
         self._moves = placement == DEFAULT_PLACEMENT
         self._stop_fd = stop_fd
         self._should_stop = False
@@ -142,6 +146,8 @@ class Router:
                     replica.is_paused = replica.is_stopped
                 if self._moves:
                     self._rebalance()
+                if self._scaling is not None:
+                    self._scale(self._scaling)
         for replica in list(self._replicas):
             replica.revive()
             self._hear(replica)
@@ -468,6 +474,31 @@ class Router:
         self._mirrors[replica.number] = CacheMirror(self._cached, replica.number)
         self.num_placed.setdefault(replica.number, 0)
         self._replicas.append(replica)
+
+    def _scale(self, scaling: Scaling) -> None:
+        """Start another one, or have one leave, if that is wanted."""
+        staying = [r for r in self._replicas if not r.leaves_for_good]
+        num_waiting = sum(len(each.log.open_calls) for each in self._homeless)
+        running = next((r.info["max_running_requests"] for r in staying if r.info), None)
+        if running is None:
+            return
+        load = FleetLoad(
+            num_waiting + sum(each.num_calls for each in self._replicas),
+            sum(each.load.held_tokens for each in self._replicas),
+            scaling.target_calls or running / 2,
+            max(each.total_tokens for each in staying),
+        )
+        num_wanted = scaling.scaler.decide(len(staying), load)
+        for _ in range(num_wanted - len(staying)):
+            taken = {each.number for each in self._replicas}
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            log.info("replica %d is started: there is enough to do", number)
+            self.add(scaling.hire(number))
+        ready = [each for each in staying if each.state is ReplicaState.READY]
+        ready.sort(key=lambda each: (each.load.held_tokens, each.expected_tokens, -each.number))
+        for replica in ready[: max(0, len(staying) - num_wanted)]:
+            log.info("replica %d is to leave: there is less to do", replica.number)
+            self.retire(replica, for_good=True)
 
     def retire(self, replica: Replica, *, for_good: bool) -> None:
         """It is to leave, `for_good` or to be started anew. Its programs go on elsewhere, each once

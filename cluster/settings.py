@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InvalidRequest
-from ..flags import flag, integer, misfits
+from ..flags import flag, integer, misfits, number
 from ..frontend.protocol.keys import ClientKeys, client_keys
 from .placement.policies import DEFAULT_PLACEMENT, PLACEMENTS
 
@@ -19,6 +19,22 @@ class ClusterSettings:
     replicas: int = flag(
         1, "engines of this machine, behind one address; they share its cores and memory",
         integer(1, MAX_REPLICAS), heading="Many engines", metavar="N",
+    )  # fmt: skip
+    max_replicas: int | None = flag(
+        None, "so many while there is enough to do for them, --replicas at least",
+        integer(1, MAX_REPLICAS), metavar="N",
+    )  # fmt: skip
+    target_calls: float | None = flag(
+        None, "with --max-replicas: calls that a replica is to have in flight (default: half of "
+        "--max-running-requests)", number(0.1, 1e6),
+    )  # fmt: skip
+    scale_up_s: float = flag(
+        30.0, "with --max-replicas: another one once it was wanted for so long",
+        number(0.0, 86_400.0), metavar="SECONDS",
+    )  # fmt: skip
+    scale_down_s: float = flag(
+        600.0, "with --max-replicas: one fewer once it was not wanted for so long",
+        number(0.0, 86_400.0), metavar="SECONDS",
     )  # fmt: skip
     placement: str = flag(DEFAULT_PLACEMENT, "which engine a program runs on", choices=PLACEMENTS)
     engines: tuple[str, ...] = flag(
@@ -37,8 +53,13 @@ class ClusterSettings:
         """Check each value."""
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
-        if self.engines and self.replicas > 1:
-            raise InvalidRequest.of("replicas", self.replicas, "1 with engines that run already")
+        if self.most < self.replicas:
+            raise InvalidRequest.of(
+                "max_replicas", self.most, f"--replicas ({self.replicas}) or more"
+            )
+        if self.engines and self.most > 1:
+            name = "replicas" if self.replicas > 1 else "max_replicas"
+            raise InvalidRequest.of(name, self.most, "1 with engines that run already")
         if len(set(self.engines)) < len(self.engines):
             raise InvalidRequest.of("engines", list(self.engines), "each address once")
         for endpoint in self.engines:
@@ -48,9 +69,14 @@ class ClusterSettings:
             self.keys_for(endpoint)
 
     @property
+    def most(self) -> int:
+        """Replicas that there ever are."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    @property
     def is_many(self) -> bool:
         """Whether there is a router at all."""
-        return self.replicas > 1 or bool(self.engines)
+        return self.most > 1 or bool(self.engines)
 
     def keys_for(self, endpoint: str) -> ClientKeys | None:
         """To connect to an engine. Raises InvalidRequest for keys that are missing or none."""

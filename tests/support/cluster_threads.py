@@ -15,6 +15,7 @@ from waiting import PATIENCE_S, wait_until
 
 from stemma.cluster.replica import Replica, ReplicaState
 from stemma.cluster.router import Router
+from stemma.cluster.scaling import Scaler, Scaling
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
@@ -72,20 +73,26 @@ class EngineThread:
 class Cluster:
     """A running router, and what a test does to it."""
 
-    def __init__(self, checkpoint: Path, num_replicas: int, placement: str, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        num_replicas: int,
+        placement: str,
+        scaler: Scaler | None = None,
+        **options: Any,
+    ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         config = EngineConfig(model=checkpoint, **(EXACT | options))
         self.engines: dict[int, EngineThread] = {}
-        self.replicas = [
-            Replica(
-                number,
-                partial(self._start, number, config),
-                context=self.context,
-                connect_s=PATIENCE_S,
-            )
-            for number in range(num_replicas)
-        ]
-        self.router = Router(self.replicas, placement=placement)
+
+        def hire(number: int) -> Replica:
+            start = partial(self._start, number, config)
+            return Replica(number, start, context=self.context, connect_s=PATIENCE_S)
+
+        scaling = None if scaler is None else Scaling(scaler, hire, None)
+        replicas = [hire(number) for number in range(num_replicas)]
+        self.router = Router(replicas, placement=placement, scaling=scaling)
+        self.replicas = self.router._replicas
         self.router.start()
         self.router.listen(["inproc://cluster"], context=self.context)
         self._thread = threading.Thread(target=self.router.run, daemon=True)
