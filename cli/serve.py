@@ -14,7 +14,7 @@ from ..cluster.settings import ClusterSettings
 from ..errors import InvalidRequest
 from ..flags import add_flags, from_flags
 from ..frontend.client.engine_process import EngineProcess
-from ..runtime.config import add_engine_flags
+from ..runtime.config import add_engine_flags, engine_config, options_of
 from ..runtime.sessions.ipc_file import remove_leftovers
 from ..runtime.sessions.listener import add_client_flags, server_keys
 from ..server.settings import ServerSettings, add_server_flags, server_settings
@@ -25,8 +25,15 @@ MAX_FILES = 1 << 20
 
 
 def add_parser(commands: Commands) -> None:
-    """Register the command."""
-    parser = commands.add_parser("serve", help="serve programs (ZeroMQ) and OpenAI's API (HTTP)")
+    """Register the commands: `deploy` serves from a Ray cluster where no other is named."""
+    serves = "serve programs (ZeroMQ) and OpenAI's API (HTTP)"
+    _add_flags(commands.add_parser("serve", help=serves))
+    deploy = commands.add_parser("deploy", help=f"{serves} with the engines on a Ray cluster")
+    _add_flags(deploy)
+    deploy.set_defaults(ray="auto")
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_server_flags(parser)
     programs = parser.add_argument_group("programs (ZeroMQ)")
     programs.add_argument(
@@ -86,7 +93,10 @@ def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
     """Starts an engine with the flags' values. Raises InvalidRequest."""
     names = ("server_key", "client_keys", "grace_s")
     cluster = from_flags(ClusterSettings, args)
-    own = engine_options(args)
+    if cluster.ray is None:
+        own = engine_options(args)
+    else:  # each node fetches the model
+        own = options_of(engine_config(args))
     if cluster.engines and own:
         name, value = next(iter(own.items()))
         raise InvalidRequest.of(name, value, "nothing with --engines: each has its own")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from ..errors import StemmaError
+from ..errors import InvalidRequest, StemmaError
 from ..flags import add_flags, from_flags
 from ..frontend.client.progress import byte_progress
-from ..runtime.config import add_engine_flags, engine_config, located
+from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
 from ..runtime.sessions.listener import LINGER_MS, server_keys
 from ..runtime.sessions.process import parse, process_parser
 from .local import hire_local
@@ -68,16 +68,29 @@ def _router(
     if settings.engines:
         replicas = remote_replicas(settings, context)
         return Router(replicas, placement=settings.placement, stop_fd=stop_fd)
-    config = engine_config(args)
-    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
-        config = located(config, on_progress)
-    hire = hire_local(config, settings.most, context)
+    hire = _hire(engine_config(args), settings, context)
     return Router(
         [hire(number) for number in range(settings.replicas)],
         placement=settings.placement,
         scaling=_scaling(settings, hire),
         stop_fd=stop_fd,
     )
+
+
+def _hire(
+    config: EngineConfig, settings: ClusterSettings, context: zmq.Context[zmq.Socket[bytes]]
+) -> Callable[[int], Replica]:
+    if settings.ray is not None:
+        try:
+            from .ray_engines import hire_on_ray
+        except ModuleNotFoundError as error:
+            needs = "pip install 'stemma-lm[ray]'"
+            raise InvalidRequest(f"ray={settings.ray!r} needs the package ray: {needs}") from error
+
+        return hire_on_ray(config, settings, context)
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    return hire_local(config, settings.most, context)
 
 
 def _scaling(settings: ClusterSettings, hire: Callable[[int], Replica]) -> Scaling | None:

@@ -48,6 +48,18 @@ class ClusterSettings:
         None, "with --engines tcp://...: the secret key with which they know this router",
         metavar="FILE",
     )  # fmt: skip
+    ray: str | None = flag(
+        None, 'not on this machine but on the Ray cluster at this address; "auto": on the one that '
+        "runs here, else a new one", heading="Many engines: Ray", metavar="ADDRESS",
+    )  # fmt: skip
+    ray_cpus: float | None = flag(
+        None, "cores of a replica, as many as it has threads (default: --num-threads, else 1)",
+        number(0.1, 4096.0),
+    )  # fmt: skip
+    ray_gpus: float | None = flag(
+        None, "GPUs of a replica (default: 1 where --device is one)",
+        number(0.0, 64.0),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check each value."""
@@ -60,6 +72,8 @@ class ClusterSettings:
         if self.engines and self.most > 1:
             name = "replicas" if self.replicas > 1 else "max_replicas"
             raise InvalidRequest.of(name, self.most, "1 with engines that run already")
+        if self.engines and self.ray is not None:
+            raise InvalidRequest.of("ray", self.ray, "none with engines that run already")
         if len(set(self.engines)) < len(self.engines):
             raise InvalidRequest.of("engines", list(self.engines), "each address once")
         for endpoint in self.engines:
@@ -76,7 +90,7 @@ class ClusterSettings:
     @property
     def is_many(self) -> bool:
         """Whether there is a router at all."""
-        return self.most > 1 or bool(self.engines)
+        return self.most > 1 or bool(self.engines) or self.ray is not None
 
     def keys_for(self, endpoint: str) -> ClientKeys | None:
         """To connect to an engine. Raises InvalidRequest for keys that are missing or none."""

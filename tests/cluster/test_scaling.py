@@ -56,9 +56,7 @@ def test_replicas_come_with_the_load_and_leave_with_it(checkpoint: Path) -> None
 
     @st.function
     def agent(s: st.ProgramState, number: int) -> None:
-        s += f"Agent {number} is told much. " * 5 + st.gen(
-            "a", max_tokens=9, ignore_eos=True
-        )
+        s += f"Agent {number} is told much. " * 5 + st.gen("a", max_tokens=9, ignore_eos=True)
         with s.pause(expected_s=0.0, label="tool"):
             s["a"]
             assert may_end.wait(PATIENCE_S)
