@@ -141,7 +141,7 @@ def hire_on_ray(
     options.setdefault("num_threads", max(1, int(num_cpus)))
     is_on_gpu = config.device != "cpu"
     num_gpus = float(is_on_gpu) if settings.ray_gpus is None else settings.ray_gpus
-    actor = ray.remote(EngineHost).options(  # type: ignore[attr-defined]
+    actor = ray.remote(EngineHost).options(
         num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, max_concurrency=3
     )
     own_keys = zmq.curve_keypair()
@@ -156,7 +156,7 @@ def hire_on_ray(
 def _join(address: str) -> None:
     if address != "auto":
         _reach(address)  # Ray itself would ask for minutes
-    join = partial(ray.init, namespace="stemma", log_to_driver=False, logging_level="ERROR")
+    join = partial(ray.init, namespace="stemma", log_to_driver=False, logging_level=logging.ERROR)
     try:
         join(address=address)
     except ConnectionError as error:

@@ -64,7 +64,7 @@ FLOORS = {
         ("placement", "prompt_text"),
         ("program_log", "cache_mirror", "settings"),
         ("replica",),
-        ("local", "remote", "router_calls", "scaling"),
+        ("local", "ray_engines", "remote", "router_calls", "scaling"),
         ("router",),
         ("__main__",),
     ),
