@@ -16,6 +16,7 @@ from ..flags import Parser
 
 MODULES = {
     "demo": "demo", "run": "run", "chat": "chat", "generate": "generate", "serve": "serve",
+    "deploy": "serve",
     "keygen": "keys", "bench": "bench", "trace": "trace", "tree": "tree", "doctor": "doctor",
     "plan": "plan", "quantize": "quantize",
 }  # fmt: skip
@@ -28,7 +29,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     argv = sys.argv[1:] if argv is None else argv
     asked = argv[0] if argv else None
-    for name in [MODULES[asked]] if asked in MODULES else MODULES.values():
+    for name in [MODULES[asked]] if asked in MODULES else dict.fromkeys(MODULES.values()):
         import_module(f".{name}", __package__).add_parser(commands)
     args = parser.parse_args(argv)
     try:

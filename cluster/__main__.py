@@ -84,7 +84,7 @@ def _hire(
         try:
             from .ray_engines import hire_on_ray
         except ModuleNotFoundError as error:
-            needs = "pip install 'stemma-lm[ray]'"
+            needs = "pip install 'stemma-lm[cluster]'"
             raise InvalidRequest(f"ray={settings.ray!r} needs the package ray: {needs}") from error
 
         return hire_on_ray(config, settings, context)

@@ -153,6 +153,9 @@ class Router:
             self._hear(replica)
             if replica.state is ReplicaState.LEAVING:
                 self._drain(replica)
+            if replica.state is ReplicaState.LOST and replica.leaves_for_good:
+                self._replicas.remove(replica)
+                del self._mirrors[replica.number]
         self._rehouse()
         for replica in self._replicas:
             replica.say()
@@ -503,10 +506,10 @@ class Router:
     def retire(self, replica: Replica, *, for_good: bool) -> None:
         """It is to leave, `for_good` or to be started anew. Its programs go on elsewhere, each once
         it waits for no call, and all after `LEAVE_S`."""
-        if replica.is_serving:
-            replica.leave(time.monotonic() + LEAVE_S, for_good=for_good)
-        elif for_good:
-            self._remove(replica, "it has left")
+        is_serving = replica.is_serving
+        replica.leave(time.monotonic() + LEAVE_S, for_good=for_good)
+        if not is_serving:
+            self._bury(replica, "it is to leave", is_asked=True)
 
     def _drain(self, replica: Replica) -> None:
         """Move what can be moved; end it once nothing is left, or its time has come."""
@@ -516,10 +519,8 @@ class Router:
                     self._move(program)
         if replica.programs and time.monotonic() < replica.leaves_at_s:
             return
-        if replica.leaves_for_good:
-            self._remove(replica, "it has left")
-        else:
-            self._bury(replica, "it is being started anew", is_asked=True)
+        reason = "it has left" if replica.leaves_for_good else "it is being started anew"
+        self._bury(replica, reason, is_asked=True)
 
     def _rebalance(self) -> None:
         """Move programs that wait for no call from replicas that have too much to do or to hold."""
@@ -547,11 +548,6 @@ class Router:
                 self._settle(program, there)
             except InvalidProgram as error:
                 self._reject(program, error)
-
-    def _remove(self, replica: Replica, reason: str) -> None:
-        self._bury(replica, reason, is_asked=True)
-        self._replicas.remove(replica)
-        del self._mirrors[replica.number]
 
     def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,6 +159,23 @@ def test_programs_that_wait_go_where_there_is_less_to_do(checkpoint: Path) -> No
         finally:
             may_go_on.set()
         assert said.result() == truth
+
+
+def test_a_replica_that_dies_as_it_leaves_for_good_is_not_started_again(checkpoint: Path) -> None:
+    @st.function
+    def story(s: st.ProgramState) -> None:
+        s += "Once " + st.gen("a", max_tokens=120, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        whole = story.run(seed=1, backend=backend)["a"]
+    with clustered(checkpoint) as (cluster, backend):
+        parts = story.run(seed=1, backend=backend, stream=True).text_iter("a")
+        text = next(parts)
+        [busy] = [replica for replica in cluster.replicas if replica.programs]
+        busy.leave(time.monotonic() + PATIENCE_S, for_good=True)
+        cluster.kill(busy.number)
+        assert text + "".join(parts) == whole
+        assert busy not in cluster.replicas and len(cluster.replicas) == 1
 
 
 def programs_of(cluster: Cluster) -> list[RoutedProgram]:

@@ -14,7 +14,7 @@ from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
 GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 FLAGS = ("--ray", "auto", "--dtype", "float32", "--speculate", "off", "--ray-cpus", "0.5")
