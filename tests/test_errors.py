@@ -17,7 +17,7 @@ import stemma as st
 from stemma import errors
 from stemma.frontend.trace.op_graph import Wait
 
-OPTIONAL = ("xgrammar",)  # packages that a module may need and the tests do not install
+OPTIONAL = ("ray", "xgrammar")  # packages that a module may need and the tests do not install
 
 
 def modules() -> Iterator[Any]:
