@@ -176,7 +176,7 @@ def _shell_environment(folder: Path) -> dict[str, str]:
 def test_every_documented_command_is_one() -> None:
     parser = Parser(prog="stemma", exit_on_error=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in MODULES.values():
+    for module in dict.fromkeys(MODULES.values()):
         importlib.import_module(f"stemma.cli.{module}").add_parser(commands)
     found = list(_stemma_commands())
     assert len(found) > 20
