@@ -231,7 +231,8 @@ class Control:
     ) -> dict[str, Any]:
         """The radix tree; of a large one the part used last. With `namespace` only that namespace.
         Includes the text of each edge's first tokens, unless the client decodes them itself."""
-        _bounded("replica", replica, 0)  # there is this one
+        if replica != 0:
+            raise InvalidRequest.of("replica", replica, "0: there is one engine")
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}
