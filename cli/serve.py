@@ -93,9 +93,9 @@ def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
     """Starts an engine with the flags' values. Raises InvalidRequest."""
     names = ("server_key", "client_keys", "grace_s")
     cluster = from_flags(ClusterSettings, args)
-    if cluster.ray is None:
+    if cluster.ray is None and not cluster.engines:
         own = engine_options(args)
-    else:  # each node fetches the model
+    else:  # who runs the model fetches it
         own = options_of(engine_config(args))
     if cluster.engines and own:
         name, value = next(iter(own.items()))

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 ASK_S = 0.5  # from one question to Ray whether an engine runs to the next
 REACH_S = 10.0  # for a head node to take a connection
 STOP_S = 10.0  # that an engine is given to end
-_NO_ANSWER = (ray.exceptions.RayError, ConnectionError, OSError)
+_NO_ANSWER = (ray.exceptions.RayError, OSError)
 
 
 class EngineHost:
@@ -82,11 +82,10 @@ class RayEngine:
     @property
     def endpoint(self) -> str | None:
         """None until Ray has found a node for it."""
-        if self._endpoint is None and _has_come(self._address) and self.death() is None:
-            try:
-                self._endpoint, self._server_key = ray.get(self._address)
-            except _NO_ANSWER as error:
-                self._death = _in_short(error)
+        if self._endpoint is None and self._death is None:
+            found = self._answer(self._address)
+            if found is not None:
+                self._endpoint, self._server_key = found
         return self._endpoint
 
     @property
@@ -104,12 +103,17 @@ class RayEngine:
         now_s = time.monotonic()
         if self._death is None and now_s >= self._next_look_s:
             self._next_look_s = now_s + ASK_S
-            if _has_come(self._end):
-                try:
-                    self._death = str(ray.get(self._end))
-                except _NO_ANSWER as error:
-                    self._death = _in_short(error)
+            ended = self._answer(self._end)
+            self._death = self._death if ended is None else str(ended)
         return self._death
+
+    def _answer(self, ref: Any) -> Any:
+        """The actor's, None until it has come. Where Ray has none to give, the engine is lost."""
+        try:
+            return ray.get(ref) if ray.wait([ref], timeout=0)[0] else None
+        except _NO_ANSWER as error:
+            self._death = _in_short(error)
+            return None
 
     def is_stopped(self) -> bool:
         """Nobody says so of a process of another machine."""
@@ -147,7 +151,10 @@ def hire_on_ray(
     own_keys = zmq.curve_keypair()
 
     def start() -> RayEngine:
-        return RayEngine(actor.remote(model, options, own_keys[0]), own_keys)
+        try:
+            return RayEngine(actor.remote(model, options, own_keys[0]), own_keys)
+        except _NO_ANSWER as error:
+            raise EngineError(f"Ray starts none: {_in_short(error)}") from error
 
     replica = partial(Replica, context=context, connect_s=start_timeout_s(model))
     return lambda number: replica(number, start)
@@ -176,10 +183,6 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise EngineError(f"no Ray cluster at ray={address!r}: {error}") from error
-
-
-def _has_come(ref: Any) -> bool:
-    return bool(ray.wait([ref], timeout=0)[0])
 
 
 def _in_short(error: Exception) -> str:

@@ -295,22 +295,25 @@ class Router:
         if not candidates:
             self._homeless[program] = None
             return
-        habits = program.load.habits
-        newcomer = Newcomer(
-            self._num_tokens(program),
-            self._cached_of(program),
-            program.create.get("history") or None,
-            program.opening.text,
-            habits.output_tokens * habits.num_calls,
-        )
+        newcomer = self._newcomer(program)
         replica = self._policy(newcomer, candidates)
         assert isinstance(replica, Replica)
-        self._settle(program, replica)
+        self._settle(program, newcomer, replica)
 
-    def _settle(self, program: RoutedProgram, replica: Replica) -> None:
+    def _newcomer(self, program: RoutedProgram) -> Newcomer:
+        """What is known of it to place it. What it has said counts with its first prompt."""
+        text, load = program.opening.text, program.load
+        return Newcomer(
+            max(len(text) / BYTES_PER_TOKEN, load.held_tokens),
+            self._cached_of(program, text),
+            program.create.get("history") or None,
+            text,
+            load.habits.output_tokens * load.habits.num_calls,
+        )
+
+    def _settle(self, program: RoutedProgram, newcomer: Newcomer, replica: Replica) -> None:
         """Run it there, from where it is. Raises InvalidProgram if it cannot be sent."""
-        text, num_tokens = program.opening.text, self._num_tokens(program)
-        cached = self._cached_of(program).get(replica.number, 0.0)
+        text, num_tokens = newcomer.text, newcomer.num_tokens
         self._homeless.pop(program, None)
         replica.open(program)
         namespace, adapter = _namespace_of(program.create)
@@ -321,19 +324,16 @@ class Router:
             self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
             program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
-        program.load.enter(replica.load, max(0.0, num_tokens - cached))
+        missing = num_tokens - newcomer.cached.get(replica.number, 0.0)
+        program.load.enter(replica.load, max(0.0, missing))
         self._send(program, program.log.ops)
         if program.log.ends_gens:
             replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
 
-    def _num_tokens(self, program: RoutedProgram) -> float:
-        """Of what it has to compute at first where nothing is cached."""
-        return max(len(program.opening.text) / BYTES_PER_TOKEN, program.load.held_tokens)
-
-    def _cached_of(self, program: RoutedProgram) -> dict[int, float]:
+    def _cached_of(self, program: RoutedProgram, text: bytes) -> dict[int, float]:
         """How many tokens of its beginning each replica has: what it says, with what is on its way
         there; where it says nothing, what was sent to it."""
-        text, (namespace, adapter) = program.opening.text, _namespace_of(program.create)
+        namespace, adapter = _namespace_of(program.create)
         if adapter:  # whose namespace is the engine's
             return self._sent.match((namespace, adapter), text)
         cached = self._cached.match(namespace, text)
@@ -403,7 +403,8 @@ class Router:
 
     def _hear(self, replica: Replica) -> None:
         try:
-            messages = replica.hear(self._model_that_binds())
+            is_starting = replica.state is ReplicaState.STARTING
+            messages = replica.hear(self._model_that_binds() if is_starting else {})
         except (EngineError, ProtocolError) as error:
             self._bury(replica, str(error))
             return
@@ -545,7 +546,7 @@ class Router:
         self._homeless[program] = None
         if there is not None:
             try:
-                self._settle(program, there)
+                self._settle(program, self._newcomer(program), there)
             except InvalidProgram as error:
                 self._reject(program, error)
 

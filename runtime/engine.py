@@ -309,6 +309,14 @@ class LoadedModel:
                 max_adapter_rank=_max_lora_rank(config),
                 on_progress=on_progress,
             )
+        weights = model_revision(
+            self.folder,
+            self.model_config,
+            self.runner.max_model_len,
+            config.quantization,
+            config.load_format,
+        )
+        self._revisions = [weights, text_revision(self.folder)]  # some ms: not for each client
         self.adapters = self._adapter_registry()
         self.runner.warm_up(graph_progress(sys.stderr))
         self.engine = Engine(
@@ -363,21 +371,11 @@ class LoadedModel:
         if config.kv_store is None:
             return None
         layout = BlockLayout(
-            self._model_revision(),
+            self._revisions[0],
             dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
             self.runner.kv_layout,
         )
         return StoredPrefixes(self._block_store(layout), config.page_size)
-
-    def _model_revision(self) -> str:
-        config = self.config
-        return model_revision(
-            self.folder,
-            self.model_config,
-            self.runner.max_model_len,
-            config.quantization,
-            config.load_format,
-        )
 
     def _block_store(self, layout: BlockLayout) -> BlockStore:
         where = str(self.config.kv_store)
@@ -437,7 +435,7 @@ class LoadedModel:
         return {
             "model": self.config.model_name,
             "model_path": str(self.folder.resolve()),
-            "revisions": [self._model_revision(), text_revision(self.folder)],
+            "revisions": self._revisions,
             "architecture": model.architecture,
             "dtype": dtype_name(self.runner.dtype),
             "deterministic": self.config.deterministic,

@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Candidate)
 
 MARGIN = 1.5  # loads are estimates: what a move brings must be well above what it costs
 MIN_GAIN_TOKENS = 512.0
-FETCHED_SHARE = 0.1  # of computing a token, to fetch it (llama-160m through Redis: 0.03)
+FETCHED_SHARE = 0.1  # of computing a token, to fetch it (guess)
 
 
 def is_crowded(here: Candidate, others: Sequence[Candidate]) -> bool:

@@ -62,6 +62,18 @@ def truth(checkpoint: Path) -> list[str]:
         return said_by(backend)
 
 
+@st.function
+def story(s: st.ProgramState) -> None:
+    s += "Once " + st.gen("a", max_tokens=120, **GEN)
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path) -> str:
+    """What the story is."""
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        return str(story.run(seed=1, backend=backend)["a"])
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_programs_say_the_same_wherever_they_run(
@@ -161,13 +173,9 @@ def test_programs_that_wait_go_where_there_is_less_to_do(checkpoint: Path) -> No
         assert said.result() == truth
 
 
-def test_a_replica_that_dies_as_it_leaves_for_good_is_not_started_again(checkpoint: Path) -> None:
-    @st.function
-    def story(s: st.ProgramState) -> None:
-        s += "Once " + st.gen("a", max_tokens=120, **GEN)
-
-    with serving(checkpoint, max_total_tokens=8192) as backend:
-        whole = story.run(seed=1, backend=backend)["a"]
+def test_a_replica_that_dies_as_it_leaves_for_good_is_not_started_again(
+    checkpoint: Path, whole: str
+) -> None:
     with clustered(checkpoint) as (cluster, backend):
         parts = story.run(seed=1, backend=backend, stream=True).text_iter("a")
         text = next(parts)
@@ -198,23 +206,20 @@ def test_engines_count_that_end_in_a_row_amid_a_call() -> None:
     assert log.num_lost == 0
 
 
-def test_a_stream_goes_on_where_it_was_when_its_engine_is_killed(checkpoint: Path) -> None:
-    @st.function
-    def story(s: st.ProgramState) -> None:
-        s += "Once " + st.gen("a", max_tokens=120, **GEN)
-
-    with serving(checkpoint, max_total_tokens=8192) as backend:
-        whole = story.run(seed=1, backend=backend)["a"]
+def test_a_stream_goes_on_where_it_was_when_its_engine_is_killed(
+    checkpoint: Path, whole: str
+) -> None:
     with clustered(checkpoint) as (cluster, backend):
         state = story.run(seed=1, backend=backend, stream=True)
         parts: list[str] = []
         for part in state.text_iter("a"):
             parts.append(part)
             if len(parts) in (5, 25):
-                busy = [replica for replica in cluster.replicas if replica.programs]
-                cluster.kill(busy[0].number)
+                [busy] = [replica for replica in cluster.replicas if replica.programs]
+                cluster.kill(busy.number)
+                wait_until(lambda: not busy.programs)  # noqa: B023
         assert "".join(parts) == whole == state["a"]
-        assert sum(replica.num_starts for replica in cluster.replicas) == 4
+        wait_until(lambda: sum(replica.num_starts for replica in cluster.replicas) == 4)
 
 
 def test_tokens_and_logprobs_of_a_stream_come_once(checkpoint: Path) -> None:

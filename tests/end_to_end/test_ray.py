@@ -6,9 +6,9 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from replicated_programs import begun, said_by
 from server_process import ServerProcess, children
 from waiting import PATIENCE_S, wait_until
 
@@ -16,7 +16,6 @@ import stemma as st
 
 pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
-GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 FLAGS = ("--ray", "auto", "--dtype", "float32", "--speculate", "off", "--ray-cpus", "0.5")
 
 
@@ -43,19 +42,6 @@ def server(loopback: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-@st.function
-def agent(s: st.ProgramState, number: int) -> None:
-    s += f"Agent {number}: " + st.gen("a", max_tokens=40, **GEN)
-    forks = s.fork(2)
-    forks += lambda i: f" part {i} " + st.gen("b", max_tokens=20, **GEN)
-    forks.join("concate_and_append")
-
-
-def begun(backend: st.Runtime) -> Iterator[st.ProgramState]:
-    numbers = [{"number": n} for n in range(16)]
-    return iter(agent.run_batch(numbers, seed=2, backend=backend, generator_style=True))
-
-
 def descendants(pid: int) -> dict[int, str]:
     """The processes below one, with their command lines."""
     found: dict[int, str] = {}
@@ -74,7 +60,7 @@ def test_programs_go_on_when_what_ray_has_started_is_killed(
     server: ServerProcess, victim: str
 ) -> None:
     with st.Runtime(server.endpoint, timeout_s=PATIENCE_S) as backend:
-        wanted = [state.text() for state in begun(backend)]
+        wanted = said_by(backend)
         before = pids_of(server, victim)
         assert len(before) == 2
         states = begun(backend)
@@ -89,7 +75,7 @@ def test_programs_go_on_when_what_ray_has_started_is_killed(
                 and pids_of(server, victim) != before
             )
         )
-        assert [state.text() for state in begun(backend)] == wanted
+        assert said_by(backend) == wanted
 
 
 def test_no_port_is_open_beyond_loopback_or_without_a_key(server: ServerProcess) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import zmq
+from replicated_programs import begun, said_by
 from server_process import ServerProcess
 from waiting import PATIENCE_S, wait_until
 
@@ -21,7 +22,6 @@ from stemma.cluster.settings import ClusterSettings
 from stemma.errors import InvalidRequest
 from stemma.frontend.protocol.keys import write_pair
 
-GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 FLAGS = ("--dtype", "float32", "--speculate", "off", "--max-total-tokens", "32768")
 
 
@@ -40,11 +40,11 @@ class Engines:
     def start(self, endpoint: str, *flags: str) -> None:
         command = [sys.executable, "-P", "-m", "stemma.runtime", "--endpoint", endpoint]
         command += ["--server-key", f"{self._folder}/server.key_secret"]
-        command += ["--client-keys", f"{self._folder}/clients", "--watch-stdin", *FLAGS, *flags]
-        self.processes[endpoint] = subprocess.Popen(command, stdin=subprocess.PIPE)
+        command += ["--client-keys", f"{self._folder}/clients", *FLAGS, *flags]
+        self.processes[endpoint] = subprocess.Popen(command)
 
-    def kill(self, endpoint: str) -> None:
-        self.processes[endpoint].kill()
+    def end(self, endpoint: str, number: int = signal.SIGKILL) -> None:
+        self.processes[endpoint].send_signal(number)
         self.processes[endpoint].wait()
 
     def flags(self, client: str = "router") -> list[str]:
@@ -68,24 +68,7 @@ def engines(tmp_path: Path) -> Iterator[Engines]:
     yield engines
     for process in engines.processes.values():
         process.kill()
-        process.communicate()
-
-
-@st.function
-def agent(s: st.ProgramState, number: int) -> None:
-    s += f"Agent {number}: " + st.gen("a", max_tokens=40, **GEN)
-    forks = s.fork(2)
-    forks += lambda i: f" part {i} " + st.gen("b", max_tokens=20, **GEN)
-    forks.join("concate_and_append")
-
-
-def begun(backend: st.Runtime) -> Iterator[st.ProgramState]:
-    numbers = [{"number": n} for n in range(16)]
-    return iter(agent.run_batch(numbers, seed=2, backend=backend, generator_style=True))
-
-
-def said_by(backend: st.Runtime) -> list[str]:
-    return [state.text() for state in begun(backend)]
+        process.wait()
 
 
 def replicas(server: ServerProcess) -> list[dict[str, Any]]:
@@ -102,10 +85,10 @@ def test_programs_go_on_while_engines_come_and_go(engines: Engines, tmp_path: Pa
             assert replicas(server)[1]["state"] != "ready"
             engines.start(second)
             wait_until(lambda: all(each["state"] == "ready" for each in replicas(server)))
-            for endpoint in (first, second):
+            for endpoint, number in ((first, signal.SIGTERM), (second, signal.SIGKILL)):
                 states = begun(backend)
                 texts = [next(states).text()]
-                engines.kill(endpoint)
+                engines.end(endpoint, number)
                 assert [*texts, *(state.text() for state in states)] == wanted
                 engines.start(endpoint)
                 wait_until(lambda: all(each["state"] == "ready" for each in replicas(server)))
@@ -121,7 +104,7 @@ def test_an_engine_with_another_model_gets_no_programs(engines: Engines, tmp_pat
         wait_until(lambda: "max_model_len" in replicas(server)[1].get("why", ""))
         assert "its max_model_len is 1024, not 2048" in server.log
         assert server.generate().status_code == 200
-        engines.kill(second)
+        engines.end(second)
         engines.start(second)
         wait_until(lambda: replicas(server)[1]["state"] == "ready")
 

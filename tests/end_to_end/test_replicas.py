@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from replicated_programs import said_by
 from server_process import ServerProcess, children
 from waiting import wait_until
 
 import stemma as st
 
 FLAGS = ("--replicas", "2", "--dtype", "float32", "--speculate", "off")
-GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def engines(server: ServerProcess) -> list[int]:
     """The replicas' processes: those of the router, which is the server's one child."""
     return children(server.engine_pid)
-
-
-@st.function
-def agent(s: st.ProgramState, number: int) -> None:
-    s += f"Agent {number}: " + st.gen("a", max_tokens=40, **GEN)
-    forks = s.fork(2)
-    forks += lambda i: f" part {i} " + st.gen("b", max_tokens=20, **GEN)
-    forks.join("concate_and_append")
-
-
-def said_by(backend: st.Runtime) -> list[str]:
-    states = agent.run_batch([{"number": n} for n in range(16)], seed=2, backend=backend)
-    return [state.text() for state in states]
 
 
 def test_programs_and_streams_go_on_when_replicas_are_killed(server: ServerProcess) -> None:
