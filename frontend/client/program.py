@@ -225,6 +225,7 @@ class Program:
     def wait(self, pending: Pending) -> Pending:
         """Wait for an op's result. Raises ProgramError or EngineError."""
         if not pending.is_done:
+            self._refuse_to_stop_a_loop()  # first: what is not sent has no result in between
             self.begin_wait(pending)
             self.wait_until(lambda: self._is_settled(pending))
         return self._checked(pending)
@@ -240,6 +241,7 @@ class Program:
     def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
         """Wait for chunks after the first `num_seen`; none when the result is done."""
         if not self._has_chunks(pending, num_seen):
+            self._refuse_to_stop_a_loop()
             self.begin_wait(pending)
             self.wait_until(lambda: self._has_chunks(pending, num_seen))
         return self._fresh_chunks(pending, num_seen)
@@ -268,13 +270,16 @@ class Program:
         """Wait on this thread. Raises InvalidProgram where that would stop an event loop."""
         if condition():
             return
+        self._refuse_to_stop_a_loop()
+        with self.released():
+            self.waiters.wait(condition)
+
+    def _refuse_to_stop_a_loop(self) -> None:
         if self.loop_thread == threading.get_ident():
             raise InvalidProgram(
                 "an async function must not wait like this, all others would wait with it: "
                 "await s.aget(name), s.atext(), s.adone(), or iterate over s.text_async_iter()"
             )
-        with self.released():
-            self.waiters.wait(condition)
 
     @contextmanager
     def released(self) -> Iterator[None]:
