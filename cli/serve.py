@@ -56,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
             remove_leftovers(own_folder())
         endpoint = args.endpoint or default_endpoint(port)
         server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
-        engine = EngineSupervisor(_launch(args, endpoint), timeout_s=settings.engine_timeout_s)
+        engine = EngineSupervisor(
+            _launch(args, endpoint),
+            timeout_s=settings.engine_timeout_s,
+            programs_outlive=from_flags(ClusterSettings, args).is_many,
+        )
         announce = partial(_announce, args, engine, port, endpoint)
         _raise_file_limit()  # the engine's, too
         engine.start()

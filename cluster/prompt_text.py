@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-CALLS = ("gen", "select", "embed")
+from ..frontend.protocol.program_log import CALLS
+
 MAX_CONTEXTS = 4096
 _MAX_ROLES = 6  # of those before a mark that may decide what it is
 

@@ -21,9 +21,9 @@ from ..frontend.client.peer_process import PeerProcess
 from ..frontend.client.transport import Transport
 from ..frontend.protocol import wire
 from ..frontend.protocol.keys import ClientKeys
+from ..frontend.protocol.program_log import ProgramLog, require_same_model
 from ..runtime.sessions.clients import Client, ClientProgram
 from .placement.load import ProgramLoad, ReplicaLoad
-from .program_log import ProgramLog
 from .prompt_text import Opening
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
@@ -32,11 +32,6 @@ _PROMPT_TOKEN_S = 1e-4  # until a replica has said what its own costs are
 _NOT_THE_MODEL = frozenset(
     {"v", "op", "n", "session", "ack", "credit_bytes", "grace_s", "heartbeat_s", "max_frame_bytes"}
 )
-# What replicas have in common: programs that go on elsewhere bring their tokens along.
-_SAME = (
-    "revisions", "dtype", "quantization", "kv_cache_dtype", "deterministic", "max_model_len",
-    "vocab_size", "has_lora",
-)  # fmt: skip
 
 
 class Started(Protocol):
@@ -245,10 +240,11 @@ class Replica:
 
     def _be_ready(self, welcome: dict[str, Any], model: dict[str, Any]) -> None:
         info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
-        for name in _SAME if model else ():
-            if info.get(name) != model.get(name):
-                its = f"its {name} is {info.get(name)!r:.200}, not {model.get(name)!r:.200}"
-                raise EngineError(f"it is no replica of the others: {its}")
+        if model:
+            try:
+                require_same_model(info, model)
+            except EngineError as error:
+                raise EngineError(f"it is no replica of the others: {error}") from error
         self.info = info
         self.state = ReplicaState.READY
         self.outbox.queue("call", {"id": 0, "method": "follow_cache", "args": {}})

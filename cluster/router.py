@@ -21,6 +21,7 @@ import zmq
 
 from ..errors import EngineError, InvalidProgram, ProtocolError
 from ..frontend.protocol import wire
+from ..frontend.protocol.program_log import CALLS, MAX_LOST, ProgramLog
 from ..radix.fleet import FleetTree
 from ..runtime.sessions.clients import Client, tenant_from
 from ..runtime.sessions.fields import integer, optional_text, program_items
@@ -30,8 +31,7 @@ from .cache_mirror import CacheMirror
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
 from .placement.moves import FETCHED_SHARE, better_home, is_crowded
 from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
-from .program_log import ProgramLog
-from .prompt_text import CALLS, MarkMemory, Opening
+from .prompt_text import MarkMemory, Opening
 from .replica import Replica, ReplicaState, RoutedProgram
 from .router_calls import RouterCalls
 from .scaling import FleetLoad, Scaling
@@ -39,7 +39,6 @@ from .scaling import FleetLoad, Scaling
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
-MAX_LOST = 5  # engines in a row that end with a program until it counts as the cause
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_CONSIDERED = 256  # programs of a replica that might be moved, in one look
 LEAVE_S = 30.0  # that a replica which leaves gives the calls that run there
@@ -237,6 +236,8 @@ class Router:
                 client.require_room()
                 client.programs[number] = program
             ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            if "given" in item:
+                program.log.restore(item["given"])
             self._pass_on(program, ops, is_end=bool(item.get("end")))
         except (InvalidProgram, EngineError) as error:
             self._reject(program, error)
@@ -275,8 +276,8 @@ class Router:
         program.log.has_ended |= is_end
         if program.replica is not None:
             self._send(program, ops)
-        elif program not in self._homeless:
-            self._place(program)
+        elif program not in self._homeless and (program.log.ops or is_end):
+            self._place(program)  # what is given comes ahead of its ops
 
     def _send(self, program: RoutedProgram, ops: list[Any]) -> None:
         replica = program.replica

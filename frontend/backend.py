@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class Runtime(Backend):
     """A runtime that already runs, at an address as `stemma serve` prints it.
 
-    Over ZeroMQ it runs whole programs. When the connection is lost for good, what runs raises
+    Over ZeroMQ it runs whole programs. When the runtime ends and another one with the same model
+    answers there within `timeout_s`, they go on from where they are. Else what runs raises
     EngineError; the next run connects anew, whenever the runtime is back. Over HTTP the same
     programs run in this process, call by call, as far as its HTTP API supports them; the rest is
     refused (docs/use/sglang.md).
@@ -64,7 +65,12 @@ class Runtime(Backend):
         else:
             keys = client_keys(endpoint, server_key, client_key)
             self._connect = partial(
-                Connection, endpoint, timeout_s=timeout_s, keys=keys, tenant=tenant
+                Connection,
+                endpoint,
+                timeout_s=timeout_s,
+                keys=keys,
+                tenant=tenant,
+                outlives_runtime=True,
             )
             super().__init__(self._connect())
 

@@ -17,12 +17,15 @@ from enum import Enum
 from ..errors import EngineError, StemmaError
 from ..frontend.client.client import Connection
 from ..frontend.client.engine_process import START_TIMEOUT_S, EngineProcess
+from ..frontend.client.peer_process import PeerProcess
 from ..frontend.client.transport import RuntimeSilent
 from ..frontend.protocol.wire import DRAIN_ORDER
 
 log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
+PATIENCE_S = 60.0  # that programs which outlive an engine wait for the next one
+NAP_S = 0.05
 RECONNECT_AFTER_S = 0.5  # a connection that cannot be opened, e.g. for want of sockets
 STEADY_S = 60.0  # an engine that was ready for so long did not die of its start
 _STOPPED = "the server is being stopped"
@@ -51,16 +54,22 @@ class EngineSupervisor:
         *,
         timeout_s: float,
         backoff_s: tuple[float, ...] = BACKOFF_S,
+        programs_outlive: bool = False,
     ) -> None:
         """`launch` starts an engine process, each time with the same flags and addresses;
-        `timeout_s`: silence after which an engine that is not stopped is killed."""
+        `timeout_s`: silence after which an engine that is not stopped is killed;
+        `programs_outlive`: what runs goes on on the next one when it ends."""
         self._launch = launch
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
+        self._programs_outlive = programs_outlive
         self._lock = threading.Lock()
+        self._has_changed = threading.Condition(self._lock)  # the process, or the state
         self._state = EngineState.STARTING
         self._process: EngineProcess | None = None
         self._connection: Connection | None = None
+        self._lasting: Connection | None = None  # the same over several processes,
+        self._successor: EngineProcess | None = None  # of which it was told of this one last
         self._why_none = "the engine is starting"
         self._num_restarts = 0
         self._begun_s = 0.0  # when the current engine was started,
@@ -129,7 +138,7 @@ class EngineSupervisor:
         """End the engine; safe to call twice and at any time."""
         self._is_stopping.set()
         with self._lock:
-            connection, process = self._connection, self._process
+            connection, process = self._lasting or self._connection, self._process
             self._end(_STOPPED)
         if connection is not None:
             connection.close()
@@ -167,6 +176,7 @@ class EngineSupervisor:
         try:
             with self._lock:
                 self._process = process  # from here on `stop` ends it
+                self._has_changed.notify_all()
             threading.Thread(target=self._mourn, args=(process,), daemon=True).start()
             return self._keep_connected(process)
         except RuntimeError as error:  # there is no thread left
@@ -199,14 +209,58 @@ class EngineSupervisor:
 
     def _be_connected(self, process: EngineProcess) -> Exception:
         """Connect to an engine until the connection ends; returns or raises why."""
-        connection = Connection(
+        connection = self._lasting
+        if connection is None or connection.error is not None:
+            connection = self._connect(process)
+            self._lasting = connection if self._programs_outlive else None
+        elif not self._is_succeeded(process, connection):
+            return connection.error or EngineError(str(process.peer.death()))
+        self._become_ready(process, connection)
+        if self._lasting is None:
+            return connection.wait_ended()
+        process.wait()
+        return EngineError(str(process.peer.death()))
+
+    def _is_succeeded(self, process: EngineProcess, connection: Connection) -> bool:
+        """Whether a connection that outlived another process has a session with this one, once that
+        is known."""
+        connection.call_soon(lambda: None)  # it looks at once whether its process lives
+        while process.peer.death() is None and connection.error is None:
+            with self._lock:
+                is_taken = self._successor is process
+            if is_taken and connection.wait_welcomed(RECONNECT_AFTER_S):
+                return connection.error is None
+            if not is_taken and self._is_stopping.wait(NAP_S):
+                return False
+        return False
+
+    def _next_process(self) -> tuple[str, PeerProcess]:
+        """On the connection's thread: the process after the one that has ended. Raises
+        EngineError."""
+
+        def is_known() -> bool:
+            if self._state is EngineState.STOPPED:
+                return True
+            return self._process is not None and self._process.peer.death() is None
+
+        with self._lock:
+            if not self._has_changed.wait_for(is_known, PATIENCE_S):
+                raise EngineError(f"no engine was there again within {PATIENCE_S:g} s")
+            if self._state is EngineState.STOPPED:
+                raise EngineError(self._why_none)
+            assert self._process is not None, "that is what is known"
+            self._successor = self._process
+            return self._process.endpoint, self._process.peer
+
+    def _connect(self, process: EngineProcess) -> Connection:
+        return Connection(
             process.endpoint,
             timeout_s=START_TIMEOUT_S if self._ready_s is None else self._timeout_s,
             process=process.peer,
             silence_s=self._timeout_s,
+            outlives_runtime=self._programs_outlive,
+            successor=self._next_process if self._programs_outlive else None,
         )
-        self._become_ready(process, connection)
-        return connection.wait_ended()
 
     def _mourn(self, process: EngineProcess) -> None:
         """Notify all who wait for an engine when its process ends."""
@@ -214,7 +268,8 @@ class EngineSupervisor:
         goes_on = "" if self._is_leaving else "; another one is being started"
         with self._lock:
             connection = self._connection if self._process is process else None
-        if connection is not None:
+            is_over = self._lasting is None or self._is_leaving
+        if connection is not None and is_over:
             connection.abandon(EngineError(f"{process.peer.death()}{goes_on}"))
 
     def _become_ready(self, process: EngineProcess, connection: Connection) -> None:
@@ -260,3 +315,4 @@ class EngineSupervisor:
         self._connection = None
         self._why_none = reason
         self._has_started.set()
+        self._has_changed.notify_all()

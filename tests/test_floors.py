@@ -62,7 +62,7 @@ FLOORS = {
     ),
     "cluster": (
         ("placement", "prompt_text"),
-        ("program_log", "cache_mirror", "settings"),
+        ("cache_mirror", "settings"),
         ("replica",),
         ("local", "ray_engines", "remote", "router_calls", "scaling"),
         ("router",),

@@ -31,10 +31,12 @@ from ..protocol import wire
 from ..protocol.interning import MIN_CHARS, SentTexts
 from ..protocol.ir import Gen, GenParams, Op, Text
 from ..protocol.keys import ClientKeys
+from ..protocol.program_log import require_same_model
 from .channel import EventSink
+from .open_programs import OpenPrograms
 from .outbox import Outbox
 from .peer_process import PeerProcess
-from .transport import Transport
+from .transport import SessionLost, Transport
 
 FLUSH_AFTER_S = 0.002
 BUSY_S = 0.010  # after a message the I/O thread expects more for this long (guess)
@@ -67,10 +69,15 @@ class Connection:
         keys: ClientKeys | None = None,
         tenant: str | None = None,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
+        outlives_runtime: bool = False,
+        successor: Callable[[], tuple[str, PeerProcess]] | None = None,
     ) -> None:
         """`process`: the runtime's, where it is known beforehand; `tenant`: the tenant that this
         client's work counts for, None: its own; `silence_s`: after which a connected runtime is
-        given up, unless its process is stopped."""
+        given up, unless its process is stopped. `outlives_runtime`: when the runtime has ended and
+        another one with the same model answers at the same endpoint within `timeout_s`, programs
+        go on there. `successor`: waits for that one, says where it is; raises EngineError where
+        there is none."""
         self.endpoint = endpoint
         self._tenant = tenant
         self._silence_s = silence_s
@@ -79,7 +86,9 @@ class Connection:
         self._lock = threading.RLock()  # a finalizer that sends may run while it is held
         self._has_credit = threading.Condition(self._lock)
         self._credit_bytes = wire.CLIENT_CREDIT_BYTES
-        self._programs: dict[int, EventSink] = {}
+        self._outlives_runtime = outlives_runtime
+        self._successor = successor
+        self._programs = OpenPrograms(have_logs=outlives_runtime)
         self._outbox = Outbox()
         self._texts = SentTexts()
         self._calls: dict[int, _Call] = {}
@@ -129,12 +138,10 @@ class Connection:
 
         Raises InvalidProgram if it cannot be sent.
         """
-        encoded = wire.encode_create(create)
         with self._lock:
             self._require_open()
             program = next(self._ids)
-            self._programs[program] = sink
-            self._outbox.open(program, encoded)
+            self._outbox.open(program, self._programs.open(program, sink, create))
         return program
 
     def send_op(self, program: int, op: Op) -> None:
@@ -147,8 +154,10 @@ class Connection:
             self._require_open()
             if self._outbox.held_bytes > self._credit_bytes:
                 self._await_credit()
-            if not self._outbox.add(program, self._encoded(op)):
+            item = op.to_wire()
+            if not self._outbox.add(program, self._encoded(op, item)):
                 raise EngineError("the program was cancelled or has ended")
+            self._programs.note_op(program, item)
         if self._sleep == _ASLEEP:  # it wakes again when the op is due
             self._wake()
 
@@ -159,6 +168,8 @@ class Connection:
             if self._error and not self._closing:
                 return
             self._outbox.flush(program, end=end)
+            if end:
+                self._programs.note_end(program)
             if not self._outbox.has_queued:
                 return
             self._is_urgent = self._is_urgent or is_awaited or not end
@@ -168,7 +179,7 @@ class Connection:
     def close_program(self, program: int) -> None:
         """Remove a program; if it has not ended, the runtime cancels the rest of it."""
         with self._lock:
-            known = self._programs.pop(program, None) is not None
+            known = self._programs.pop(program) is not None
             self._outbox.forget(program)
             if known and not self._error:
                 self._queue("cancel", program=program)
@@ -180,15 +191,17 @@ class Connection:
             if program not in self._programs or self._error:
                 return
             if self._outbox.forget(program):
+                self._programs.note_cancelled(program)
                 self._queue("cancel", program=program)
             else:
-                del self._programs[program]
+                self._programs.pop(program)
 
     def end_gens(self, program: int) -> None:
         """End a program's gens now with their output so far, finish reason "abort", and later ones
         with no output; their values still arrive."""
         with self._lock:
             if program in self._programs and not self._error:
+                self._programs.note_ended_gens(program)
                 self._queue("cancel", program=program, keep=True)
 
     @property
@@ -252,6 +265,11 @@ class Connection:
         self._fail(error)
         self._wake()
 
+    def wait_welcomed(self, timeout_s: float) -> bool:
+        """Wait until there is a session, or the runtime is given up; False where the time is over
+        before."""
+        return self._welcomed.wait(timeout_s)
+
     def wait_ended(self) -> EngineError:
         """Wait until the runtime is given up or the connection closed; returns why."""
         self._thread.join()
@@ -265,15 +283,15 @@ class Connection:
         if self._sleep:
             self._wake()
 
-    def _encoded(self, op: Op) -> bytes:
-        """An encoded op: a long text that was sent before is replaced by its slot number."""
-        item = op.to_wire()
+    def _encoded(self, op: Op, item: list[Any]) -> bytes:
+        """An op, `item` on the wire, encoded: a long text that was sent before is replaced by its
+        slot number."""
         if type(op) is Text:
             slot = self._slot(op.kind, op.text)
             if slot is not None:
-                item[4] = slot
+                item = [*item[:4], slot]
         elif type(op) is Gen:
-            item[5] = self._with_slots(op.params)
+            item = [*item[:5], self._with_slots(op.params), *item[6:]]
         return wire.encode_op(item)
 
     def _with_slots(self, params: GenParams) -> dict[str, Any]:
@@ -319,7 +337,7 @@ class Connection:
 
     def _run(self) -> None:
         try:
-            self._keep_session()
+            self._keep_sessions()
         except EngineError as error:
             self._fail(error)
         except Exception as error:  # the thread must never die without notifying its programs
@@ -327,6 +345,37 @@ class Connection:
         finally:
             self._wake_r.close()
             self._wake_w.close()
+
+    def _keep_sessions(self) -> None:
+        """One after the other. Raises EngineError where there is no other."""
+        loss: SessionLost | None = None
+        while not self._closing and self._error is None:
+            try:
+                self._keep_session()
+            except SessionLost as error:
+                if not self._outlives_runtime:
+                    raise
+                loss = error
+                self._begin_again(loss)
+                if self._successor is not None:
+                    self.endpoint, self._process = self._successor()
+            except EngineError as error:
+                if loss is None:
+                    raise
+                raise EngineError(f"{error}; before: {loss}") from error
+
+    def _begin_again(self, loss: SessionLost) -> None:
+        """Have all programs go on in the next session; calls are not asked again."""
+        self._welcomed.clear()
+        with self._lock:
+            self._outbox, self._texts = Outbox(), SentTexts()
+            over = list(self._programs.go_on(self._outbox, loss))
+            calls, self._calls = list(self._calls.values()), {}
+            self._has_credit.notify_all()
+        for sink, kind, payload in over:
+            sink.handle_event(0, 0, kind, payload)
+        for call in calls:
+            call.set_exception(EngineError(f"{call.method}: {loss}"))
 
     def _keep_session(self) -> None:
         transport = Transport(
@@ -346,13 +395,15 @@ class Connection:
 
     def _loop(self, transport: Transport) -> None:
         flush_at: float | None = None
+        is_welcomed = False
         while not self._closing and self._error is None:
             self._sleep = _ASLEEP  # before checking for work: no wake-up is missed
             messages = transport.poll(self._timeout_s(flush_at))
             self._sleep = _AWAKE
             if self._is_woken:
                 self._drain_wake()
-            if self._welcome is None and transport.welcome is not None:
+            if transport.welcome is not None and not is_welcomed:
+                is_welcomed = True
                 self._be_welcomed(transport.welcome)
             for message in messages:
                 self._dispatch(message)
@@ -397,6 +448,11 @@ class Connection:
             self._last_sent_s = time.monotonic()
 
     def _be_welcomed(self, header: dict[str, Any]) -> None:
+        if self._welcome is not None:
+            try:
+                require_same_model(header, self._welcome)
+            except EngineError as error:
+                raise EngineError(f"another runtime is at {self.endpoint} now: {error}") from error
         self._welcome = header
         self._credit_bytes = int(header.get("credit_bytes", wire.CLIENT_CREDIT_BYTES))
         self._welcomed.set()
@@ -404,17 +460,29 @@ class Connection:
     def _dispatch(self, message: wire.Message) -> None:
         header = message.header
         if message.op == "events":
-            for program, branch, seq, kind, payload in header["events"]:
-                sink = self._programs.get(program)
-                if sink is not None:
-                    sink.handle_event(branch, seq, kind, payload)
-                if kind == wire.DONE:
-                    self._programs.pop(program, None)
+            for number, branch, seq, kind, payload in header["events"]:
+                self._pass_on(number, branch, seq, kind, payload)
         elif message.op == "reply":
             with self._lock:  # else `_fail` may complete it too
                 call = self._calls.pop(header["id"], None)
             if call is not None:
                 call.take(header)
+
+    def _pass_on(self, number: int, branch: int, seq: int, kind: str, payload: Any) -> None:
+        program = self._programs.get(number)
+        if program is None:
+            return
+        log = program.log
+        if kind == wire.DONE:
+            payload = payload if log is None else log.done(payload)
+            program.sink.handle_event(branch, seq, kind, payload)
+            self._programs.pop(number)
+            return
+        if log is not None:
+            with self._lock:
+                payload = log.pass_on(branch, seq, kind, payload)
+        if payload is not None:  # else it was seen before
+            program.sink.handle_event(branch, seq, kind, payload)
 
     def _run_posted(self) -> None:
         while self._posted:
@@ -424,13 +492,15 @@ class Connection:
         with self._lock:
             if self._error is None:
                 self._error = error
-            programs, self._programs = list(self._programs.values()), {}
+            programs = self._programs.take_all()
             calls, self._calls = list(self._calls.values()), {}
             self._outbox.clear()
             self._has_credit.notify_all()
         self._welcomed.set()
-        for sink in programs:
-            sink.handle_disconnect(EngineError(str(self._error)))  # to them its cause is all one
+        for program in programs:
+            program.sink.handle_disconnect(
+                EngineError(str(self._error))
+            )  # to them its cause is all one
         for call in calls:
             call.set_exception(EngineError(str(self._error)))
 

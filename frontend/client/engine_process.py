@@ -84,9 +84,13 @@ class EngineProcess:
         """The child's process id."""
         return self._process.pid
 
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self._process.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; False where the time is over before."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def order(self, order: bytes) -> None:
         """Send it an order, carried out between two steps; no effect where it has ended."""

@@ -43,6 +43,10 @@ class RuntimeSilent(EngineError):
     """The runtime's process may exist, but does not answer."""
 
 
+class SessionLost(EngineError):
+    """The runtime has ended, or was started anew: it knows nothing of this session."""
+
+
 class Transport:
     """Sends and receives messages of one session; used by one thread.
 
@@ -68,7 +72,7 @@ class Transport:
         self.welcome: dict[str, Any] | None = None  # the first one
         self.silence_s = silence_s
         self._connect_s = connect_s
-        self._refusal: ProtocolError | None = None  # the runtime's last message
+        self._refusal: ProtocolError | SessionLost | None = None  # the runtime's last message
         self._context = context
         self._endpoint = endpoint
         self._keys = keys
@@ -196,7 +200,9 @@ class Transport:
                 self._was_replaced = message.header.get("before_hello") is True
                 if self._was_replaced and self._is_up:
                     return messages
-                self._refusal = ProtocolError(str(message.header.get("message")))
+                is_lost = message.header.get("session_lost") is True and self.welcome is not None
+                refusal = SessionLost if is_lost else ProtocolError
+                self._refusal = refusal(str(message.header.get("message")))
                 if not messages:  # else the next poll raises it: these came before it
                     raise self._refusal
                 return messages
@@ -210,7 +216,7 @@ class Transport:
     def _be_welcomed(self, header: dict[str, Any]) -> None:
         session = str(header.get("session", ""))
         if self._session is not None and session != self._session:
-            raise EngineError(
+            raise SessionLost(
                 f"the runtime at {self._endpoint} does not know this session any more: it was "
                 "started anew, or the connection was away for longer than its grace period"
             )
@@ -259,7 +265,7 @@ class Transport:
     def _check_peer(self, now: float) -> None:
         process = self._process
         if process is not None and (death := process.death()) is not None:
-            raise EngineError(death)
+            raise SessionLost(death)
         patience_s = self._patience_s
         silent_s = now - self._silent_since_s
         if silent_s > patience_s / 2 and process is not None and process.is_stopped():

@@ -363,6 +363,7 @@ class End(Op):
     kind: ClassVar[str] = "end"
 
 
+CALL_OPS = (Gen, Select, Embed)  # what is asked of the model
 # What changes no output. Draws depend on an op's place among the others only (`Places`).
 SILENT_OPS = (Pause, Hint, Drop, Resume)
 

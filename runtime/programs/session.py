@@ -32,7 +32,6 @@ from .kept import NOTHING_KEPT, Kept
 from .prefix_leases import LeaseManager
 from .preparation import Preparation
 
-_CALLS = (ir.Gen, ir.Select, ir.Embed)
 MAX_MARKS_A_TURN = 256  # delimiters of messages laid before the engine's other work has its turn
 MAX_FORKED_TOKENS = 1 << 25  # of a program: each branch has its own copy, 4 bytes a token
 
@@ -121,7 +120,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             self._leases.namespace = self._namespace
 
     def _note_op(self, branch: EngineBranch, op: ir.Op) -> None:
-        if branch.error is None and isinstance(op, _CALLS):
+        if branch.error is None and isinstance(op, ir.CALL_OPS):
             branch.num_calls += 1
         if self._leases is not None and not isinstance(op, ir.Hint):
             self._leases.note_op(branch)

@@ -181,7 +181,9 @@ class Clients(Generic[C]):
         if token is not None:
             client = self.by_session.get(token) if isinstance(token, str) else None
             if client is None:
-                raise ProtocolError(self._reason(token) or _UNKNOWN)
+                if (reason := self._reason(token)) is not None:
+                    raise ProtocolError(reason)
+                raise UnknownSession(_UNKNOWN)
         if client is None:
             client = self._new_client(identity, now, tenant_from(header), key)
         else:
@@ -233,6 +235,10 @@ class Clients(Generic[C]):
 class NoHello(ProtocolError):
     """A message came over a connection that has not said hello. Where the connection before it
     broke, the client may not know yet."""
+
+
+class UnknownSession(ProtocolError):
+    """A hello names a session of another runtime that was here, or of one that ended by itself."""
 
 
 _UNKNOWN = (

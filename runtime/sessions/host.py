@@ -17,7 +17,7 @@ import zmq
 from ...errors import ProtocolError
 from ...frontend.protocol import wire
 from ...frontend.protocol.awake_clock import AwakeClock
-from .clients import MAX_BEHIND_BYTES, C, Client, Clients, NewClient, NoHello
+from .clients import MAX_BEHIND_BYTES, C, Client, Clients, NewClient, NoHello, UnknownSession
 from .listener import Listener, ServerKeys, key_of
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,8 @@ class SessionHost(Generic[C]):
         said: dict[str, Any] = {"message": str(error), "supported": [wire.VERSION]}
         if isinstance(error, NoHello):
             said["before_hello"] = True
+        if isinstance(error, UnknownSession):
+            said["session_lost"] = True  # and not refused: another one may be begun
         self._send(identity, wire.encode("error", **said))
 
     def send_events(self) -> None:
@@ -183,7 +185,7 @@ class SessionHost(Generic[C]):
         """Report the stop to all clients, so that none waits for a timeout."""
         self.send_events()
         for client in self.clients.by_session.values():
-            self.complain(client, ProtocolError("the runtime was stopped"))
+            self.complain(client, UnknownSession("the runtime was stopped"))
 
     def sweep(self) -> bool:
         """Once a second, dismiss the clients that are lost; whether it was time."""

@@ -12,34 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from cluster_programs import GEN, said_by, story
 from cluster_threads import Cluster, clustered
 from engine_thread import serving
 from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.cluster.placement.policies import PLACEMENTS
-from stemma.cluster.program_log import ProgramLog
 from stemma.cluster.replica import RoutedProgram
-from stemma.cluster.router import MAX_LOST
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.protocol import wire
-
-GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
-
-
-@st.function
-def agent(s: st.ProgramState, number: int) -> None:
-    """Turns with values that are read between them, forks, races, variables, a choice."""
-    s += f"Agent {number}. "
-    for turn in range(2):
-        s += f"Turn {turn}: " + st.gen(f"t{turn}", max_tokens=9, **GEN)
-        with s.pause(expected_s=0.0, label="tool"):
-            s[f"t{turn}"]
-    drafts = s.fork(3)
-    drafts += lambda i: f"draft {i} " + st.gen("draft", max_tokens=4 + 3 * i, **GEN)
-    drafts.join("concate_and_append")
-    s += " best: " + st.select("best", ["yes", "no"])
-    s += s.var("t0") + " and " + st.gen("last", max_tokens=6, stop="e", **GEN)
+from stemma.frontend.protocol.program_log import MAX_LOST, ProgramLog
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,20 +34,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def said_by(backend: Backend, num_agents: int = 8) -> list[str]:
-    states = agent.run_batch([{"number": n} for n in range(num_agents)], seed=5, backend=backend)
-    return [state.text() for state in states]
-
-
 @pytest.fixture(scope="module")
 def truth(checkpoint: Path) -> list[str]:
     with serving(checkpoint, max_total_tokens=8192) as backend:
         return said_by(backend)
-
-
-@st.function
-def story(s: st.ProgramState) -> None:
-    s += "Once " + st.gen("a", max_tokens=120, **GEN)
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,25 @@ def test_an_http_stream_goes_on_when_its_replica_is_killed(server: ServerProcess
     server.wait_healthy()
 
 
+def test_programs_and_streams_go_on_when_the_router_is_killed(server: ServerProcess) -> None:
+    body = {"seed": 3, "temperature": 0.7}
+    whole = server.generate(200, **body).json()["choices"][0]["text"]
+    router = server.engine_pid
+    with st.Runtime(server.endpoint, timeout_s=60.0) as backend:
+        wanted = said_by(backend)
+        with server.stream(200, **body) as events:
+            parts = [next(events)]
+            killer = threading.Timer(0.1, os.kill, (router, signal.SIGKILL))
+            killer.start()
+            assert said_by(backend) == wanted
+            killer.join()
+            parts += events
+    text = "".join(part["choices"][0]["text"] for part in parts if part.get("choices"))
+    assert text == whole
+    server.wait_healthy()
+    assert server.engine_pid != router
+
+
 def test_a_replica_is_started_anew_over_http(server: ServerProcess) -> None:
     pids = engines(server)
     answer = httpx.post(server.url + "/restart_replica?replica=0", timeout=60)

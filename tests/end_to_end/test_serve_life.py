@@ -124,7 +124,7 @@ def test_asked_to_stop_it_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -
         assert len(story.text()) > 100
         assert server.process.wait(120) == 0, server.log
         assert not is_alive(engine)
-        with pytest.raises(st.EngineError, match=r"last connection: .*the runtime was stopped"):
+        with pytest.raises(st.EngineError, match="the runtime was stopped"):
             runtime.get_server_info()
 
 

@@ -79,24 +79,29 @@ class Cluster:
         num_replicas: int,
         placement: str,
         scaler: Scaler | None = None,
+        endpoint: str = "inproc://cluster",
         **options: Any,
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        config = EngineConfig(model=checkpoint, **(EXACT | options))
+        self.endpoint = endpoint
+        self._config = EngineConfig(model=checkpoint, **(EXACT | options))
+        self._num_replicas, self._placement, self._scaler = num_replicas, placement, scaler
         self.engines: dict[int, EngineThread] = {}
+        self._begin()
 
-        def hire(number: int) -> Replica:
-            start = partial(self._start, number, config)
-            return Replica(number, start, context=self.context, connect_s=PATIENCE_S)
-
-        scaling = None if scaler is None else Scaling(scaler, hire, None)
-        replicas = [hire(number) for number in range(num_replicas)]
-        self.router = Router(replicas, placement=placement, scaling=scaling)
+    def _begin(self) -> None:
+        scaling = None if self._scaler is None else Scaling(self._scaler, self._hire, None)
+        replicas = [self._hire(number) for number in range(self._num_replicas)]
+        self.router = Router(replicas, placement=self._placement, scaling=scaling)
         self.replicas = self.router._replicas
         self.router.start()
-        self.router.listen(["inproc://cluster"], context=self.context)
+        self.router.listen([self.endpoint], context=self.context)
         self._thread = threading.Thread(target=self.router.run, daemon=True)
         self._thread.start()
+
+    def _hire(self, number: int) -> Replica:
+        start = partial(self._start, number, self._config)
+        return Replica(number, start, context=self.context, connect_s=PATIENCE_S)
 
     def _start(self, number: int, config: EngineConfig) -> EngineThread:
         self.engines[number] = engine = EngineThread(config, self.context)
@@ -104,7 +109,7 @@ class Cluster:
 
     def connect(self, **options: Any) -> Backend:
         """Another client."""
-        return Backend(Connection("inproc://cluster", context=self.context, **options))
+        return Backend(Connection(self.endpoint, context=self.context, **options))
 
     def kill(self, number: int) -> None:
         """End a replica as a crash would; it is started again."""
@@ -126,6 +131,14 @@ class Cluster:
     def wait_ready(self) -> None:
         """Until all replicas are."""
         wait_until(lambda: all(r.state is ReplicaState.READY for r in self.replicas))
+
+    def replace_router(self) -> None:
+        """End the router as a crash would, and its engines; another one takes its place."""
+        host = self.router._host
+        assert host is not None
+        host.say_farewell = lambda: None  # type: ignore[method-assign]
+        self.close()
+        self._begin()
 
     def close(self) -> None:
         self.router.stop()

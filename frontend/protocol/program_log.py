@@ -1,8 +1,9 @@
 """What a program has said and what it has become: enough to have it go on anywhere.
 
-Its ops as they came, what its calls appended (ids), and how much of all that its client has seen.
-Opened on another engine with these, it makes only the calls that had not ended; what the client has
-seen never changes, and does not come twice.
+Its ops as they came, what its calls appended (ids), and how much of all that its reader has seen.
+Opened on another engine with these, it makes only the calls that had not ended; what the reader has
+seen never changes, and does not come twice. A router keeps one for each program of its clients, and
+a client one for each of its own, so that programs outlive engines and routers.
 
 A branch that failed fails there, too. One that failed and went on (`resume`) goes on as if what was
 undone had never been: empty texts stand in its place, as later ops keep their numbers.
@@ -10,20 +11,36 @@ undone had never been: empty texts stand in its place, as later ops keep their n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..frontend.protocol import wire
-from .prompt_text import CALLS
+from ...errors import EngineError, InvalidProgram
+from . import ir, wire
 
 Place = tuple[int, int]  # branch and seq
 
 _PART_BYTES = 4 * 1024 * 1024  # of what is given in one item of a message
-_SILENT = ("pause", "hint", "drop", "resume")  # as `ir.SILENT_OPS`: they have no place among others
+CALLS = frozenset(op.kind for op in ir.CALL_OPS)
+MAX_LOST = 5  # engines in a row that end with a program until it counts as the cause
+_SILENT = frozenset(op.kind for op in ir.SILENT_OPS)  # they have no place among others
+# What models have in common where a program goes on: it brings its tokens along.
+_SAME = (
+    "revisions", "dtype", "quantization", "kv_cache_dtype", "deterministic", "max_model_len",
+    "vocab_size", "has_lora",
+)  # fmt: skip
+
+
+def require_same_model(info: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raises EngineError where programs cannot go on under `info` that began under `other`, both of
+    welcomes."""
+    for name in _SAME:
+        if info.get(name) != other.get(name):
+            its = f"its {name} is {info.get(name)!r:.200}, not {other.get(name)!r:.200}"
+            raise EngineError(its)
 
 
 class _Stream:
-    """A gen whose output the client sees as it comes."""
+    """A gen whose output is seen as it comes."""
 
     __slots__ = ("num_chars", "num_passed_chars", "num_passed_ids", "token_ids")
 
@@ -35,7 +52,7 @@ class _Stream:
 
 
 class ProgramLog:
-    """One program's. Owned by its router."""
+    """One program's. Owned by one thread, or used under one lock."""
 
     def __init__(self, create: dict[str, Any]) -> None:
         """`create`: as the client sent it."""
@@ -48,14 +65,35 @@ class ProgramLog:
         self.open_calls: dict[Place, None] = {}  # sent, without a value
         self._is_streaming = bool(create.get("stream"))
         self._wants_ids = bool(create.get("token_ids"))
+        self._is_replayable = create.get("replayable") is True  # its reader has a log, too
         self._given: dict[Place, dict[str, Any]] = {}
         self._seen: dict[int, int] = {}  # by branch: the last op of which the client has heard
         self._streams: dict[Place, _Stream] = {}
+        self._begun: dict[Place, list[int]] = {}  # of gens, what was given of them
         self._failed: dict[int, tuple[int, Any]] = {}  # by branch: at which op, and why
         self._used = [0, 0, 0]  # requests, prompt and completion tokens on engines that were lost
         self._used_here = [0, 0, 0]
 
     # --- what comes from the client -------------------------------------------------------------
+
+    def restore(self, given: object) -> None:
+        """What ops that follow have become before, as another log has `given` it. Raises
+        InvalidProgram."""
+        items: list[Any] = given if isinstance(given, list) else [given]
+        for item in items:
+            try:
+                branch, seq, kept = item
+                is_fine = type(branch) is type(seq) is int and isinstance(kept, dict)
+            except (TypeError, ValueError):
+                is_fine = False
+            if not is_fine:
+                raise InvalidProgram.of("given", item, "[branch, seq, {...}] each")
+            if "failed" in kept:
+                self._failed[branch] = seq, kept["failed"]
+            elif "begun" in kept:
+                self._begun[branch, seq] = kept["begun"]
+            else:
+                self._given[branch, seq] = kept
 
     def take(self, ops: Iterable[list[Any]]) -> None:
         """The next ops. Each has a kind, a branch and a seq."""
@@ -66,7 +104,7 @@ class ProgramLog:
             if branch in self._failed:
                 if kind == "resume":
                     self._resume(branch, drops_message=bool(op[4:] and op[4]))
-            elif kind in CALLS:
+            elif kind in CALLS and (branch, seq) not in self._given:
                 self.open_calls[branch, seq] = None
 
     def _resume(self, branch: int, *, drops_message: bool) -> None:
@@ -119,11 +157,14 @@ class ProgramLog:
             self._fail(branch, seq, payload)
             return payload
         if kind == wire.VALUE and isinstance(payload, dict):
-            kept = payload.pop("kept", None)
+            kept = payload.get("kept")
+            if not self._is_replayable:
+                payload.pop("kept", None)
             if place in self.open_calls:
                 self.num_lost = 0
                 del self.open_calls[place]
                 self._streams.pop(place, None)
+                self._begun.pop(place, None)
                 self._given[place] = kept or {"ids": [], "text": ""}
                 self._count(payload.get("meta"))
             elif isinstance(payload.get("value"), list):  # of a join: who counted
@@ -186,9 +227,12 @@ class ProgramLog:
         """What the ops have become, for `wire.encode_program`, in parts that fit a message. Raises
         InvalidProgram where one does not."""
         given: list[list[Any]] = [[*place, kept] for place, kept in self._given.items()]
-        for place, stream in self._streams.items():
-            if stream.token_ids and place in self.open_calls:
-                given.append([*place, {"begun": stream.token_ids}])
+        for place in self.open_calls:
+            stream, begun = self._streams.get(place), self._begun.get(place, [])
+            if stream is not None and len(stream.token_ids) > len(begun):
+                begun = stream.token_ids
+            if begun:
+                given.append([*place, {"begun": begun}])
         for branch, (seq, failure) in self._failed.items():
             given.append([branch, seq, {"failed": failure}])
         parts: list[list[bytes]] = []
