@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -79,12 +80,33 @@ class RoutedProgram(ClientProgram):
     number_there: int = 0
     # Its beginning, where to, until something has come back.
     sent: tuple[str, bytes, int] | None = None
+    parts: list[Part] = field(default_factory=list)
+    away: dict[int, Part] = field(default_factory=dict)  # by branch
+    num_withheld: int = 0  # ops of these that the home replica does not have yet
 
     @property
     def is_at_rest(self) -> bool:
         """Whether it waits for no call, and its client may send more."""
         log = self.log
         return not (log.open_calls or log.has_ended or log.is_cancelled)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Branches of a program that run on another replica than the rest of it (`parts.py`)."""
+
+    program: RoutedProgram
+    fork: tuple[int, int]  # branch and seq: what they begin with
+    replica: Replica | None  # None: it has ended
+    load: ProgramLoad
+    number_there: int = 0
+    is_open: bool = False  # else it is not known yet what the ops before the fork become
+    withheld: dict[int, deque[list[Any]]] = field(default_factory=dict)  # by its branches
+    begins_with: dict[int, int] = field(default_factory=dict)  # ops that it was given, by branch
+    num_ops: dict[int, int] = field(default_factory=dict)  # sent there, by own branch
+    stopped: set[int] = field(default_factory=set)  # of its branches, what nobody waits for
+    ended: set[int] = field(default_factory=set)  # all that becomes of them is known at home
+    used: list[int] = field(default_factory=lambda: [0, 0, 0])  # as `ProgramLog.add_used`
 
 
 class Replica:
@@ -107,8 +129,10 @@ class Replica:
         self.state = ReplicaState.LOST
         self.why_lost = "it was not started yet"
         self.programs: dict[int, RoutedProgram] = {}  # by their numbers there
+        self.parts: dict[int, Part] = {}  # of programs that run elsewhere, too
         self.info: dict[str, Any] = {}  # of the model, from its welcome
         self.prompt_token_s = _PROMPT_TOKEN_S
+        self.row_tokens = 0.0  # what one more row adds to a step, in these; 0: not known yet
         self.total_tokens = 0.0  # KV that it holds
         self.load = ReplicaLoad()
         self.is_paused = False  # its process is stopped: nothing is placed or asked there
@@ -177,6 +201,7 @@ class Replica:
         self._start_at_s = time.monotonic() + BACKOFF_S[min(self._num_deaths, len(BACKOFF_S) - 1)]
         self._num_deaths += not is_asked
         programs, self.programs = list(self.programs.values()), {}
+        self.parts = {}
         for program in programs:
             program.load.leave()
             program.replica = None
@@ -266,6 +291,17 @@ class Replica:
         self._num_programs += 1
         program.replica, program.number_there = self, self._num_programs
         self.programs[self._num_programs] = program
+        self.outbox.open(self._num_programs, create, given)
+
+    def open_part(self, part: Part) -> None:
+        """Run a part of a program here. Raises InvalidProgram if it cannot be sent."""
+        log = part.program.log
+        create = wire.encode_create(log.adapted(part.program.create))
+        places = {(op[1], op[2]) for op in log.ops if op[2] < part.begins_with.get(op[1], 0)}
+        given = log.given(places)
+        self._num_programs += 1
+        part.number_there = self._num_programs
+        self.parts[self._num_programs] = part
         self.outbox.open(self._num_programs, create, given)
 
     def release(self, program: RoutedProgram) -> None:

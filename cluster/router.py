@@ -28,11 +28,13 @@ from ..runtime.sessions.fields import integer, optional_text, program_items
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .cache_mirror import CacheMirror
+from .parts import Parts
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
 from .placement.moves import FETCHED_SHARE, better_home, is_crowded
 from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
+from .placement.spread import Spread, spread
 from .prompt_text import MarkMemory, Opening
-from .replica import Replica, ReplicaState, RoutedProgram
+from .replica import Part, Replica, ReplicaState, RoutedProgram
 from .router_calls import RouterCalls
 from .scaling import FleetLoad, Scaling
 
@@ -58,13 +60,20 @@ class Router:
         placement: str = DEFAULT_PLACEMENT,
         scaling: Scaling | None = None,
         stop_fd: int | None = None,
+        spread: Spread = spread,
     ) -> None:
         """`placement`: of `placement.policies.PLACEMENTS`; `scaling`: when there are to be more or
-        fewer, None: never; `stop_fd`: as of a `Gateway`."""
+        fewer, None: never; `stop_fd`: as of a `Gateway`; `spread`: where the branches of forks run,
+        with the placement "program"."""
         self._replicas = list(replicas)
         self._policy = policy_of(placement)
         self._scaling = scaling
         self._moves = placement == DEFAULT_PLACEMENT
+        self._parts = Parts(
+            spread,
+            lambda: self._takers() if self._moves else [],
+            lambda program: self._cached_of(program, program.opening.text),
+        )
         self._stop_fd = stop_fd
         self._should_stop = False
         self._is_draining = False
@@ -202,6 +211,7 @@ class Router:
         """A session ends: cancel its programs."""
         for program in list(client.programs.values()):
             self._arrive(program)
+            self._parts.forget(program)
             if program.replica is not None:
                 program.replica.close_program(program)
             self._homeless.pop(program, None)
@@ -266,27 +276,14 @@ class Router:
 
     def _pass_on(self, program: RoutedProgram, ops: list[Any], *, is_end: bool) -> None:
         """Send a program's next ops to its replica, which is chosen with the first ones."""
-        for op in ops:
-            if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
-                raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
-            if not (isinstance(op[0], str) and isinstance(op[3], str | None)):
-                raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
+        program.log.require_ops(ops)
         program.opening.take(ops)
         program.log.take(ops)
         program.log.has_ended |= is_end
         if program.replica is not None:
-            self._send(program, ops)
+            self._parts.send(program, ops)
         elif program not in self._homeless and (program.log.ops or is_end):
             self._place(program)  # what is given comes ahead of its ops
-
-    def _send(self, program: RoutedProgram, ops: list[Any]) -> None:
-        replica = program.replica
-        assert replica is not None, "it is nowhere"
-        for op in ops:
-            if op[0] in CALLS and (op[1], op[2]) in program.log.open_calls:
-                program.load.begin_call()
-            replica.outbox.add(program.number_there, wire.encode_op(op))
-        replica.outbox.flush(program.number_there, end=program.log.has_ended)
 
     def _place(self, program: RoutedProgram) -> None:
         """Have a program run on a replica from where it is: at first, or after one was lost."""
@@ -327,7 +324,7 @@ class Router:
         self.num_placed[replica.number] += 1
         missing = num_tokens - newcomer.cached.get(replica.number, 0.0)
         program.load.enter(replica.load, max(0.0, missing))
-        self._send(program, program.log.ops)
+        self._parts.send(program, program.log.ops)
         if program.log.ends_gens:
             replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
 
@@ -346,6 +343,10 @@ class Router:
             cached |= {number: sent[number] for number in unknown if number in sent}
         return cached
 
+    def _takers(self) -> list[Replica]:
+        """Those that may be given more."""
+        return [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
+
     def _ready_replicas(self) -> list[Replica]:
         ready = [each for each in self._replicas if each.state is ReplicaState.READY]
         ready = ready or [each for each in self._replicas if each.is_serving]
@@ -362,9 +363,11 @@ class Router:
         replica.outbox.flush(there)
         if header.get("keep") is True:
             program.log.ends_gens = True
+            self._parts.end_gens(program)
             replica.outbox.queue("cancel", {"program": there, "keep": True})
         else:
             program.log.is_cancelled = True
+            self._parts.forget(program)
             replica.outbox.queue("cancel", {"program": there})  # its DONE ends it
 
     def _take_cancel_of_homeless(self, program: RoutedProgram, *, keeps: bool) -> None:
@@ -393,6 +396,7 @@ class Router:
 
     def _end(self, program: RoutedProgram) -> None:
         self._arrive(program)
+        self._parts.forget(program)
         self._homeless.pop(program, None)
         if program.replica is not None:
             program.replica.close_program(program)
@@ -428,41 +432,66 @@ class Router:
         return binding[0] if binding else {}
 
     def _take_events(self, replica: Replica, events: list[Any]) -> None:
-        programs = replica.programs
-        for number, branch, seq, kind, payload in events:
-            program = programs.get(number)
+        for number, *event in events:
+            part = replica.parts.get(number)
+            program = replica.programs.get(number) if part is None else part.program
             if program is None:
                 continue  # it was cancelled
             try:
-                self._take_event(replica, program, branch, seq, kind, payload)
+                if part is None:
+                    self._take_event(program, *event)
+                else:
+                    self._take_event_of_part(part, *event)
             except Exception as error:  # a bug must end one program, not the router
                 log.exception("an event could not be passed on")
                 self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _take_event(
-        self,
-        replica: Replica,
-        program: RoutedProgram,
-        branch: int,
-        seq: int,
-        kind: str,
-        payload: Any,
+        self, program: RoutedProgram, branch: int, seq: int, kind: str, payload: Any
     ) -> None:
         if (
             program.sent is not None and kind != wire.MARK
         ):  # which comes before its prompt is planned
             self._arrive(program)
+        if kind != wire.DONE:
+            self._pass_on_event(program, None, branch, seq, kind, payload)
+            return
+        self._parts.forget(program)
+        assert program.replica is not None, "it is nowhere"
+        program.replica.end_program(program)
+        program.client.remove(program.number)
+        payload = program.log.done(payload)
+        program.client.events.append(program.number, branch, seq, kind, payload)
+
+    def _take_event_of_part(
+        self, part: Part, branch: int, seq: int, kind: str, payload: Any
+    ) -> None:
         if kind == wire.DONE:
-            replica.end_program(program)
-            program.client.remove(program.number)
-            payload = program.log.done(payload)
+            self._parts.note_done(part, payload)
+        elif kind == wire.FAILED and payload.get("op") == "program":  # it is not taken there
+            self._parts.recall(part)
         else:
-            num_open = len(program.log.open_calls)
-            payload = program.log.pass_on(branch, seq, kind, payload)
-            for _ in range(num_open - len(program.log.open_calls)):
-                program.load.end_call(*_used(payload))
-            if kind == wire.MARK and branch == 0:
-                program.opening.note_mark(seq, payload)
+            self._pass_on_event(part.program, part, branch, seq, kind, payload)
+
+    def _pass_on_event(
+        self,
+        program: RoutedProgram,
+        part: Part | None,
+        branch: int,
+        seq: int,
+        kind: str,
+        payload: Any,
+    ) -> None:
+        """Of a call, a branch, a role: to the client, unless it knows."""
+        load, used = (program.load, None) if part is None else (part.load, part.used)
+        num_open = len(program.log.open_calls)
+        payload = program.log.pass_on(branch, seq, kind, payload, used)
+        for _ in range(num_open - len(program.log.open_calls)):
+            load.end_call(*_used(payload))
+        if kind == wire.MARK and branch == 0:
+            program.opening.note_mark(seq, payload)
+        if program.parts:
+            self._parts.note_event(program, branch, kind, part)
         if payload is not None:
             program.client.events.append(program.number, branch, seq, kind, payload)
 
@@ -470,6 +499,7 @@ class Router:
         mirror = self._mirrors[replica.number]
         mirror.take(changes)
         replica.prompt_token_s = mirror.costs.get("prompt_token_s", replica.prompt_token_s)
+        replica.row_tokens = mirror.costs.get("added_row_tokens", replica.row_tokens)
         replica.total_tokens = mirror.costs.get("total_tokens", replica.total_tokens)
 
     # --- who comes and goes ---------------------------------------------------------------------
@@ -519,14 +549,17 @@ class Router:
             for program in list(replica.programs.values()):
                 if program.is_at_rest:
                     self._move(program)
-        if replica.programs and time.monotonic() < replica.leaves_at_s:
+        for part in list(replica.parts.values()):
+            if not part.load.num_calls:
+                self._parts.recall(part)
+        if (replica.programs or replica.parts) and time.monotonic() < replica.leaves_at_s:
             return
         reason = "it has left" if replica.leaves_for_good else "it is being started anew"
         self._bury(replica, reason, is_asked=True)
 
     def _rebalance(self) -> None:
         """Move programs that wait for no call from replicas that have too much to do or to hold."""
-        ready = [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
+        ready = self._takers()
         for here in ready:
             others = [each for each in ready if each is not here]
             if not is_crowded(here, others):
@@ -542,6 +575,7 @@ class Router:
         """Have a program that waits for no call go on elsewhere; None: where the policy says."""
         assert program.replica is not None, "it is nowhere"
         self._arrive(program)
+        self._parts.forget(program)
         program.replica.release(program)
         program.log.lose(is_asked=True)
         self._homeless[program] = None
@@ -561,17 +595,28 @@ class Router:
         self._calls.lose(replica, reason)
         for program in list(replica.programs.values()):
             self._arrive(program)
+            self._parts.forget(program)
+        parts = list(replica.parts.values())
         for program in replica.lose(reason, is_asked=is_asked):
             program.log.lose(is_asked=is_asked)
             if program.log.is_cancelled:
                 program.client.remove(program.number)
                 used = program.log.done({})
                 program.client.events.append(program.number, 0, 0, wire.DONE, used)
-            elif program.log.num_lost >= MAX_LOST:
-                ended = f"{program.log.num_lost} engines in a row have ended with this program"
-                self._reject(program, EngineError(f"{ended}, the last one: {reason}"))
-            else:
+            elif not self._has_lost_too_many(program, reason):
                 self._homeless[program] = None
+        for part in parts:
+            if part.replica is not None:
+                self._parts.recall(part, is_lost=not is_asked)
+                self._has_lost_too_many(part.program, reason)
+
+    def _has_lost_too_many(self, program: RoutedProgram, reason: str) -> bool:
+        """Then it counts as the cause, and is refused."""
+        if program.log.num_lost < MAX_LOST:
+            return False
+        ended = f"{program.log.num_lost} engines in a row have ended with this program"
+        self._reject(program, EngineError(f"{ended}, the last one: {reason}"))
+        return True
 
     def _rehouse(self) -> None:
         """Have programs that are nowhere go on, once a replica can take them."""

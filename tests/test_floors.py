@@ -64,7 +64,7 @@ FLOORS = {
         ("placement", "prompt_text"),
         ("cache_mirror", "settings"),
         ("replica",),
-        ("local", "ray_engines", "remote", "router_calls", "scaling"),
+        ("local", "parts", "ray_engines", "remote", "router_calls", "scaling"),
         ("router",),
         ("__main__",),
     ),

@@ -67,11 +67,18 @@ class Outbox:
 
     def open(self, program: int, create: bytes, given: Iterable[bytes] = ()) -> None:
         """Add a new program; `given`: ahead of its ops, see `wire.encode_program`."""
-        outbox = self._programs[program] = ProgramOutbox(create)
+        self._programs[program] = ProgramOutbox(create)
         for part in given:
-            create, outbox.create = outbox.create or b"", None
-            item = wire.encode_program(program, (), create or None, end=False, given=part)
-            self._queue_item(item, 0)
+            self.give(program, part)
+
+    def give(self, program: int, given: bytes) -> None:
+        """Behind its ops so far: what some that follow have become elsewhere."""
+        outbox = self._programs.get(program)
+        if outbox is None:
+            return
+        self.flush(program)
+        create, outbox.create = outbox.create, None
+        self._queue_item(wire.encode_program(program, (), create, end=False, given=given), 0)
 
     def add(self, program: int, encoded: bytes) -> bool:
         """Add an op of a program; False where the program is no longer open."""

@@ -11,7 +11,7 @@ undone had never been: empty texts stand in its place, as later ops keep their n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...errors import EngineError, InvalidProgram
@@ -58,6 +58,8 @@ class ProgramLog:
         """`create`: as the client sent it."""
         self.ops: list[list[Any]] = []
         self._by_branch: dict[int, list[int]] = {}  # places in `ops`
+        self.wanted: set[int] = set()  # branches that others join, or have values of
+        self._forked_at: dict[int, Place] = {}  # by branch: the fork that it begins with
         self.has_ended = False  # no op follows
         self.ends_gens = False  # the client has asked for what its gens have
         self.is_cancelled = False
@@ -75,6 +77,17 @@ class ProgramLog:
         self._used_here = [0, 0, 0]
 
     # --- what comes from the client -------------------------------------------------------------
+
+    @staticmethod
+    def require_ops(ops: Iterable[Any]) -> None:
+        """Raises InvalidProgram for what is no op as on the wire, as far as a log reads it."""
+        for op in ops:
+            if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
+                raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
+            if not (isinstance(op[0], str) and isinstance(op[3], str | None)):
+                raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
+            if (ints := _NUMBERS.get(op[0])) is not None and not ints(op[4:]):
+                raise InvalidProgram.of("op", op, "branches as integers")
 
     def restore(self, given: object) -> None:
         """What ops that follow have become before, as another log has `given` it. Raises
@@ -101,6 +114,11 @@ class ProgramLog:
             kind, branch, seq = op[:3]
             self._by_branch.setdefault(branch, []).append(len(self.ops))
             self.ops.append(op)
+            if kind in ("join", "var"):
+                self.wanted.update(op[4] if kind == "join" else (op[4],))
+            elif kind == "fork":
+                fresh = (child for child in op[4] if child not in self._by_branch)
+                self._forked_at.update(dict.fromkeys(fresh, (branch, seq)))
             if branch in self._failed:
                 if kind == "resume":
                     self._resume(branch, drops_message=bool(op[4:] and op[4]))
@@ -139,8 +157,11 @@ class ProgramLog:
 
     # --- what comes from an engine --------------------------------------------------------------
 
-    def pass_on(self, branch: int, seq: int, kind: str, payload: Any) -> Any:
-        """What the client is to hear of an event; None: nothing, as it has heard of it before."""
+    def pass_on(
+        self, branch: int, seq: int, kind: str, payload: Any, used: list[int] | None = None
+    ) -> Any:
+        """What the client is to hear of an event; None: nothing, as it has heard of it before. What
+        its call has used counts in `used`, by default in the program's sums."""
         if kind == wire.FAILED and isinstance(payload, dict) and payload.get("op") == "program":
             return payload  # all of it
         if branch in self._failed:
@@ -166,7 +187,7 @@ class ProgramLog:
                 self._streams.pop(place, None)
                 self._begun.pop(place, None)
                 self._given[place] = kept or {"ids": [], "text": ""}
-                self._count(payload.get("meta"))
+                _count(payload.get("meta"), self._used_here if used is None else used)
             elif isinstance(payload.get("value"), list):  # of a join: who counted
                 self._given[place] = {"winners": payload["value"]}
         return payload
@@ -178,12 +199,9 @@ class ProgramLog:
         names = ("num_requests", "prompt_tokens", "completion_tokens")
         return {n: used.get(n, 0) + before for n, before in zip(names, self._used, strict=True)}
 
-    def _count(self, meta: Any) -> None:
-        metas = meta if isinstance(meta, list) else [meta]
-        known = [each for each in metas if isinstance(each, dict)]
-        self._used_here[0] += len(known)
-        self._used_here[1] += sum(int(each.get("prompt_tokens", 0)) for each in known)
-        self._used_here[2] += sum(int(each.get("completion_tokens", 0)) for each in known)
+    def add_used(self, used: list[int]) -> None:
+        """So much was used elsewhere."""
+        self._used = [a + b for a, b in zip(self._used, used, strict=True)]
 
     def _new_of(self, branch: int, seq: int, delta: Any) -> Any:
         """What of a delta is new to the client."""
@@ -209,6 +227,74 @@ class ProgramLog:
                 return fresh["text"] or None
         return fresh if fresh["text"] or fresh.get("token_ids") or fresh.get("logprobs") else None
 
+    # --- its branches ---------------------------------------------------------------------------
+
+    def ops_of(self, branch: int) -> list[list[Any]]:
+        """A branch's ops so far."""
+        return [self.ops[index] for index in self._by_branch.get(branch, ())]
+
+    def begins_at(self, child: int, branch: int, seq: int) -> bool:
+        """Whether a branch is made by the fork `(branch, seq)`, and had no op before."""
+        return self._forked_at.get(child) == (branch, seq)
+
+    def is_known(self, branch: int, end: int) -> bool:
+        """Whether it is known what all ops before this one have become, and what is forked from."""
+        at: Place | None = (branch, end)
+        while at is not None:
+            branch, end = at
+            for op in reversed(self.ops_of(branch)[:end]):
+                if op[0] in CALLS or op[0] in ("join", "var"):
+                    if (branch, op[2]) in self._given or op[2] <= self._seen.get(branch, -1):
+                        break
+                    return False
+            at = self._forked_at.get(branch)
+        return True
+
+    def needed_for(self, branch: int, end: int) -> dict[int, int]:
+        """Which ops a branch's ops before this one rest on, its own among them: by branch, all
+        before a seq. Of what was joined only what is known, as the rest did not count."""
+        needed: dict[int, int] = {}
+        ahead = [(branch, end)]
+        while ahead:
+            branch, end = ahead.pop()
+            begin = needed.get(branch, 0)
+            if branch not in needed and branch in self._forked_at:
+                above, fork = self._forked_at[branch]
+                ahead.append((above, fork + 1))
+            needed[branch] = max(begin, end)
+            for op in self.ops_of(branch)[begin:end]:
+                if op[0] == "join":
+                    ahead += [(child, self._known_end(child)) for child in op[4]]
+                elif op[0] == "var":
+                    ahead.append((op[4], op[5] + 1))
+        return needed
+
+    def _known_end(self, branch: int) -> int:
+        unknown = (seq for number, seq in self.open_calls if number == branch)
+        return min(unknown, default=len(self._by_branch.get(branch, ())))
+
+    def has_become(self, op: list[Any]) -> bool:
+        """Whether it is known what an op has become, or each engine finds the same by itself."""
+        kind, branch, seq = op[:3]
+        if branch in self._failed and seq >= self._failed[branch][0]:
+            return True
+        is_race = kind == "join" and len(op) > 6 and op[6] is not None
+        return (branch, seq) in self._given if kind in CALLS or is_race else True
+
+    def num_bytes_before(self, branch: int, end: int) -> float:
+        """Of the text with which a branch goes on at its op `end`, about."""
+        num_bytes, at = 0.0, (branch, end)
+        while True:
+            branch, end = at
+            for op in self.ops_of(branch)[:end]:
+                if op[0] == "text" and len(op) > 4 and isinstance(op[4], str):
+                    num_bytes += len(op[4])
+                elif (kept := self._given.get((branch, op[2]))) is not None:
+                    num_bytes += len(str(kept.get("text", "")))
+            if branch not in self._forked_at:
+                return num_bytes
+            at = self._forked_at[branch]
+
     # --- on another engine ----------------------------------------------------------------------
 
     def adapted(self, create: dict[str, Any]) -> dict[str, Any]:
@@ -223,18 +309,31 @@ class ProgramLog:
         for stream in self._streams.values():
             stream.num_passed_ids = stream.num_passed_chars = 0
 
-    def given(self) -> list[bytes]:
-        """What the ops have become, for `wire.encode_program`, in parts that fit a message. Raises
-        InvalidProgram where one does not."""
-        given: list[list[Any]] = [[*place, kept] for place, kept in self._given.items()]
-        for place in self.open_calls:
+    def lose_branches(self, branches: Collection[int], *, is_asked: bool) -> None:
+        """The same for some branches: where they ran."""
+        self.num_lost += not is_asked and any(place[0] in branches for place in self.open_calls)
+        for place, stream in self._streams.items():
+            if place[0] in branches:
+                stream.num_passed_ids = stream.num_passed_chars = 0
+
+    def given(self, places: Collection[Place] | None = None) -> list[bytes]:
+        """What the ops (at these places; None: all) have become, for `wire.encode_program`, in
+        parts that fit a message. Raises InvalidProgram where one does not."""
+        given: list[list[Any]] = []
+        for place in self._given if places is None else places:
+            if (kept := self._given.get(place)) is not None:
+                given.append([*place, kept])
+        for place in self.open_calls if places is None else places:
+            if place not in self.open_calls:
+                continue
             stream, begun = self._streams.get(place), self._begun.get(place, [])
             if stream is not None and len(stream.token_ids) > len(begun):
                 begun = stream.token_ids
             if begun:
                 given.append([*place, {"begun": begun}])
         for branch, (seq, failure) in self._failed.items():
-            given.append([branch, seq, {"failed": failure}])
+            if places is None or (branch, seq) in places:
+                given.append([branch, seq, {"failed": failure}])
         parts: list[list[bytes]] = []
         size = _PART_BYTES
         for each in given:
@@ -247,4 +346,23 @@ class ProgramLog:
         return [b"[%b]" % b",".join(part) for part in parts]
 
 
+def _count(meta: Any, used: list[int]) -> None:
+    """Add what a call has used: requests, prompt and completion tokens."""
+    metas = meta if isinstance(meta, list) else [meta]
+    known = [each for each in metas if isinstance(each, dict)]
+    used[0] += len(known)
+    used[1] += sum(int(each.get("prompt_tokens", 0)) for each in known)
+    used[2] += sum(int(each.get("completion_tokens", 0)) for each in known)
+
+
+def _are_ints(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+# Of ops that speak of other branches, whether they do so by numbers.
+_NUMBERS: dict[str, Callable[[list[Any]], bool]] = {
+    "fork": lambda fields: bool(fields) and _are_ints(fields[0]),
+    "join": lambda fields: bool(fields) and _are_ints(fields[0]),
+    "var": lambda fields: len(fields) > 1 and _are_ints(fields[:2]),
+}
 _FIRST_FACTS = ("prompt_tokens", "cached_tokens")  # of the first delta with ids

@@ -14,7 +14,6 @@ from cluster_threads import Cluster, clustered
 from engine_thread import serving
 from waiting import PATIENCE_S, wait_until
 
-import stemma as st
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.protocol.program_log import MAX_LOST
 
@@ -69,14 +68,3 @@ def test_a_stream_goes_on_behind_what_was_seen(checkpoint: Path, tmp_path: Path)
             if len(pieces) == 3:
                 cluster.replace_router()
         assert "".join(pieces) == state["a"] == whole
-
-
-def test_a_program_that_has_lost_too_many_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with outliving(checkpoint, tmp_path, 1) as (cluster, backend):
-        state = story.run(seed=1, backend=backend, stream=True)
-        for _ in range(MAX_LOST):
-            wait_until(lambda: any(r.programs for r in cluster.replicas))
-            cluster.replace_router()
-        with pytest.raises(st.ProgramError, match="engines in a row have ended with this program"):
-            state["a"]
-        assert story.run(seed=1, backend=backend)["a"]

@@ -9,6 +9,7 @@ import pytest
 from stemma.cluster.placement.load import AllHabits, Habits, ProgramLoad, ReplicaLoad
 from stemma.cluster.placement.moves import better_home, is_crowded
 from stemma.cluster.placement.policies import PLACEMENTS, Newcomer, expected_s, policy_of
+from stemma.cluster.placement.spread import ForkedWork, spread
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Replica:
     expected_tokens: float = 0.0
     room_tokens: float = 10_000.0
     prompt_token_s: float = 1e-3
+    row_tokens: float = 4.0
 
 
 class Clock:
@@ -132,3 +134,30 @@ def test_a_program_moves_from_a_replica_that_cannot_hold_all_to_one_that_can() -
     assert better_home(load, over, [roomy], token_share=0.1) is roomy
     assert better_home(load, over, [full], token_share=0.1) is None, "others would lose as much"
     assert better_home(load, over, [roomy]) is None, "computing it there costs as much as here"
+
+
+def test_branches_stay_with_their_prefix_until_they_have_enough_to_do() -> None:
+    home, other = Replica(0), Replica(1)
+    wide = ForkedWork(1000.0, [10.0] * 16, [128.0] * 16, {0: 1000.0})
+    chosen = spread(wide, home, [other])
+    assert chosen.count(home) > chosen.count(other) > 4
+    small = ForkedWork(1000.0, [10.0] * 4, [16.0] * 4, {0: 1000.0})
+    assert spread(small, home, [other]) == [home] * 4
+    cached = ForkedWork(1000.0, [10.0] * 16, [64.0] * 16, {0: 1000.0, 1: 1000.0})
+    assert spread(cached, home, [other]).count(other) == 8
+
+
+def test_branches_stay_where_one_more_row_costs_nothing_or_it_is_not_known() -> None:
+    wide = ForkedWork(1000.0, [0.0] * 16, [64.0] * 16)
+    cheap = Replica(0, row_tokens=0.1)
+    assert spread(wide, cheap, [Replica(1)]) == [cheap] * 16
+    unknown = Replica(0, row_tokens=0.0)
+    assert spread(wide, unknown, [Replica(1)]) == [unknown] * 16
+    assert spread(wide, Replica(0), []) == [Replica(0)] * 16
+
+
+def test_branches_go_to_no_replica_that_is_busier_or_has_no_room() -> None:
+    wide = ForkedWork(1000.0, [0.0] * 16, [64.0] * 16)
+    busy, full = Replica(1, expected_tokens=1e6), Replica(2, room_tokens=-1e6)
+    assert spread(wide, Replica(0), [busy]) == [Replica(0)] * 16
+    assert full not in spread(ForkedWork(9000.0, [0.0] * 16, [64.0] * 16), Replica(0), [full])

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 from waiting import PATIENCE_S, wait_until
 
+from stemma.cluster.placement.spread import Spread, spread
 from stemma.cluster.replica import Replica, ReplicaState
 from stemma.cluster.router import Router
 from stemma.cluster.scaling import Scaler, Scaling
@@ -80,10 +81,12 @@ class Cluster:
         placement: str,
         scaler: Scaler | None = None,
         endpoint: str = "inproc://cluster",
+        spread: Spread = spread,
         **options: Any,
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoint = endpoint
+        self._spread = spread
         self._config = EngineConfig(model=checkpoint, **(EXACT | options))
         self._num_replicas, self._placement, self._scaler = num_replicas, placement, scaler
         self.engines: dict[int, EngineThread] = {}
@@ -92,7 +95,9 @@ class Cluster:
     def _begin(self) -> None:
         scaling = None if self._scaler is None else Scaling(self._scaler, self._hire, None)
         replicas = [self._hire(number) for number in range(self._num_replicas)]
-        self.router = Router(replicas, placement=self._placement, scaling=scaling)
+        self.router = Router(
+            replicas, placement=self._placement, scaling=scaling, spread=self._spread
+        )
         self.replicas = self.router._replicas
         self.router.start()
         self.router.listen([self.endpoint], context=self.context)

@@ -60,11 +60,15 @@ class StepCosts:
         self._load_at_s = now_s
 
     def describe(self) -> dict[str, float]:
-        """What is known, as plain data: seconds for a prompt's token, and what a decode row costs
-        in these."""
+        """What is known, as plain data: seconds for a prompt's token, what a decode row costs in
+        these, and what one more of them does."""
         if not self.prompt_token_s:
             return {}
-        return {"prompt_token_s": self.prompt_token_s, "row_tokens": self.row_tokens}
+        return {
+            "prompt_token_s": self.prompt_token_s,
+            "row_tokens": self.row_tokens,
+            "added_row_tokens": self.decode_row_s / self.prompt_token_s,
+        }
 
     def load(self, now_s: float) -> float:
         """Which share of the last seconds was work that would not have been cheaper in a fuller

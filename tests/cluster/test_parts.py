@@ -1,0 +1,247 @@
+"""Branches of one program on several replicas: it says what it says on one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_programs import GEN
+from cluster_threads import Cluster, clustered
+from engine_thread import serving
+from waiting import PATIENCE_S, wait_until
+
+import stemma as st
+from stemma.cluster.placement.spread import ForkedWork, Home
+from stemma.frontend.client.backend import Backend
+from stemma.frontend.protocol import ir, wire
+from stemma.frontend.protocol.program_log import MAX_LOST
+
+
+class RandomSpread:
+    """Every branch anywhere."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.num_away = 0
+
+    def __call__(self, work: ForkedWork, home: Home, others: Sequence[Home]) -> Sequence[Home]:
+        assert work.prefix_tokens > 0 and len(work.rows) == len(work.prompt_tokens)
+        chosen = [self.rng.choice((home, *others)) for _ in work.rows]
+        self.num_away += sum(each is not home for each in chosen)
+        return chosen
+
+
+@st.function
+def planned(s: st.ProgramState, number: int) -> None:
+    """All of it is one capture: forks behind a call, forks within forks, variables, joins."""
+    s += f"Plan {number}: " + st.gen("plan", max_tokens=7, **GEN)
+    drafts = s.fork(4)
+    for i, draft in enumerate(drafts):
+        draft += f" draft {i} " + st.gen("d", max_tokens=3 + 2 * i, **GEN)
+        if i == 1:
+            halves = draft.fork(2)
+            halves += lambda j: f" half {j} " + st.gen("h", max_tokens=4 + j, **GEN)
+            halves.join("concate_and_append")
+            draft += " so " + st.select("s", ["yes", "no"])
+        if i == 3:
+            draft += " as " + drafts[2].var("d") + " says " + st.gen("e", max_tokens=4, **GEN)
+    drafts.join("concate_and_append")
+    s += " end " + st.gen("end", max_tokens=6, stop="e", **GEN)
+
+
+@st.function
+def watched(s: st.ProgramState, number: int) -> None:
+    """Values are read in between, and a second fork rests on the first."""
+    s += f"Watch {number}: "
+    for turn in range(2):
+        branches = s.fork(3)
+        branches += lambda i: f" part {i} " + st.gen("a", max_tokens=5 + i, **GEN)
+        said = [branch["a"] for branch in branches]
+        branches[0] += " more " + st.gen("b", max_tokens=4, **GEN)
+        branches.join("gather_variable")
+        s += f" turn {turn} {said[1]} " + st.gen(f"t{turn}", max_tokens=5, **GEN)
+
+
+def said_by(backend: Backend, num: int = 5) -> list[str]:
+    numbers = [{"number": n} for n in range(num)]
+    states = [
+        *planned.run_batch(numbers, seed=5, backend=backend),
+        *watched.run_batch(numbers, seed=6, backend=backend),
+    ]
+    return [state.text() for state in states]
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path) -> list[str]:
+    with serving(checkpoint, max_total_tokens=8192) as backend:
+        return said_by(backend)
+
+
+@contextmanager
+def spread_out(
+    checkpoint: Path, seed: int, num_replicas: int = 2, **options: Any
+) -> Iterator[tuple[Cluster, Backend, RandomSpread]]:
+    spread = RandomSpread(seed)
+    with clustered(checkpoint, num_replicas, spread=spread, **options) as (cluster, backend):
+        yield cluster, backend, spread
+        wait_until(lambda: not any(each.parts for each in cluster.replicas))
+        assert all(each.load.num_calls == 0 for each in cluster.replicas)
+        assert all(abs(each.load.expected_tokens) < 1e-6 for each in cluster.replicas)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_programs_say_the_same_wherever_their_branches_run(
+    checkpoint: Path, truth: list[str], num_replicas: int
+) -> None:
+    with spread_out(checkpoint, num_replicas, num_replicas) as (_, backend, spread):
+        assert said_by(backend) == truth
+        assert spread.num_away > 20
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 100), marks=pytest.mark.slow)])
+def test_programs_say_the_same_when_replicas_end_at_random(
+    checkpoint: Path,
+    truth: list[str],
+    seed: int | range,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stemma.cluster.replica.BACKOFF_S", (0.0,))
+    for number in [seed] if isinstance(seed, int) else seed:
+        with spread_out(checkpoint, number, random.Random(number).choice((2, 3))) as spread:
+            cluster, backend, _ = spread
+            is_over = threading.Event()
+            killer = threading.Thread(target=end_at_random, args=(cluster, number, is_over))
+            killer.start()
+            try:
+                assert said_by(backend) == truth, number
+            finally:
+                is_over.set()
+                killer.join()
+
+
+def end_at_random(cluster: Cluster, seed: int, is_over: threading.Event) -> None:
+    """Some are killed, some told to leave; fewer than a program may lose."""
+    rng = random.Random(seed)
+    for _ in range(MAX_LOST - 1):
+        wait_until(lambda: is_over.is_set() or any(r.parts for r in cluster.replicas))
+        number = rng.randrange(len(cluster.replicas))
+        if rng.random() < 0.5:
+            cluster.restart(number)
+        else:
+            cluster.kill(number)
+            cluster.wait_lost(number)
+        cluster.wait_ready()
+        if is_over.wait(rng.uniform(0.0, 0.3)):
+            return
+
+
+def test_streams_of_branches_come_whole(checkpoint: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Streams: "
+        branches = s.fork(3)
+        branches += lambda i: f" {i} " + st.gen("a", max_tokens=20 + i, **GEN)
+        branches.join("concate_and_append")
+        s += " end " + st.gen("b", max_tokens=6, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as alone:
+        whole = program.run(seed=4, backend=alone).text()
+    with spread_out(checkpoint, 5) as (_, backend, spread):
+        state = program.run(seed=4, backend=backend, stream=True)
+        assert "".join(state.text_iter()) == state.text() == whole
+        assert spread.num_away
+
+
+def test_a_race_ends_with_enough_wherever_they_ran(checkpoint: Path) -> None:
+    @st.function
+    def race(s: st.ProgramState) -> None:
+        s += "Race: "
+        runners = s.fork(4)
+        runners += lambda i: f"{i} " + st.gen("x", max_tokens=4 if i % 2 else 250, **GEN)
+        runners.join(st.first(2, "concate_and_append"))
+        s += " end " + st.gen("y", max_tokens=5, **GEN)
+
+    with serving(checkpoint, max_total_tokens=8192) as alone:
+        wanted = [race.run(seed=seed, backend=alone).text() for seed in range(3)]
+    with spread_out(checkpoint, 1, 3) as (_, backend, spread):
+        assert [race.run(seed=seed, backend=backend).text() for seed in range(3)] == wanted
+        assert spread.num_away
+
+
+def test_a_branch_that_fails_elsewhere_fails_its_join_and_no_other(checkpoint: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState, bad: int) -> None:
+        s += "Some: "
+        branches = s.fork(4)
+        for i, branch in enumerate(branches):
+            limit = 10_000 if i == bad else 5
+            branch += f" {i} " + st.gen("x", max_tokens=limit, regex="(" if i == bad else None)
+        branches.join("concate_and_append")
+        s += st.gen("y", max_tokens=4, **GEN)
+
+    with spread_out(checkpoint, 3) as (_, backend, spread):
+        for bad in range(4):
+            with pytest.raises(st.ProgramError, match="a joined branch failed"):
+                program.run(bad=bad, seed=1, backend=backend)
+        assert spread.num_away
+
+
+def test_a_program_has_used_what_its_parts_have(checkpoint: Path) -> None:
+    with serving(checkpoint, max_total_tokens=8192) as alone:
+        wanted = used_by(alone)
+    with spread_out(checkpoint, 7) as (_, backend, spread):
+        assert used_by(backend) == wanted
+        assert spread.num_away
+
+
+def used_by(backend: Backend) -> dict[str, int]:
+    """What a program of three branches reports in the end."""
+    done: list[dict[str, int]] = []
+
+    class Sink:
+        def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+            if kind == wire.DONE:
+                done.append(payload)
+
+        def handle_disconnect(self, error: st.EngineError) -> None:
+            raise AssertionError(error)
+
+    connection = backend.connection
+    program = connection.open_program(Sink(), {"seed": 3})
+    connection.send_op(program, ir.Text(0, 0, None, "Used: "))
+    connection.send_op(program, ir.Fork(0, 1, None, (1, 2, 3)))
+    for branch in (1, 2, 3):
+        params = ir.GenParams(max_tokens=4 + branch, ignore_eos=True)
+        connection.send_op(program, ir.Gen(branch, 0, None, "x", params))
+        connection.send_op(program, ir.End(branch, 1, None))
+    connection.send_op(program, ir.Join(0, 2, None, (1, 2, 3)))
+    connection.flush(program, end=True)
+    wait_until(lambda: bool(done))
+    return done[0]
+
+
+def test_a_client_that_leaves_ends_its_parts(checkpoint: Path) -> None:
+    may_go_on = threading.Event()
+
+    @st.function
+    def waiting(s: st.ProgramState) -> None:
+        s += "Long: "
+        branches = s.fork(4)
+        branches += lambda i: f" {i} " + st.gen("a", max_tokens=300, **GEN)
+        branches[0]["a"]
+        may_go_on.wait(PATIENCE_S)
+
+    with spread_out(checkpoint, 0) as (cluster, backend, spread):
+        other = cluster.connect()
+        running = [waiting.run(seed=n, backend=other, stream=True) for n in range(3)]
+        wait_until(lambda: any(each.parts for each in cluster.replicas))
+        other.shutdown()
+        wait_until(lambda: not any(each.parts for each in cluster.replicas))
+        may_go_on.set()
+        assert len(running) == 3 and spread.num_away
+        assert said_by(backend, 1)
