@@ -68,6 +68,8 @@ class Parts:
         program.num_withheld += 1
         if part.is_open:
             _send_there(part, op)
+        else:
+            part.waiting.append(op)
         self._forward(part, branch)
 
     # --- forks ----------------------------------------------------------------------------------
@@ -135,8 +137,9 @@ class Parts:
         for op in log.ops:
             if op[2] < part.begins_with.get(op[1], 0):
                 part.replica.outbox.add(part.number_there, wire.encode_op(op))
-            elif op[1] in part.withheld:
-                _send_there(part, op)
+        for op in part.waiting:
+            _send_there(part, op)
+        part.waiting.clear()
         if log.ends_gens:
             _end_gens(part)
 

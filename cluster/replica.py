@@ -102,6 +102,7 @@ class Part:
     number_there: int = 0
     is_open: bool = False  # else it is not known yet what the ops before the fork become
     withheld: dict[int, deque[list[Any]]] = field(default_factory=dict)  # by its branches
+    waiting: list[list[Any]] = field(default_factory=list)  # its ops, until then
     begins_with: dict[int, int] = field(default_factory=dict)  # ops that it was given, by branch
     num_ops: dict[int, int] = field(default_factory=dict)  # sent there, by own branch
     stopped: set[int] = field(default_factory=set)  # of its branches, what nobody waits for

@@ -468,7 +468,8 @@ class Router:
     ) -> None:
         if kind == wire.DONE:
             self._parts.note_done(part, payload)
-        elif kind == wire.FAILED and payload.get("op") == "program":  # it is not taken there
+        elif kind == wire.FAILED and payload.get("op") == "program":
+            log.warning("a part of a program is refused: %s", payload.get("message"))
             self._parts.recall(part)
         else:
             self._pass_on_event(part.program, part, branch, seq, kind, payload)
