@@ -84,6 +84,7 @@ class RoutedProgram(ClientProgram):
     number_there: int = 0
     # Its beginning, where to, until something has come back.
     sent: tuple[str, bytes, int] | None = None
+    was_lost: bool = False  # its replica has ended, and no other has taken it yet
 
     @property
     def is_at_rest(self) -> bool:

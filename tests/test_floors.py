@@ -62,8 +62,9 @@ FLOORS = {
     ),
     "cluster": (
         ("placement", "prompt_text"),
-        ("program_log", "cache_mirror", "settings"),
+        ("program_log", "cache_mirror", "counters", "settings"),
         ("replica",),
+        ("fleet_view",),
         ("local", "ray_engines", "remote", "router_calls", "scaling"),
         ("router",),
         ("__main__",),
