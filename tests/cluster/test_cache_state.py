@@ -12,6 +12,7 @@ from cluster_threads import clustered
 from waiting import wait_until
 
 import stemma as st
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 
@@ -51,6 +52,21 @@ def test_the_router_knows_what_its_replicas_have(checkpoint: Path, options: dict
         cluster.wait_ready()
         ask.run(number=1, branches=2, backend=backend)
         wait_until(lambda: is_right(cluster))
+
+
+def test_a_bos_is_no_text_also_where_texts_part_right_behind_it() -> None:
+    """The embedded model begins texts with one."""
+
+    @st.function
+    def say(s: st.ProgramState, text: str) -> None:
+        s += text + st.gen("a", max_tokens=3, **GEN)
+
+    with clustered(EMBEDDED_MODEL, 1) as (cluster, backend):
+        for text in ("You are kind.", "You are wise.", "Once, far away", "Once more"):
+            say.run(text=text, backend=backend)
+        wait_until(lambda: is_right(cluster))
+        texts = {text[:4] for _, text in texts_in(cluster, 0)}
+        assert texts == {b"You ", b"Once"}
 
 
 def test_a_chat_is_found_where_it_is(checkpoint: Path) -> None:
