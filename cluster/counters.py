@@ -4,8 +4,7 @@ An engine's counters begin at zero. A sum over the engines that run would fall w
 whoever takes rates of it (Prometheus) would count all the others' once more. So what a lost engine
 had counted when it was asked last is kept; what it counted behind that is lost with it.
 
-An engine that started after the last report is another one. One whose connection broke and was
-opened anew is the same, and counts on.
+Engines name their runs: one whose connection broke and was opened anew is the same, and counts on.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ class ReplicaCounters:
     def __init__(self) -> None:
         self._ended: Counts = {}  # of engines before
         self._running: Counts = {}  # of the engine that reported last
-        self._noted_s = float("-inf")
+        self._run: Any = None
 
-    def note(self, report: dict[str, Any], now_s: float) -> None:
+    def note(self, report: dict[str, Any]) -> None:
         """What its engine says now; `report`: of `info` or `metrics`."""
-        if now_s - report["uptime_s"] > self._noted_s:
+        if report.get("run") != self._run:
             self._ended, self._running = self.total(), {}
+            self._run = report.get("run")
         self._running |= counts_of(report)
-        self._noted_s = now_s
 
     def total(self) -> Counts:
         """Of all its engines."""

@@ -6,8 +6,7 @@ said last.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,13 +55,11 @@ class FleetView:
         replicas: Sequence[Replica],
         cached: FleetTree[int],
         mirrors: Mapping[int, CacheMirror],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`replicas`, `cached`, `mirrors`: the router's own, as they change."""
         self._replicas = replicas
         self._cached = cached
         self._mirrors = mirrors
-        self._clock = clock
         self._records: dict[int, _Record] = {}
 
     # --- what happens ---------------------------------------------------------------------------
@@ -92,11 +89,10 @@ class FleetView:
 
     def note(self, results: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """What replicas say of themselves, of `info` or `metrics`."""
-        now_s = self._clock()
         by_number = {replica.number: replica for replica in self._replicas}
         for number, report in results:
             if number in by_number:
-                self._record(by_number[number]).counters.note(report, now_s)
+                self._record(by_number[number]).counters.note(report)
 
     def _record(self, replica: Replica) -> _Record:
         record = self._records.setdefault(replica.number, _Record(replica))

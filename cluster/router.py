@@ -148,6 +148,8 @@ class Router:
             if host.sweep():
                 for replica in self._replicas:
                     replica.is_paused = replica.is_stopped
+                    if replica.is_paused:
+                        self._calls.lose(replica, "its process is stopped")
                 if self._moves:
                     self._rebalance()
                 if self._scaling is not None:

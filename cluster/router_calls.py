@@ -117,8 +117,8 @@ class RouterCalls:
     ) -> tuple[list[Replica], Merge, str, dict[str, Any]]:
         """Who is asked what, and what becomes of the answers."""
         if method == "fleet":
-            asked = [replica for replica in self._replicas if replica.is_serving]
-            return [each for each in asked if not each.is_paused], self._fleet, "info", {}
+            serving = [each for each in self._replicas if each.is_serving and not each.is_paused]
+            return serving if args.get("asks", True) else [], self._fleet, "info", {}
         if method in self._named and args.get("replica") is not None:
             given = {name: value for name, value in args.items() if name != "replica"}
             return [self._serving(args["replica"])], self._named[method], method, given
@@ -215,6 +215,7 @@ class RouterCalls:
     def _info(self, results: list[tuple[int, Any]]) -> Any:
         self._view.note(results)
         told = with_counts(self._summed(results), self._view.counts())
+        told.pop("run", None)  # each has its own
         return {**told, "replicas": self._view.reports(dict(results))}
 
     def _fleet(self, results: list[tuple[int, Any]]) -> Any:

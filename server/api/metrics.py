@@ -49,11 +49,11 @@ def router(service: Service) -> APIRouter:
 
 
 async def _fleet(service: Service) -> list[dict[str, Any]]:
-    """How the replicas are of which none is ready; none where a router is missing, too."""
+    """How replicas are that do not answer, as far as their router knows; none without one."""
     try:
         if not service.has_replicas:
             return []
-        fleet = await service.engine.connection.acall("fleet", _TIMEOUT_S)
+        fleet = await service.engine.connection.acall("fleet", _TIMEOUT_S, asks=False)
     except EngineError:
         return []
     replicas: list[dict[str, Any]] = fleet["replicas"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def run(backend: Backend, count: int = 6) -> None:
     agent.run_batch([{"number": n} for n in range(count)], backend=backend)
 
 
-def replicas(backend: Backend) -> list[dict[str, Any]]:
-    return list(backend._channel.call("fleet")["replicas"])
+def replicas(backend: Backend, **args: Any) -> list[dict[str, Any]]:
+    return list(backend._channel.call("fleet", **args)["replicas"])
 
 
 def sums(backend: Backend, method: str = "metrics") -> dict[str, int]:
@@ -128,6 +129,33 @@ def test_programs_that_are_lost_are_rehoused_and_those_of_who_leaves_move(
 def _home(cluster: Cluster) -> int:
     (home,) = (each.number for each in cluster.replicas if each.programs)
     return home
+
+
+def test_a_replica_that_is_stopped_holds_up_no_answer(checkpoint: Path) -> None:
+    with clustered(checkpoint, 2) as (cluster, backend):
+        run(backend, 2)
+        before = sums(backend)
+        engine, may_go_on = cluster.engines[0], threading.Event()
+        asked = engine.gateway._control._methods["info"]
+        engine.gateway._control._methods["info"] = lambda: may_go_on.wait() and asked()
+        told: list[dict[str, Any]] = []
+        asker = threading.Thread(target=lambda: told.append(backend.get_server_info()))
+        asker.start()
+        try:
+            wait_until(lambda: len(cluster.router._calls._asked) == 1)  # the other has answered
+            assert replicas(backend, asks=False)[0]["state"] == "ready"
+            engine.is_stopped = lambda: True  # type: ignore[method-assign]
+            asker.join()
+            with pytest.raises(st.EngineError, match=r"replica 0 .* its process is stopped"):
+                backend.tree(0)
+        finally:
+            engine.is_stopped = lambda: False  # type: ignore[method-assign]
+            may_go_on.set()
+        first, second = told[0]["replicas"]
+        assert (first["state"], second["state"]) == ("stopped", "ready")
+        assert "free_tokens" not in first and "free_tokens" in second
+        assert told[0]["stats"] == before
+        wait_until(lambda: replicas(backend)[0]["state"] == "ready")
 
 
 def test_the_fleet_is_told_of_while_no_replica_answers(checkpoint: Path) -> None:

@@ -79,7 +79,7 @@ async def _known(service: Service, replica: int) -> int | None:
     numbers = [0]
     try:
         if service.has_replicas:
-            fleet = await service.engine.connection.acall("fleet")
+            fleet = await service.engine.connection.acall("fleet", asks=False)
             numbers = [told["replica"] for told in fleet["replicas"]]
         if replica not in numbers:
             raise InvalidRequest.of("replica", replica, f"one of {numbers}")
