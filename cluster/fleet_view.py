@@ -6,7 +6,7 @@ said last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -87,12 +87,9 @@ class FleetView:
         for program in replica.programs.values():
             program.was_lost = True
 
-    def note(self, results: Iterable[tuple[int, dict[str, Any]]]) -> None:
-        """What replicas say of themselves, of `info` or `metrics`."""
-        by_number = {replica.number: replica for replica in self._replicas}
-        for number, report in results:
-            if number in by_number:
-                self._record(by_number[number]).counters.note(report)
+    def note(self, replica: Replica, report: dict[str, Any]) -> None:
+        """What a replica says of itself, of `info` or `metrics`, in the order in which it does."""
+        self._record(replica).counters.note(report)
 
     def _record(self, replica: Replica) -> _Record:
         record = self._records.setdefault(replica.number, _Record(replica))

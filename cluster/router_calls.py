@@ -72,10 +72,7 @@ class RouterCalls:
             "unload_lora_adapter": lambda results: _with_sums(results, ("num_requests",)),
             "lora_users": lambda results: _with_sums(results, ("num_requests",)),
         }
-        self._named: dict[str, Merge] = {
-            "tree": _first,
-            "watch": self._watched,
-        }  # of one, by number
+        self._named: dict[str, Merge] = {"tree": _first, "watch": self._watched}  # by number
 
     @property
     def model(self) -> dict[str, Any]:
@@ -155,7 +152,10 @@ class RouterCalls:
             return
         pending, _ = asked
         if header.get("ok"):
-            pending.results.append((replica.number, header.get("result")))
+            result = header.get("result")
+            if isinstance(result, dict) and "stats" in result:
+                self._view.note(replica, result)  # as it comes: others of the same call may be late
+            pending.results.append((replica.number, result))
         else:
             pending.failure = {"error": header.get("error"), "kind": header.get("kind")}
         self._count(pending)
@@ -213,13 +213,11 @@ class RouterCalls:
         return replica
 
     def _info(self, results: list[tuple[int, Any]]) -> Any:
-        self._view.note(results)
         told = with_counts(self._summed(results), self._view.counts())
         told.pop("run", None)  # each has its own
         return {**told, "replicas": self._view.reports(dict(results))}
 
     def _fleet(self, results: list[tuple[int, Any]]) -> Any:
-        self._view.note(results)
         return {"replicas": self._view.reports(dict(results))}
 
     def _tree(self, tree: dict[str, Any], results: list[tuple[int, Any]]) -> Any:
