@@ -1,4 +1,4 @@
-"""`stemma tree`: the radix tree of a running server."""
+"""`stemma tree`: the radix tree of a running server, of all its engines or of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..frontend.backend import Runtime
 from ..frontend.client.backend import Backend
-from ..radix.render import render
+from ..radix.render import render, render_fleet
 from .connect import DEFAULT_PORT, Commands, add_key_flags, default_endpoint
 
 
@@ -23,6 +23,9 @@ def add_parser(commands: Commands) -> None:
     add_key_flags(parser)
     parser.add_argument("--max-depth", type=int, default=12, metavar="N", help="levels to show")
     parser.add_argument("--max-children", type=int, default=12, metavar="N", help="a node's")
+    parser.add_argument(
+        "--replica", type=int, metavar="K", help="of several engines only this one's tree"
+    )
     parser.add_argument("--json", action="store_true", help="print the tree as data")
     parser.set_defaults(run=run)
 
@@ -32,26 +35,41 @@ def run(args: argparse.Namespace) -> int:
     endpoint = args.endpoint or default_endpoint(args.port)
     keys = {"server_key": args.server_key, "client_key": args.client_key}
     with Runtime(endpoint, **keys) as backend:
-        if args.json:
-            print(json.dumps(backend.tree()))
-        else:
-            print(draw(backend, max_depth=args.max_depth, max_children=args.max_children))
+        tree = backend.tree(args.replica)
+    if args.json:
+        print(json.dumps(tree))
+    else:
+        print(picture_of(tree, max_depth=args.max_depth, max_children=args.max_children))
     return 0
 
 
 def draw(backend: Backend, *, max_depth: int = 8, max_children: int = 8) -> str:
     """The backend's tree for this terminal, and how full the pool is."""
-    tree = backend.tree()
+    return picture_of(backend.tree(), max_depth=max_depth, max_children=max_children)
+
+
+def picture_of(tree: dict[str, Any], *, max_depth: int, max_children: int) -> str:
+    """One engine's tree, or that of all with who has what, and how full the pools are."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 140)
+    bounds = {"width": width, "max_depth": max_depth, "max_children": max_children}
     nodes = tree["nodes"]
+    if "replicas" in tree:
+        names = [str(each["replica"]) for each in tree["replicas"]]
+        lines = [render_fleet(nodes, names, **bounds)]
+        lines += [] if tree["is_whole"] else [f"these {len(nodes):,} were used last"]
+        return "\n".join([*lines, _summary(tree), *map(_report, tree["replicas"])])
     texts = {tuple(node["token_ids"]): node["text"] for node in nodes}
-    picture = render(
-        nodes,
-        lambda ids: texts.get(tuple(ids), ""),
-        width=min(shutil.get_terminal_size((100, 24)).columns, 140),
-        max_depth=max_depth,
-        max_children=max_children,
-    )
+    picture = render(nodes, lambda ids: texts.get(tuple(ids), ""), **bounds)
     return f"{picture}\n{_summary(tree)}"
+
+
+def _report(replica: dict[str, Any]) -> str:
+    """How a replica is, and what it has."""
+    said = f"replica {replica['replica']}: {replica['state']}"
+    if replica.get("total_tokens") is not None:
+        said += f", {replica['cached_tokens']:,} of {replica['total_tokens']:,} tokens cached"
+        said += "" if replica["is_cache_known"] else ", which of them it does not say"
+    return said
 
 
 def _summary(tree: dict[str, Any]) -> str:

@@ -223,7 +223,7 @@ def _add(part: Part, branch: int) -> None:
     part.program.away[branch] = part
 
 
-def _remove(part: Part) -> list[Sequence[list[Any]]]:
+def _remove(part: Part) -> list[list[list[Any]]]:
     """Its branches run elsewhere no more; returns what was withheld of each."""
     program = part.program
     program.parts.remove(part)

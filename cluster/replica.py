@@ -83,6 +83,7 @@ class RoutedProgram(ClientProgram):
     parts: list[Part] = field(default_factory=list)
     away: dict[int, Part] = field(default_factory=dict)  # by branch
     num_withheld: int = 0  # ops of these that the home replica does not have yet
+    was_lost: bool = False  # its replica has ended, and no other has taken it yet
 
     @property
     def is_at_rest(self) -> bool:

@@ -28,6 +28,7 @@ from ..runtime.sessions.fields import integer, optional_text, program_items
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
 from .cache_mirror import CacheMirror
+from .fleet_view import FleetView
 from .parts import Parts
 from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
 from .placement.moves import FETCHED_SHARE, better_home, is_crowded
@@ -83,7 +84,10 @@ class Router:
         self._mirrors = {r.number: CacheMirror(self._cached, r.number) for r in replicas}
         self._habits = AllHabits()
         self._marks = MarkMemory()
-        self._calls = RouterCalls(self._replicas, lambda each: self.retire(each, for_good=False))
+        self._view = FleetView(self._replicas, self._cached, self._mirrors)
+        self._calls = RouterCalls(
+            self._replicas, lambda each: self.retire(each, for_good=False), self._view
+        )
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
@@ -152,6 +156,8 @@ class Router:
             if host.sweep():
                 for replica in self._replicas:
                     replica.is_paused = replica.is_stopped
+                    if replica.is_paused:
+                        self._calls.lose(replica, "its process is stopped")
                 if self._moves:
                     self._rebalance()
                 if self._scaling is not None:
@@ -322,6 +328,7 @@ class Router:
             self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
             program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
+        self._view.place(program, replica)
         missing = num_tokens - newcomer.cached.get(replica.number, 0.0)
         program.load.enter(replica.load, max(0.0, missing))
         self._parts.send(program, program.log.ops)
@@ -577,6 +584,7 @@ class Router:
         assert program.replica is not None, "it is nowhere"
         self._arrive(program)
         self._parts.forget(program)
+        self._view.move(program.replica)
         program.replica.release(program)
         program.log.lose(is_asked=True)
         self._homeless[program] = None
@@ -591,6 +599,7 @@ class Router:
         is_news = replica.is_serving or reason != replica.why_lost
         if is_news and (self._host is not None or not replica.is_own):
             log.warning("replica %d is lost: %s", replica.number, reason)
+        self._view.lose(replica, is_asked=is_asked)
         self._sent.forget(replica.number)
         self._mirrors[replica.number].reset()
         self._calls.lose(replica, reason)

@@ -1,18 +1,21 @@
 """What clients ask beside programs: passed to one replica or to all, and answered once.
 
-Counters are summed, caches flushed everywhere, adapters loaded everywhere; what concerns one engine
-(its tree, what `watch` shows) is asked of the replica that the call names, else of the first.
+Counters are summed, caches flushed everywhere, adapters loaded everywhere; what `watch` shows, and
+one engine's tree, is asked of the replica that the call names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError
 from ..frontend.protocol import wire
 from ..runtime.sessions.clients import Client, Clients
+from .counters import summed, with_counts
+from .fleet_view import FleetView
 from .replica import Replica, ReplicaState, RoutedProgram
 
 Merge = Callable[[list[tuple[int, Any]]], Any]  # of the results, with their replicas' numbers
@@ -26,9 +29,6 @@ _OUTCOMES = (
     "clipped",
     "accepted",
 )  # of hints, the best one last
-# Of what several replicas say under one name, what is no sum.
-_THE_FIRST = frozenset({"page_size", "bounds"})
-_THE_LEAST = frozenset({"uptime_s", "since_step_s"})
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,7 @@ class _Pending:
     call_id: Any
     merge: Merge
     num_missing: int
+    needs_one: bool  # it cannot be answered where nobody has
     results: list[tuple[int, Any]] = field(default_factory=list)
     failure: dict[str, Any] | None = None
 
@@ -46,9 +47,12 @@ class _Pending:
 class RouterCalls:
     """Owns the calls that replicas have been asked and have not answered."""
 
-    def __init__(self, replicas: Sequence[Replica], restart: Callable[[Replica], None]) -> None:
-        """`restart`: starts a replica anew."""
+    def __init__(
+        self, replicas: Sequence[Replica], restart: Callable[[Replica], None], view: FleetView
+    ) -> None:
+        """`restart`: starts a replica anew; `view`: what there is to show of all."""
         self._replicas = replicas
+        self._view = view
         self._restart = restart
         self.clients: Clients[Client[RoutedProgram]] | None = None
         self._asked: dict[int, tuple[_Pending, Replica]] = {}  # by the number of the question
@@ -59,7 +63,7 @@ class RouterCalls:
         }
         self._all: dict[str, Merge] = {
             "info": self._info,
-            "metrics": self._summed,
+            "metrics": self._info,
             "vitals": self._summed,
             "flush_cache": lambda results: sum(int(result) for _, result in results),
             "kv_hints": _best_outcomes,
@@ -68,7 +72,7 @@ class RouterCalls:
             "unload_lora_adapter": lambda results: _with_sums(results, ("num_requests",)),
             "lora_users": lambda results: _with_sums(results, ("num_requests",)),
         }
-        self._named = ("tree", "watch")
+        self._named: dict[str, Merge] = {"tree": _first, "watch": self._watched}  # by number
 
     @property
     def model(self) -> dict[str, Any]:
@@ -92,29 +96,39 @@ class RouterCalls:
             if method == "restart_replica":
                 client.link.put("reply", id=call_id, ok=True, result=self._started_anew(args))
                 return
-            replicas, merge, args = self._whom(method, args)
+            replicas, merge, method, args = self._whom(method, args)
         except (InvalidRequest, EngineError) as error:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
             return
-        pending = _Pending(client, call_id, merge, len(replicas))
+        pending = _Pending(client, call_id, merge, len(replicas), merge != self._fleet)
+        if not replicas:
+            self._answer(pending)
         for replica in replicas:
             self._num_asked += 1
             self._asked[self._num_asked] = pending, replica
             replica.outbox.queue("call", {"id": self._num_asked, "method": method, "args": args})
 
     def _whom(
-        self, method: Any, args: dict[str, Any]
-    ) -> tuple[list[Replica], Merge, dict[str, Any]]:
+        self, method: str, args: dict[str, Any]
+    ) -> tuple[list[Replica], Merge, str, dict[str, Any]]:
+        """Who is asked what, and what becomes of the answers."""
+        if method == "fleet":
+            serving = [each for each in self._replicas if each.is_serving and not each.is_paused]
+            return serving if args.get("asks", True) else [], self._fleet, "info", {}
+        if method in self._named and args.get("replica") is not None:
+            given = {name: value for name, value in args.items() if name != "replica"}
+            return [self._serving(args["replica"])], self._named[method], method, given
         ready = self._ready()
         if method in self._all:
-            return ready, self._all[method], args
+            return ready, self._all[method], method, args
         if method in self._one:
-            return [self._one[method]()], _first, args
-        if method in self._named:
-            chosen = _named(args.get("replica", ready[0].number), ready)
-            return [chosen], _first, {name: v for name, v in args.items() if name != "replica"}
-        known = sorted([*self._all, *self._one, *self._named, "restart_replica"])
+            return [self._one[method]()], _first, method, args
+        if method == "tree":
+            return ready, partial(self._tree, self._view.tree(**args)), "info", {}
+        if method == "watch":
+            return ready[:1], self._watched, method, args
+        known = sorted([*self._all, *self._one, *self._named, "fleet", "restart_replica"])
         raise InvalidProgram.of("method", method, f"one of {known}")
 
     def _started_anew(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +152,10 @@ class RouterCalls:
             return
         pending, _ = asked
         if header.get("ok"):
-            pending.results.append((replica.number, header.get("result")))
+            result = header.get("result")
+            if isinstance(result, dict) and "stats" in result:
+                self._view.note(replica, result)  # as it comes: others of the same call may be late
+            pending.results.append((replica.number, result))
         else:
             pending.failure = {"error": header.get("error"), "kind": header.get("kind")}
         self._count(pending)
@@ -149,7 +166,7 @@ class RouterCalls:
         for number, (pending, asked) in list(self._asked.items()):
             if asked is replica:
                 del self._asked[number]
-                if pending.num_missing == 1 and not pending.results:
+                if pending.needs_one and pending.num_missing == 1 and not pending.results:
                     pending.failure = {"error": reason, "kind": "EngineError"}
                 self._count(pending)
 
@@ -161,8 +178,10 @@ class RouterCalls:
 
     def _count(self, pending: _Pending) -> None:
         pending.num_missing -= 1
-        if pending.num_missing:
-            return
+        if not pending.num_missing:
+            self._answer(pending)
+
+    def _answer(self, pending: _Pending) -> None:
         link = pending.client.link
         if pending.failure is not None:
             link.put("reply", id=pending.call_id, ok=False, **pending.failure)
@@ -184,13 +203,32 @@ class RouterCalls:
             raise EngineError("no replica is ready")
         return [replica for replica in ready if not replica.is_paused] or ready
 
+    def _serving(self, number: Any) -> Replica:
+        """The one that a call names. Raises InvalidRequest where there is none, and EngineError
+        where it cannot be asked now."""
+        replica = _named(number, self._replicas)
+        if not replica.is_serving or replica.is_paused:
+            why = "its process is stopped" if replica.is_serving else replica.why_lost
+            raise EngineError(f"replica {number} is not ready: {why}")
+        return replica
+
     def _info(self, results: list[tuple[int, Any]]) -> Any:
-        infos = dict(results)
-        reports = [_report(replica, infos.get(replica.number)) for replica in self._replicas]
-        return {**self._summed(results), "replicas": reports}
+        told = with_counts(self._summed(results), self._view.counts())
+        told.pop("run", None)  # each has its own
+        return {**told, "replicas": self._view.reports(dict(results))}
+
+    def _fleet(self, results: list[tuple[int, Any]]) -> Any:
+        return {"replicas": self._view.reports(dict(results))}
+
+    def _tree(self, tree: dict[str, Any], results: list[tuple[int, Any]]) -> Any:
+        return {**self._info(results), **tree}
+
+    def _watched(self, results: list[tuple[int, Any]]) -> Any:
+        number, watched = results[0]
+        return {**watched, "replica": number}
 
     def _summed(self, results: list[tuple[int, Any]]) -> Any:
-        merged = _merged([result for _, result in results])
+        merged = summed([result for _, result in results])
         if isinstance(merged, dict):  # what is the model's is no sum
             merged |= {name: self.model[name] for name in self.model if name in merged}
         if self.clients is not None and isinstance(merged, dict):
@@ -201,20 +239,6 @@ class RouterCalls:
                 if name in merged:
                     merged[name] = value
         return merged
-
-
-def _report(replica: Replica, info: dict[str, Any] | None) -> dict[str, Any]:
-    """`info`: what it says of itself, where it does."""
-    told = {
-        "replica": replica.number,
-        "state": replica.state.value,
-        "num_starts": replica.num_starts,
-        "num_programs": len(replica.programs),
-    }
-    if info is None:
-        return told if replica.is_serving else {**told, "why": replica.why_lost}
-    names = ("total_tokens", "free_tokens", "evictable_tokens", "num_running", "num_waiting")
-    return told | {name: info.get(name) for name in names}
 
 
 def _named(number: Any, replicas: Sequence[Replica]) -> Replica:
@@ -245,27 +269,3 @@ def _best_outcomes(results: list[tuple[int, Any]]) -> Any:
 def _rank(outcome: Any) -> int:
     named = outcome.get("outcome") if isinstance(outcome, dict) else None
     return _OUTCOMES.index(named) if named in _OUTCOMES else -1
-
-
-def _merged(values: list[Any]) -> Any:
-    """Sums of numbers, place by place; what is no number is the first one's."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {
-            name: _merged_field(name, [value[name] for value in values if name in value])
-            for name in first
-        }
-    if isinstance(first, list) and all(
-        isinstance(value, list) and len(value) == len(first) for value in values
-    ):
-        return [_merged(list(each)) for each in zip(*values, strict=True)]
-    if isinstance(first, bool) or not all(isinstance(value, int | float) for value in values):
-        return first
-    return sum(values)
-
-
-def _merged_field(name: str, values: list[Any]) -> Any:
-    if name in _THE_FIRST:
-        return values[0]
-    numbers = [value for value in values if isinstance(value, int | float)]
-    return min(numbers) if name in _THE_LEAST and numbers else _merged(values)

@@ -15,7 +15,11 @@ compared as blocks. One thread uses it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
+
+from .snapshot import FleetNodeSnapshot
 
 __all__ = ["FleetTree"]
 
@@ -100,6 +104,37 @@ class FleetTree(Generic[H]):
                 stack += [(each, text + each.run) for each in below]
                 if text and not below:
                     yield namespace, text
+
+    def snapshot(
+        self, *, max_nodes: int = 1000, max_bytes: int = 192, namespace: Hashable = None
+    ) -> tuple[list[FleetNodeSnapshot], bool]:
+        """The runs used last, parents first, each with its first `max_bytes`, and whether these are
+        all; at most `max_nodes` besides the roots. A run is as long as the same holders have it and
+        nothing forks. With `namespace` only that one. It is no use.
+
+        Cost: Python steps for what is listed and its children, whatever else there is.
+        """
+        rows: list[FleetNodeSnapshot] = []
+        order = count()  # of nodes that were used at once
+        best: list[tuple[int, int, _Node[H], FleetNodeSnapshot]] = []  # below what is listed
+
+        def note(row: FleetNodeSnapshot, last: _Node[H]) -> None:
+            rows.append(row)
+            for child in last.children.values():
+                heappush(best, (-child.used, next(order), child, row))
+
+        for name, root in self._roots.items():
+            if namespace is None or name == namespace:
+                text = name if isinstance(name, str) else repr(name)
+                note(_row(len(rows) + 1, None, text, b"", {}, max_bytes), root)
+        num_roots = len(rows)
+        while best and len(rows) < num_roots + max_nodes:
+            _, _, first, above = heappop(best)
+            last, run, tokens = _lengthened(first)
+            number, text = len(rows) + 1, above["namespace"]
+            note(_row(number, above["id"], text, run, tokens, max_bytes), last)
+        _sum_up(rows)
+        return rows, not best
 
     def match(self, namespace: Hashable, text: bytes) -> dict[H, float]:
         """How many tokens of a text each holder has, of those that have any. It is a use."""
@@ -198,3 +233,49 @@ def _num_common(run: bytes, text: bytes, at: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _lengthened(node: _Node[H]) -> tuple[_Node[H], bytes, dict[H, float]]:
+    """The last node of the run that begins with this one, the run, and the tokens that each holder
+    has of it."""
+    runs, tokens = [node.run], dict(node.holders)
+    while len(node.children) == 1:
+        (child,) = node.children.values()
+        if child.holders.keys() != tokens.keys():
+            break
+        runs.append(child.run)
+        tokens = {holder: tokens[holder] + more for holder, more in child.holders.items()}
+        node = child
+    return node, b"".join(runs), tokens
+
+
+def _row(
+    number: int,
+    parent: int | None,
+    namespace: str,
+    run: bytes,
+    holders: dict[H, float],
+    max_bytes: int,
+) -> FleetNodeSnapshot:
+    tokens = {str(holder): round(holders[holder]) for holder in sorted(holders, key=str)}
+    return FleetNodeSnapshot(
+        id=number,
+        parent=parent,
+        namespace=namespace,
+        num_tokens=max(tokens.values(), default=0),
+        num_bytes=len(run),
+        text=run[:max_bytes].decode("utf-8", "replace"),
+        is_cut=len(run) > max_bytes,
+        holders=tokens,
+    )
+
+
+def _sum_up(rows: list[FleetNodeSnapshot]) -> None:
+    """Roots have the holders of what is below them."""
+    roots = {row["id"]: row for row in rows if row["parent"] is None}
+    root_of = {number: row["holders"] for number, row in roots.items()}
+    for row in rows:
+        if row["parent"] is not None:
+            total = root_of[row["id"]] = root_of[row["parent"]]
+            for holder, num_tokens in row["holders"].items():
+                total[holder] = total.get(holder, 0) + num_tokens

@@ -25,7 +25,7 @@ class Change(NamedTuple):
     kind: Literal["grown", "cut", "gone", "split"]
     node: int  # its id
     other: int = 0  # of a new node its parent (0: its namespace's root), of a split the upper part
-    namespace: Hashable = None  # of a new node below the root
+    namespace: Hashable = None  # of a new node, or an upper part, below the root
     token_ids: array[int] = array("i")
 
 
@@ -58,7 +58,8 @@ class TreeJournal:
 
     def note_split(self, node: Node, upper: Node) -> None:
         """`upper` has the first tokens of `node` now."""
-        self._changes.append(Change("split", node.id, upper.id, token_ids=upper.token_ids[:]))
+        namespace = _namespace_below_root(upper)
+        self._changes.append(Change("split", node.id, upper.id, namespace, upper.token_ids[:]))
 
 
 def snapshot_changes(nodes: list[Node]) -> list[Change]:
@@ -69,5 +70,9 @@ def snapshot_changes(nodes: list[Node]) -> list[Change]:
 def _new(node: Node) -> Change:
     assert node.parent is not None, "a root holds no tokens"
     above = 0 if node.parent.is_root else node.parent.id
-    namespace = node.namespace if above == 0 else None
-    return Change("grown", node.id, above, namespace, node.token_ids[:])
+    return Change("grown", node.id, above, _namespace_below_root(node), node.token_ids[:])
+
+
+def _namespace_below_root(node: Node) -> Hashable:
+    """None elsewhere."""
+    return node.namespace if node.parent is not None and node.parent.is_root else None

@@ -6,16 +6,21 @@ from typing import TypedDict
 
 from .node import Node
 
-__all__ = ["NodeSnapshot", "snapshot_of"]
+__all__ = ["FleetNodeSnapshot", "NodeSnapshot", "TreeRow", "snapshot_of"]
 
 
-class NodeSnapshot(TypedDict):
-    """One node as plain data; roots have no parent and no tokens."""
+class TreeRow(TypedDict):
+    """What each row of a tree has; roots have no parent and no tokens."""
 
     id: int
     parent: int | None
     namespace: str
     num_tokens: int
+
+
+class NodeSnapshot(TreeRow):
+    """One node as plain data."""
+
     token_ids: list[int]  # its first ones
     lock_ref: int
     lease_ref: int
@@ -23,6 +28,16 @@ class NodeSnapshot(TypedDict):
     host_tokens: int  # of num_tokens, the leading ones that the host tier has too
     hits: int
     last_use: int
+
+
+class FleetNodeSnapshot(TreeRow):
+    """A run of text that some of several caches have, as plain data; `num_tokens`: the most that
+    one of them has of it."""
+
+    num_bytes: int
+    text: str  # of its first bytes; what is no UTF-8 is replaced
+    is_cut: bool  # whether `text` is not all of it
+    holders: dict[str, int]  # tokens of it by holder; of a root: of all below it
 
 
 def snapshot_of(node: Node, max_token_ids: int) -> NodeSnapshot:

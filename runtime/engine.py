@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import sys
 import time
 from collections import deque
@@ -129,6 +130,7 @@ class Engine:
         self.step_log = StepLog()
         self._ids = itertools.count(1)
         self._patience_s = 0.0  # of the next step with parsers
+        self.run = secrets.token_hex(8)  # names it: readers of its counters notice another one
         self.started_s = time.monotonic()
         self.last_step_s: float | None = None  # when a step last succeeded
 
@@ -264,6 +266,7 @@ class Engine:
             "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
+            "run": self.run,
             "uptime_s": time.monotonic() - self.started_s,
             "grammars": {} if self.grammars is None else self.grammars.describe(),
             "speculation": {}

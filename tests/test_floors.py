@@ -62,8 +62,9 @@ FLOORS = {
     ),
     "cluster": (
         ("placement", "prompt_text"),
-        ("cache_mirror", "settings"),
+        ("cache_mirror", "counters", "settings"),
         ("replica",),
+        ("fleet_view",),
         ("local", "parts", "ray_engines", "remote", "router_calls", "scaling"),
         ("router",),
         ("__main__",),

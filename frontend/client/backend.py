@@ -84,9 +84,11 @@ class Backend:
         """Model, limits, KV pool and counters of the runtime."""
         return dict(self.connection.call("info"))
 
-    def tree(self) -> dict[str, Any]:
-        """The radix tree as plain data, see `stemma.radix.render`."""
-        return dict(self.connection.call("tree"))
+    def tree(self, replica: int | None = None) -> dict[str, Any]:
+        """The radix tree as plain data, see `stemma.radix.render`; of several engines all of it,
+        with who has what, or that of one `replica`. Raises InvalidRequest where there is none."""
+        args = {} if replica is None else {"replica": replica}
+        return dict(self.connection.call("tree", **args))
 
     def flush_cache(self) -> int:
         """Drop all cached KV that nothing uses; returns the number of tokens freed."""

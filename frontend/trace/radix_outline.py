@@ -69,6 +69,7 @@ def _line(row: Mapping[str, Any]) -> str:
     if row["parent"] is None:
         return escape(str(row.get("namespace") or "(default)"))
     text = quoted(str(row.get("text", "")), MAX_TEXT_CHARS)
-    return (
-        f"{escape(text)} <small>{row['num_tokens']:,} tokens, {row.get('hits', 0):,} hits</small>"
-    )
+    use = f"{row.get('hits', 0):,} hits"
+    if "holders" in row:  # of several engines
+        use = f"on replica {', '.join(row['holders'])}"
+    return f"{escape(text)} <small>{row['num_tokens']:,} tokens, {use}</small>"

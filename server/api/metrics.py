@@ -17,6 +17,7 @@ from ...errors import EngineError
 from ..generation.service import Service
 from ..metrics.compat import compat_families
 from ..metrics.engine_metrics import engine_families
+from ..metrics.fleet_metrics import fleet_families
 
 _TIMEOUT_S = 5.0
 
@@ -33,9 +34,10 @@ def router(service: Service) -> APIRouter:
         try:
             info = await service.engine.connection.acall("metrics", _TIMEOUT_S)
         except EngineError:
-            families.append(_engine_up(0.0))
+            families += [_engine_up(0.0), *fleet_families(await _fleet(service))]
         else:
             families += [_engine_up(1.0), *engine_families(info)]
+            families += fleet_families(info.get("replicas", ()))
             if service.settings.metrics_compat:
                 speed = throughput.note(info)
                 families += compat_families({**info, "output_tokens_per_s": speed})
@@ -44,6 +46,18 @@ def router(service: Service) -> APIRouter:
         return Response(body, media_type=content_type)
 
     return routes
+
+
+async def _fleet(service: Service) -> list[dict[str, Any]]:
+    """How replicas are that do not answer, as far as their router knows; none without one."""
+    try:
+        if not service.has_replicas:
+            return []
+        fleet = await service.engine.connection.acall("fleet", _TIMEOUT_S, asks=False)
+    except EngineError:
+        return []
+    replicas: list[dict[str, Any]] = fleet["replicas"]
+    return replicas
 
 
 class _Throughput:

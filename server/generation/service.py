@@ -54,6 +54,11 @@ class Service:
         return self.engine.connection.info
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether there is a router, of any number of engines. Raises EngineError."""
+        return "num_replicas" in self.info
+
+    @property
     def model(self) -> str:
         """The name of the served model. Raises EngineError."""
         return str(self.info["model"])

@@ -12,6 +12,7 @@ from .samples import (
     ended_family,
     figure_families,
     histogram_family,
+    kv_states,
     kv_usage,
     of,
     stat,
@@ -126,11 +127,9 @@ def _by_source(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
 
 def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:
     """The pool by state; the states add up to the pool."""
-    free, evictable = info["free_tokens"], info["evictable_tokens"]
-    states = {"free": free, "cached": evictable, "held": info["total_tokens"] - free - evictable}
     metric = GaugeMetricFamily(
         "stemma_kv_tokens", "Room for KV, in tokens, by state.", labels=[*labels, "state"]
     )
-    for state, value in states.items():
-        metric.add_metric([*labels.values(), state], float(value))
+    for state, value in kv_states(info).items():
+        metric.add_metric([*labels.values(), state], value)
     return metric

@@ -51,6 +51,12 @@ def kv_usage(info: Info) -> float:
     return float(1.0 - idle / total) if total else 0.0
 
 
+def kv_states(info: Info) -> dict[str, float]:
+    """The pool's tokens by state; they add up to the pool."""
+    free, cached = float(info["free_tokens"]), float(info["evictable_tokens"])
+    return {"free": free, "cached": cached, "held": info["total_tokens"] - free - cached}
+
+
 def hit_rate(info: Info) -> float:
     """Share of prompt tokens that came from the cache since the start, in [0, 1]."""
     stats = info["stats"]

@@ -69,9 +69,14 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def browser_path() -> str:
+    """Of the browser; asked for before anything is started in vain."""
+    return _browser_path()
+
+
+@pytest.fixture(scope="session")
+def page_server(tmp_path_factory: pytest.TempPathFactory, browser_path: str) -> Iterator[Served]:
     """One server for all tests of the page."""
-    _browser_path()  # before anything is started in vain
     folder = tmp_path_factory.mktemp("page")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -91,14 +96,13 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(browser_path: str) -> Iterator[Browser]:
     """One a module: while it runs, its driver's event loop is the main thread's, and other tests
     start loops of their own."""
-    path = _browser_path()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
+        browser = playwright.chromium.launch(executable_path=browser_path, args=BROWSER_FLAGS)
         yield browser
         browser.close()
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_threads import Cluster, clustered
+from cluster_caches import is_right, texts_in
+from cluster_threads import clustered
 from waiting import wait_until
 
 import stemma as st
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 
@@ -28,36 +30,6 @@ def ask(s: st.ProgramState, number: int, branches: int) -> None:
 def chat(s: st.ProgramState, number: int) -> None:
     s += st.system("You are kind.") + st.user(f"Hello {number}")
     s += st.assistant(st.gen("a", max_tokens=8, **GEN))
-
-
-def texts_in(cluster: Cluster, number: int) -> set[tuple[str, bytes]]:
-    """The longest texts in an engine's tree, by its own words."""
-    engine = cluster.engines[number].loaded
-    written, tree = engine.token_texts(), engine.engine.scheduler.kv_cache.tree
-    texts = {
-        (
-            str(node.namespace),
-            b"".join(written[i] for i in _without_bos(engine, tree.path(node)[0])),
-        )
-        for node in tree.nodes()
-        if not node.children and not node.is_root
-    }
-    return {
-        (namespace, text)
-        for namespace, text in texts
-        if text and not any(o != text and o.startswith(text) for n, o in texts if n == namespace)
-    }
-
-
-def _without_bos(engine: Any, ids: Any) -> Any:
-    return ids[1:] if ids and ids[0] in engine.tokenizer.bos_ids else ids
-
-
-def is_right(cluster: Cluster) -> bool:
-    return all(
-        set(cluster.router._cached.texts_of(number)) == texts_in(cluster, number)
-        for number in cluster.engines
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 400}, {"page_size": 16}], ids=str)
@@ -80,6 +52,21 @@ def test_the_router_knows_what_its_replicas_have(checkpoint: Path, options: dict
         cluster.wait_ready()
         ask.run(number=1, branches=2, backend=backend)
         wait_until(lambda: is_right(cluster))
+
+
+def test_a_bos_is_no_text_also_where_texts_part_right_behind_it() -> None:
+    """The embedded model begins texts with one."""
+
+    @st.function
+    def say(s: st.ProgramState, text: str) -> None:
+        s += text + st.gen("a", max_tokens=3, **GEN)
+
+    with clustered(EMBEDDED_MODEL, 1) as (cluster, backend):
+        for text in ("You are kind.", "You are wise.", "Once, far away", "Once more"):
+            say.run(text=text, backend=backend)
+        wait_until(lambda: is_right(cluster))
+        texts = {text[:4] for _, text in texts_in(cluster, 0)}
+        assert texts == {b"You ", b"Once"}
 
 
 def test_a_chat_is_found_where_it_is(checkpoint: Path) -> None:

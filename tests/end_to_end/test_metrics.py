@@ -142,8 +142,24 @@ def test_every_name_of_the_dashboard_is_there(embedded: st.Engine) -> None:
             families = text_string_to_metric_families(client.get("/metrics").text)
             names = {sample.name for family in families for sample in family.samples}
             known = names | {"stemma_http_cut_streams_total"}  # it has no series before its first
-    asked = set(re.findall(r"\b((?:stemma|process)_[a-z0-9_]+)", DASHBOARD.read_text()))
+    names_of_it = r"\b((?:stemma|process)_(?!replica_)[a-z0-9_]+)"  # test_fleet_shown has those
+    asked = set(re.findall(names_of_it, DASHBOARD.read_text()))
     assert asked and asked <= known, asked - known
+    assert not any(name.startswith("stemma_replica_") for name in names)
+
+
+def test_the_dashboard_says_where_there_is_one_engine_why_its_row_is_empty() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in board["panels"]]
+    of_fleet = board["panels"][titles.index("Replicas") + 1 :]
+    assert of_fleet
+    for panel in board["panels"]:
+        asks_fleet = "stemma_replica_" in json.dumps(panel.get("targets", ()))
+        assert asks_fleet == (panel in of_fleet), panel["title"]
+        if asks_fleet:
+            assert "one engine" in panel["fieldConfig"]["defaults"]["noValue"]
 
 
 def test_metrics_answer_while_the_engine_is_away() -> None:

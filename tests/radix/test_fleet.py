@@ -44,6 +44,39 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
     assert tree.match("", b"3" + b"x" * 99) and not tree.match("", b"0" + b"x" * 99)
 
 
+def test_a_snapshot_tells_who_has_which_run_and_joins_what_nothing_divides() -> None:
+    tree = FleetTree[int]()
+    tree.cover("", b"the quick", 0, 0, 3)
+    tree.cover("", b"the quick brown fox", 9, 0, 4)
+    tree.cover("", b"the quick brown fox jumps", 19, 0, 2)
+    tree.cover("", b"the quick", 0, 1, 2)
+    tree.cover("", b"the quick red", 9, 1, 1)
+    tree.cover("#x", "né".encode()[:2], 0, 1, 1)
+    rows, is_whole = tree.snapshot(max_bytes=10)
+    assert is_whole
+    assert [(r["namespace"], r["text"], r["is_cut"], r["holders"]) for r in rows] == [
+        ("", "", False, {"0": 9, "1": 3}),
+        ("#x", "", False, {"1": 1}),
+        ("#x", "n\ufffd", False, {"1": 1}),
+        ("", "the quick ", False, {"0": 3, "1": 2}),
+        ("", "red", False, {"1": 1}),
+        ("", "brown fox ", True, {"0": 6}),
+    ]
+    assert [row["parent"] for row in rows] == [None, None, 2, 1, 4, 4]
+    assert sum(row["num_bytes"] for row in rows) == tree.num_bytes
+    assert all(row["parent"] is None for row in rows if not row["num_tokens"])
+
+
+def test_a_snapshot_that_is_cut_has_what_was_used_last() -> None:
+    tree = FleetTree[int]()
+    for number in range(10):
+        tree.insert("", b"%d" % number + b"x" * 99, 0, 100)
+    tree.match("", b"3x")
+    rows, is_whole = tree.snapshot(max_nodes=2)
+    assert not is_whole and [row["text"][:1] for row in rows] == ["", "3", "9"]
+    assert tree.snapshot(namespace="other") == ([], True)
+
+
 def num_same(one: bytes, other: bytes) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 

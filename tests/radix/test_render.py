@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stemma.radix.render import render
+from stemma.radix.fleet import FleetTree
+from stemma.radix.render import render, render_fleet
 from stemma.radix.tree import RadixTree
 
 
@@ -100,6 +101,22 @@ def test_render_draws_a_very_deep_tree() -> None:
         tree.lock(node)
     assert "more nodes" in render(tree.snapshot(), text)
     assert render(tree.snapshot(), text, max_depth=10_000).count("\n") == 401
+
+
+FLEET = """\
+                                              tokens  0 1 12
+(default)                                         10  0 · 12
+└─ "You are kind. Q: "                             6  0 · 12
+   ├─ "Spain?"                                     2  · · 12
+   └─ "France?"                                    2  0 ·  ·"""
+
+
+def test_render_fleet_marks_who_has_each_prefix() -> None:
+    tree = FleetTree[int]()
+    for holder, text in [(0, "France?"), (12, "Spain?")]:
+        tree.insert("", f"You are kind. Q: {text}".encode(), holder, 8)
+    rows, _ = tree.snapshot()
+    assert render_fleet(rows, ["0", "1", "12"], width=60) == FLEET
 
 
 def test_snapshot_is_plain_data_with_a_prefix_of_each_run(tree: RadixTree) -> None:

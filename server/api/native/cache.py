@@ -33,7 +33,7 @@ def router(service: Service) -> APIRouter:
         replica: int | None = Query(default=None, ge=0),
     ) -> dict[str, Any]:
         """The radix tree, of a large one the part used last, and how full the pool is; of several
-        engines the first one's, or that of `replica`."""
+        engines all of it, with who has which prefix, or that of `replica`."""
         bounds = {"max_nodes": max_nodes, "max_token_ids": max_token_ids}
         bounds |= {} if replica is None else {"replica": replica}
         answer: dict[str, Any] = await ask("tree", **bounds, has_text=False)
@@ -81,6 +81,8 @@ def own_version() -> str:
 
 
 def _add_texts(texts: ModelText, nodes: list[dict[str, Any]]) -> None:
-    """Add the text of each node's first tokens; the engine's loop has no time for that."""
+    """Add the text of each node's first tokens; the engine's loop has no time for that. Nodes of
+    several engines have it."""
     for node in nodes:
-        node["text"] = texts.decode(node["token_ids"], skip_special=False)
+        if "token_ids" in node:
+            node["text"] = texts.decode(node["token_ids"], skip_special=False)

@@ -2,6 +2,7 @@
 
     event: state     what the engine does now: whole at first, then the changes
     event: engine    the engine cannot be asked now, and why; `state` events resume once it can
+    event: fleet     of several engines: how each of them is, once a second
 
 docs/serve/watch.md describes the content.
 """
@@ -18,10 +19,11 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from ....errors import EngineError, InvalidRequest
 from ...generation.service import Service
 from ...protocol.caller import caller_of
 from ...protocol.connections import connection_of
-from .watch_feed import WatchFeed
+from .watch_feed import WatchFeeds
 
 MAX_WATCHERS = 64
 
@@ -29,17 +31,20 @@ MAX_WATCHERS = 64
 def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    feed = WatchFeed(service.engine)
+    feeds = WatchFeeds(service.engine)
 
     @routes.get("/watch", include_in_schema=False)  # would hang tools that try all endpoints
     async def watch(
-        request: Request, events: Annotated[int | None, Query(ge=1)] = None
+        request: Request,
+        events: Annotated[int | None, Query(ge=1)] = None,
+        replica: Annotated[int | None, Query(ge=0)] = None,
     ) -> StreamingResponse:
-        """Events until the client goes, or that many."""
-        if len(feed) >= MAX_WATCHERS:
+        """Events until the client goes, or that many; of several engines those of `replica`."""
+        if len(feeds) >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} clients are watching already")
         caller = caller_of(request)
-        stream = _stream(feed, None if caller.is_admin else caller.namespace, events)
+        which = None if replica is None else await _known(service, replica)
+        stream = _stream(feeds, which, None if caller.is_admin else caller.namespace, events)
         return FeedResponse(stream, service.settings.stream_stall_s)
 
     return routes
@@ -69,11 +74,25 @@ class FeedResponse(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
 
 
+async def _known(service: Service, replica: int) -> int | None:
+    """The replica, if there is one; None: the one engine. Raises InvalidRequest."""
+    numbers = [0]
+    try:
+        if service.has_replicas:
+            fleet = await service.engine.connection.acall("fleet", asks=False)
+            numbers = [told["replica"] for told in fleet["replicas"]]
+        if replica not in numbers:
+            raise InvalidRequest.of("replica", replica, f"one of {numbers}")
+        return replica if service.has_replicas else None
+    except EngineError:
+        return replica  # its events tell why there are none
+
+
 async def _stream(
-    feed: WatchFeed, namespace: str | None, num_events: int | None
+    feeds: WatchFeeds, replica: int | None, namespace: str | None, num_events: int | None
 ) -> AsyncIterator[bytes]:
     num_sent = 0
-    with feed.watcher(namespace) as watcher:
+    with feeds.watcher(replica, namespace) as watcher:
         while num_events is None or num_sent < num_events:
             yield await watcher.take()
             num_sent += 1

@@ -2,14 +2,21 @@
 
 const RETRY_MS = 1000;
 
-/** Calls `onState(told)` with each state and `onOutage(reason)` when there is none, until `signal`
-    aborts. A stream that breaks off is begun anew. */
-export async function follow(api, signal, { onState, onOutage }) {
+/** Calls `onState(told)` with each state, `onOutage(reason)` when there is none, and of several
+    engines `onFleet(told)` with how they are, until `signal` aborts. `replica`: which of them; null:
+    the first. A stream that breaks off is begun anew. */
+export async function follow(api, signal, replica, { onState, onFleet, onOutage }) {
+  const path = replica === null ? "/watch" : `/watch?replica=${replica}`;
   while (!signal.aborted) {
     let isOut = false;
     try {
-      for await (const { event, data } of api.events("/watch", { signal })) {
+      for await (const { event, data } of api.events(path, { signal })) {
+        if (signal.aborted) return;
         const told = JSON.parse(data);
+        if (event === "fleet") {
+          onFleet(told);
+          continue;
+        }
         isOut = event !== "state";
         if (isOut) onOutage(told.reason);
         else onState(told);

@@ -18,7 +18,7 @@ export class Model {
   /** Forget everything: it was another engine's. */
   reset() {
     Object.assign(this, {
-      run: null, name: "", engine: null, rates: null, nowS: 0, receivedMs: 0, isLive: false, outage: null,
+      run: null, replica: null, name: "", engine: null, rates: null, nowS: 0, receivedMs: 0, isLive: false, outage: null,
       nodes: new Map(), roots: {}, numNodes: 0, numHidden: 0, pool: null, evictedTokens: 0,
       queue: { running: [], waiting: [], num_running: 0, num_waiting: 0, policy: "" },
       steps: [], names: new Map(), leases: new Map(), users: new Map(),
@@ -39,10 +39,10 @@ export class Model {
 
   take(told) {
     if (told.run !== this.run) {
-      const { history } = this;
+      const { history, replica } = this;
       this.reset();
-      this.history = history;
-      this.run = told.run;
+      Object.assign(this, { run: told.run, replica: told.replica ?? null });
+      if (replica === this.replica) this.history = history; // it was started anew
     }
     Object.assign(this, {
       name: told.model ?? this.name, engine: told.engine, rates: told.rates, queue: told.queue, nowS: told.now_s,

@@ -4,6 +4,7 @@ import { h, put, useStyle } from "../dom.js";
 import { runDemo } from "./demo.js";
 import { count, explainCell, explainNode, explainRequest, explainStep, whyWaiting } from "./explain.js";
 import { follow } from "./feed.js";
+import { Fleet } from "./fleet.js";
 import { Model } from "./model.js";
 import { PoolCanvas } from "./pool_canvas.js";
 import { spark } from "./spark.js";
@@ -19,9 +20,12 @@ export async function mount(root, { api, theme }) {
   const view = new WatchView(api);
   put(root, view.element);
   const stopTheme = theme.onChange(() => view.recolour());
+  const onAddress = () => view.start();
+  addEventListener("hashchange", onAddress);
   view.start();
   return () => {
     stopTheme();
+    removeEventListener("hashchange", onAddress);
     view.close();
   };
 }
@@ -31,6 +35,9 @@ class WatchView {
     this.api = api;
     this.model = new Model();
     this.aborter = new AbortController();
+    this.reading = null; // what ends the stream of the engine that is looked at
+    this.replica = null; // which of several; null: the first
+    this.fleet = new Fleet((number) => { location.hash = `#/watch/${number}`; });
     this.parts = build(this);
     this.element = this.parts.element;
     this.element.watch = this; // for tests and the curious
@@ -46,8 +53,21 @@ class WatchView {
     this.timeline = new Timeline(parts.timeline, model, (step, place) => this.#tip(step && explainStep(step, model), parts.timeline, place));
   }
 
+  /** Look at the engine that the address names (`#/watch/1`), unless that is looked at already. */
   start() {
-    follow(this.api, this.aborter.signal, { onState: (told) => this.take(told), onOutage: (reason) => this.lose(reason) });
+    const [name, number] = location.hash.slice(2).split("/");
+    if (name !== "watch") return; // the view is about to be left
+    const replica = /^\d{1,6}$/.test(number ?? "") ? Number(number) : null;
+    if (this.reading && replica === this.replica) return;
+    this.replica = replica;
+    this.reading?.abort();
+    this.reading = new AbortController();
+    this.tree.pin(null);
+    this.element.dataset.live = false;
+    if (replica !== null) this.fleet.mark(replica);
+    follow(this.api, AbortSignal.any([this.reading.signal, this.aborter.signal]), replica, {
+      onState: (told) => this.take(told), onFleet: (told) => this.takeFleet(told), onOutage: (reason) => this.lose(reason),
+    });
   }
 
   close() {
@@ -60,8 +80,18 @@ class WatchView {
   }
 
   take(told) {
+    const { replica } = this.model;
     this.model.take(told);
+    if (this.model.replica !== replica) {
+      this.fleet.mark(this.model.replica);
+      this.tree.fit();
+    }
     this.show();
+  }
+
+  takeFleet(told) {
+    this.fleet.take(told.replicas);
+    this.fleet.mark(this.replica ?? this.model.replica);
   }
 
   lose(reason) {
@@ -334,7 +364,7 @@ function build(view) {
   parts.empty = h("div", { class: "empty", hidden: true },
     h("h2", { text: "The cache is empty" }),
     h("p", { text: "Send a request, in the chat or with any client, and its prompt grows into this tree. Requests that begin alike share a branch." }), demoButton());
-  parts.element = h("div", { class: "watch" },
+  parts.element = h("div", { class: "watch" }, view.fleet.element,
     h("section", { class: "tree-panel", "aria-label": "Radix tree" },
       parts.tree,
       (parts.head = h("div", { class: "tree-head" },
