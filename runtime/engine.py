@@ -29,6 +29,7 @@ from .execute.dtype_name import dtype_name
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
+from .memory.remote.remote_store import RemoteStore
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .schedule.cache.hint_actions import KVHints
@@ -380,9 +381,9 @@ class LoadedModel:
     def _block_store(self, layout: BlockLayout) -> BlockStore:
         where = str(self.config.kv_store)
         if where.startswith(REDIS_SCHEMES):
-            from .memory.remote.redis_store import RedisStore
+            from .memory.remote.redis_client import RedisClient
 
-            return RedisStore(where, layout)
+            return RemoteStore(RedisClient(where, layout), layout)
         return DiskStore(Path(where), layout, max_bytes=int(self.config.kv_store_gb * 1e9))
 
     def _vocabulary(self) -> Vocabulary:
