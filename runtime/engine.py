@@ -24,7 +24,15 @@ from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
-from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, REDIS_SCHEMES, EngineConfig, located
+from .config import (
+    DEFAULT_MAX_LORA_RANK,
+    MAX_LORA_RANK,
+    MOONCAKE_SCHEME,
+    REDIS_SCHEMES,
+    REMOTE_SCHEMES,
+    EngineConfig,
+    located,
+)
 from .execute.dtype_name import dtype_name
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.block_store import BlockStore
@@ -384,6 +392,10 @@ class LoadedModel:
             from .memory.remote.redis_client import RedisClient
 
             return RemoteStore(RedisClient(where, layout), layout)
+        if where.startswith(MOONCAKE_SCHEME):
+            from .memory.remote.mooncake_client import MooncakeClient
+
+            return RemoteStore(MooncakeClient(where, layout), layout)
         return DiskStore(Path(where), layout, max_bytes=int(self.config.kv_store_gb * 1e9))
 
     def _vocabulary(self) -> Vocabulary:
@@ -443,7 +455,7 @@ class LoadedModel:
             "quantization": self.config.quantization,
             "device": self.config.device,
             "kv_cache_dtype": self.config.kv_cache_dtype,
-            "shares_kv": str(self.config.kv_store).startswith(REDIS_SCHEMES),
+            "shares_kv": str(self.config.kv_store).startswith(REMOTE_SCHEMES),
             "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,

@@ -15,7 +15,7 @@ A server tells which blocks it has, or has to be asked. In the second case every
 a fetch begins with the question, which the reader asks between any two blocks, so that a request
 for which there is nothing waits for one answer and not behind other requests' blocks.
 
-Knows no server: `redis_client.py`.
+Knows no server: `redis_client.py`, `mooncake_client.py`.
 """
 
 from __future__ import annotations
