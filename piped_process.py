@@ -13,6 +13,7 @@ import os
 import select
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -28,14 +29,22 @@ class ProcessStopped(Exception):
 class PipedProcess:
     """Owns the process and its pipes. Lifetime: until `end`."""
 
-    def __init__(self, command: list[str], niceness: int, **environment: str) -> None:
-        """Raises OSError where it cannot be started."""
+    def __init__(
+        self,
+        command: list[str],
+        niceness: int,
+        *,
+        descriptors: Sequence[int] = (),
+        **environment: str,
+    ) -> None:
+        """The process has these descriptors, too. Raises OSError where it cannot be started."""
         self._process = subprocess.Popen(
             command,
             bufsize=0,
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=descriptors,
             start_new_session=True,  # its parent handles Ctrl-C
         )
         assert self._process.stdin is not None and self._process.stdout is not None

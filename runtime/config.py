@@ -46,7 +46,9 @@ def _named_path(text: str) -> tuple[str, Path]:
     return (name, Path(folder)) if separator else (text, Path(text))
 
 
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")  # of a KV store that is not a folder
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+MOONCAKE_SCHEME = "mooncake://"
+REMOTE_SCHEMES = (*REDIS_SCHEMES, MOONCAKE_SCHEME)  # of a KV store that is not a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class EngineConfig:
     )
     kv_store: str | Path | None = flag(
         None, "folder that keeps the KV of prefixes, also over a restart, or redis://HOST:PORT/DB "
-        "for all engines that know it", metavar="WHERE",
+        "or mooncake://HOST:PORT for all engines that know it", metavar="WHERE",
     )
     kv_store_gb: float = flag(
         4.0, "largest size of the folder (default: %(default)s)",

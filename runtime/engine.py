@@ -25,11 +25,20 @@ from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
-from .config import DEFAULT_MAX_LORA_RANK, MAX_LORA_RANK, REDIS_SCHEMES, EngineConfig, located
+from .config import (
+    DEFAULT_MAX_LORA_RANK,
+    MAX_LORA_RANK,
+    MOONCAKE_SCHEME,
+    REDIS_SCHEMES,
+    REMOTE_SCHEMES,
+    EngineConfig,
+    located,
+)
 from .execute.dtype_name import dtype_name
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
+from .memory.remote.remote_store import RemoteStore
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .schedule.cache.hint_actions import KVHints
@@ -383,9 +392,13 @@ class LoadedModel:
     def _block_store(self, layout: BlockLayout) -> BlockStore:
         where = str(self.config.kv_store)
         if where.startswith(REDIS_SCHEMES):
-            from .memory.remote.redis_store import RedisStore
+            from .memory.remote.redis_client import RedisClient
 
-            return RedisStore(where, layout)
+            return RemoteStore(RedisClient(where, layout), layout)
+        if where.startswith(MOONCAKE_SCHEME):
+            from .memory.remote.mooncake_client import MooncakeClient
+
+            return RemoteStore(MooncakeClient(where, layout), layout)
         return DiskStore(Path(where), layout, max_bytes=int(self.config.kv_store_gb * 1e9))
 
     def _vocabulary(self) -> Vocabulary:
@@ -445,7 +458,7 @@ class LoadedModel:
             "quantization": self.config.quantization,
             "device": self.config.device,
             "kv_cache_dtype": self.config.kv_cache_dtype,
-            "shares_kv": str(self.config.kv_store).startswith(REDIS_SCHEMES),
+            "shares_kv": str(self.config.kv_store).startswith(REMOTE_SCHEMES),
             "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_thread import serving
 from kv_blocks import LAYOUT, fetched, payload_of, save_all, sequence, wait_for
 from redis_server import RedisServer
+from shared_kv import assert_the_second_engine_computes_less
 from waiting import wait_until
 
-import stemma as st
 from stemma.errors import InvalidRequest
-from stemma.frontend.client.backend import Backend
 from stemma.runtime.memory.disk.block_key import BlockLayout
 from stemma.runtime.memory.disk.block_store import StoreMode
-from stemma.runtime.memory.remote.redis_store import RedisStore
+from stemma.runtime.memory.remote.redis_client import RedisClient
+from stemma.runtime.memory.remote.remote_store import RemoteStore
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-def opened(server: RedisServer, layout: BlockLayout = LAYOUT) -> RedisStore:
-    store = RedisStore(server.url, layout)
+def opened(server: RedisServer, layout: BlockLayout = LAYOUT) -> RemoteStore:
+    store = RemoteStore(RedisClient(server.url, layout), layout)
     wait_until(lambda: store.mode is StoreMode.WRITER)
     return store
 
@@ -62,12 +61,12 @@ def test_a_block_in_doubt_is_a_miss_and_saved_again(server: RedisServer, damage:
     blocks = sequence(1, 2, 3)
     store, client = opened(server), server.client()
     save_all(store, blocks)
-    name = store._name + blocks[1].key
+    name, other = (RedisClient(server.url, LAYOUT).name_of(block.key) for block in blocks[1:])
     data = bytearray(client.get(name))
     data[-100] ^= 1
     harm: dict[str, Any] = {
         "flip": bytes(data), "cut": bytes(data[:-1]),
-        "other": client.get(store._name + blocks[2].key),
+        "other": client.get(other),
     }  # fmt: skip
     client.delete(name) if damage == "gone" else client.set(name, harm[damage])
     assert len(wait_for(store.fetch(blocks), store)) == 1
@@ -108,39 +107,16 @@ def another() -> Any:
 
 def test_a_server_that_never_was_there_harms_nobody(tmp_path: Path) -> None:
     pytest.importorskip("redis")
-    store = RedisStore(f"unix://{tmp_path}/nobody.sock", LAYOUT)
+    store = RemoteStore(RedisClient(f"unix://{tmp_path}/nobody.sock", LAYOUT), LAYOUT)
     assert store.longest(sequence(1)) == 0 and store.num_accepted() == 0
     assert wait_for(store.fetch(sequence(1)), store) == []
     assert store.describe()["mode"] == "failed"
     store.close()
     with pytest.raises(InvalidRequest, match="kv_store="):
-        RedisStore("redis://host:port/x", LAYOUT)
-
-
-@st.function
-def story(s: st.ProgramState, number: int) -> None:
-    s += f"Story {number}: " + "The quick brown fox jumps over the lazy dog. " * 8
-    s += st.gen("a", max_tokens=8, temperature=0.7, ignore_eos=True)
-
-
-def said_by(backend: Backend) -> list[Any]:
-    states = story.run_batch([{"number": n} for n in range(4)], seed=1, backend=backend)
-    return [state.get_meta_info("a")["output_ids"] for state in states]
+        RedisClient("redis://host:port/x", LAYOUT)
 
 
 def test_an_engine_says_the_same_with_kv_that_another_one_computed(
     checkpoint: Path, server: RedisServer
 ) -> None:
-    options = {"max_total_tokens": 4096, "max_model_len": None}
-    with serving(checkpoint, **options) as backend:
-        truth = said_by(backend)
-    for index in range(2):
-        with serving(checkpoint, kv_store=server.url, **options) as backend:
-            wait_until(lambda: store_of(backend)["mode"] == "writer")
-            assert said_by(backend) == truth
-            assert (store_of(backend)["num_restored_tokens"] > 900) is (index == 1)
-            wait_until(lambda: store_of(backend)["num_blocks"] >= 4)
-
-
-def store_of(backend: Backend) -> dict[str, Any]:
-    return dict(backend.get_server_info()["kv_store"])
+    assert_the_second_engine_computes_less(checkpoint, server.url)
