@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..bench import gpu
 from ..bench.cache import radix
+from ..bench.cluster import router
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
 from ..bench.device import beam, determinism, quantization, step
 from ..bench.harness import limits, model, workloads
@@ -18,8 +19,8 @@ from ..bench.speculation import drafting, drafting_peers, oracle, speculation
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, placement, step, stall, startup,
-    threads, gpu, dsl, latency, load, programs, limits, watch, plan,
+    serving, masks, conformance, grammar_load, radix, schedule, placement, router, step, stall,
+    startup, threads, gpu, dsl, latency, load, programs, limits, watch, plan,
     quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
