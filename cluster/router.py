@@ -321,7 +321,7 @@ class Router:
             self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
             self._sent.shrink(MAX_TREE_BYTES)
         if not adapter:
-            self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
+            self._on_the_way.cover(namespace, text, replica.number, num_tokens)
             program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
         missing = num_tokens - newcomer.cached.get(replica.number, 0.0)
@@ -387,7 +387,7 @@ class Router:
         """Its beginning is on its way no more."""
         if program.sent is not None:
             namespace, text, number = program.sent
-            self._on_the_way.uncover(namespace, text, 0, number)
+            self._on_the_way.uncover(namespace, text, number)
         program.sent = None
 
     def _end(self, program: RoutedProgram) -> None:

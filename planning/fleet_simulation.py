@@ -303,7 +303,7 @@ class FleetSimulation:
         """A call has its first token: its prompt is in its replica's tree."""
         if record.is_placed:
             text = record.call.prompt.tobytes()
-            self._on_the_way.uncover("", text, 0, record.engine.number)
+            self._on_the_way.uncover("", text, record.engine.number)
 
     def note_finish(self, record: _Call, request: Request) -> None:
         """A call has ended; after the last of its siblings its job goes on."""
@@ -341,7 +341,7 @@ class FleetSimulation:
         replica = self._policy(newcomer, self._present)
         assert isinstance(replica, SimulatedReplica)
         self._sent.insert("", text, replica.number, len(call.prompt))
-        self._on_the_way.cover("", text, 0, replica.number, len(call.prompt))
+        self._on_the_way.cover("", text, replica.number, len(call.prompt))
         load.enter(replica.load, len(call.prompt) - cached.get(replica.number, 0.0))
         self.router_s += time.thread_time() - started
         self.num_placed += 1

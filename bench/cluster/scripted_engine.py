@@ -1,4 +1,4 @@
-"""`python -m stemma.bench.cluster.scripted_engine`: a stand-in for an engine, which answers at once.
+"""`python -m stemma.bench.cluster.scripted_engine`: a stand-in for an engine, answers at once.
 
 It speaks the engine's side of the protocol over real sockets: a call that streams gets a token a
 turn of the loop, as from a decode step, any other one its whole value; whoever follows the cache is

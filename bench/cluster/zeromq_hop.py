@@ -13,9 +13,7 @@ from collections.abc import Sequence
 import zmq
 
 
-def pass_on(
-    front: zmq.Socket[bytes], backs: Sequence[zmq.Socket[bytes]], stop_fd: int
-) -> None:
+def pass_on(front: zmq.Socket[bytes], backs: Sequence[zmq.Socket[bytes]], stop_fd: int) -> None:
     """Messages of clients to the backs, which take turns; what they say to the clients."""
     poller = zmq.Poller()
     for socket in (front, *backs, stop_fd):
