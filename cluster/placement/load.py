@@ -74,14 +74,6 @@ class ReplicaLoad:
     expected_tokens: float = 0.0  # what they will have it compute in about the time of one call
     held_tokens: float = 0.0  # KV that they will want again
 
-    def change(self, before: ReplicaLoad, after: ReplicaLoad) -> None:
-        """A program's part of it is another one now."""
-        self.num_calls += after.num_calls - before.num_calls
-        self.expected_tokens += after.expected_tokens - before.expected_tokens
-        self.held_tokens += after.held_tokens - before.held_tokens
-
-
-_NOTHING = ReplicaLoad()
 
 
 class ProgramLoad:
@@ -95,8 +87,8 @@ class ProgramLoad:
         self._clock = clock
         self._held_tokens = 0.0
         self._since_s = 0.0  # of the first call in flight, or of the last one's end
-        self._total = ReplicaLoad()
-        self._part = _NOTHING
+        self._total: ReplicaLoad | None = None  # None: it is nowhere
+        self._part = ReplicaLoad()
 
     def enter(self, total: ReplicaLoad, missing_tokens: float) -> None:
         """It runs on this replica from now on, which has to compute so much of its prompt."""
@@ -107,8 +99,8 @@ class ProgramLoad:
 
     def leave(self) -> None:
         """It is nowhere."""
-        self._total.change(self._part, _NOTHING)
-        self._part, self._total = _NOTHING, ReplicaLoad()
+        self._become(0, 0.0, 0.0)
+        self._total = None
         self.num_calls = 0
 
     def begin_call(self) -> None:
@@ -153,6 +145,15 @@ class ProgramLoad:
             expected = self.missing_tokens + self.num_calls * rows
         else:
             expected = self.habits.busy_share * rows
-        part = ReplicaLoad(self.num_calls, expected, self.held_tokens)
-        self._total.change(self._part, part)
-        self._part = part
+        self._become(self.num_calls, expected, self.held_tokens)
+
+    def _become(self, num_calls: int, expected_tokens: float, held_tokens: float) -> None:
+        """Its part of its replica's load is another one now."""
+        part, total = self._part, self._total
+        if total is None:
+            return
+        total.num_calls += num_calls - part.num_calls
+        total.expected_tokens += expected_tokens - part.expected_tokens
+        total.held_tokens += held_tokens - part.held_tokens
+        part.num_calls, part.expected_tokens = num_calls, expected_tokens
+        part.held_tokens = held_tokens
