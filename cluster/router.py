@@ -13,7 +13,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -256,8 +257,7 @@ class Router:
                 raise ProtocolError(f"{name}={create[name]!r:.200} is not allowed; allowed: a text")
         tenant = tenant_from(create)
         create["tenant"] = tenant or client.tenant
-        account = repr(client.account(tenant)).encode()
-        create["account"] = hashlib.blake2b(account, digest_size=16).hexdigest()
+        create["account"] = _name_of(client.account(tenant))
         habits = self._habits.of(_kind_of(create, ops))
         opening = Opening(create, self._marks)
         load, own_log = ProgramLoad(habits), ProgramLog(create)
@@ -268,7 +268,7 @@ class Router:
         for op in ops:
             if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
                 raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
-            if not (isinstance(op[0], str) and isinstance(op[3], str | None)):
+            if not (isinstance(op[0], str) and (op[3] is None or isinstance(op[3], str))):
                 raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
         program.opening.take(ops)
         program.log.take(ops)
@@ -608,6 +608,12 @@ def _kind_of(create: dict[str, Any], ops: Any) -> str:
         if isinstance(op, list) and len(op) > 3 and op[0] in CALLS and isinstance(op[3], str):
             return op[3]
     return ""
+
+
+@lru_cache(maxsize=4096)
+def _name_of(account: Hashable) -> str:
+    """An account's name to engines, which says nothing of its keys."""
+    return hashlib.blake2b(repr(account).encode(), digest_size=16).hexdigest()
 
 
 def _namespace_of(create: dict[str, Any]) -> tuple[str, str]:

@@ -75,7 +75,6 @@ class ReplicaLoad:
     held_tokens: float = 0.0  # KV that they will want again
 
 
-
 class ProgramLoad:
     """One open program as its replica's load sees it. Invariant: its part is in `_total`."""
 
