@@ -30,6 +30,8 @@ import zmq
 
 from ...flags import count
 from ...frontend.backend import Runtime
+from ...frontend.dsl.expr import assistant, user
+from ...frontend.dsl.expr import system as said_by_system
 from ...frontend.dsl.function import function
 from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
@@ -62,12 +64,7 @@ def turns(s: ProgramState, number: int) -> None:
 @function
 def chat(s: ProgramState, system: str, text: str) -> None:
     """A chat's turn."""
-    with s.system():
-        s += system
-    with s.user():
-        s += text
-    with s.assistant():
-        s += gen("answer", max_tokens=16)
+    s += said_by_system(system) + user(text) + assistant(gen("answer", max_tokens=16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ class Hop:
         self._stack.enter_context(echo)
         hop = child(module, "--endpoint", front, "--backs", back)
         self._pid = self._stack.enter_context(hop).pid
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._stack.callback(self._socket.close, 0)
         self._socket.connect(front)
         self._message = b"x" * (load.num_bytes + 200)

@@ -120,7 +120,7 @@ class ScriptedEngine:
             if not program.num_tokens:
                 self._cache(program)
             if program.streams:
-                delta = {"text": TOKEN, "token_ids": [1]}
+                delta: dict[str, Any] = {"text": TOKEN, "token_ids": [1]}
                 if not program.num_tokens:
                     delta |= {"prompt_tokens": _num_tokens(program), "cached_tokens": 0}
                 client.events.append(number, 0, seq, wire.DELTA, delta)
