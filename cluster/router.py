@@ -260,7 +260,8 @@ class Router:
         create["account"] = _name_of(client.account(tenant))
         habits = self._habits.of(_kind_of(create, ops))
         opening = Opening(create, self._marks)
-        load, own_log = ProgramLoad(habits), ProgramLog(create)
+        load = ProgramLoad(habits, tenant=create["tenant"])
+        own_log = ProgramLog(create)
         return RoutedProgram(client, number, create, load, opening, own_log)
 
     def _pass_on(self, program: RoutedProgram, ops: list[Any], *, is_end: bool) -> None:
@@ -309,6 +310,7 @@ class Router:
             program.create.get("history") or None,
             text,
             load.habits.output_tokens * load.habits.num_calls,
+            load.tenant,
         )
 
     def _settle(self, program: RoutedProgram, newcomer: Newcomer, replica: Replica) -> None:

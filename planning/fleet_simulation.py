@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -146,6 +146,9 @@ class SimulatedReplica:
     @property
     def expected_tokens(self) -> float:
         return self.load.expected_tokens
+
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        return self.load.ahead_of(tenant, num_tokens)
 
     @property
     def room_tokens(self) -> float:

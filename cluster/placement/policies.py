@@ -43,6 +43,9 @@ class Candidate(Protocol):
     def expected_tokens(self) -> float:
         """What its open programs are expected to have it compute."""
 
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        """Of these, what it computes before so many more of a tenant's."""
+
     @property
     def room_tokens(self) -> float:
         """KV that its open programs do not want again; below 0: they want more than it holds."""
@@ -61,6 +64,7 @@ class Newcomer:
     key: Hashable = None  # its caller's name for what belongs together
     text: bytes = b""
     expected_tokens: float = 0.0  # what its calls are expected to compute beside that
+    tenant: Hashable = ""
 
 
 Policy = Callable[[Newcomer, Sequence[Candidate]], Candidate]
@@ -102,7 +106,8 @@ def expected_s(newcomer: Newcomer, candidate: Candidate) -> float:
     missing = max(0.0, newcomer.num_tokens - newcomer.cached.get(candidate.number, 0.0))
     wanted = missing + newcomer.expected_tokens
     displaced = max(0.0, wanted - max(0.0, candidate.room_tokens))
-    return candidate.prompt_token_s * (missing + candidate.expected_tokens + displaced)
+    before = candidate.expected_before(newcomer.tenant, wanted)
+    return candidate.prompt_token_s * (missing + before + displaced)
 
 
 class RoundRobin:
