@@ -323,13 +323,13 @@ class FleetSimulation:
         """The policy's choice for a program's first call, or for any."""
         started = time.thread_time()
         text = call.prompt.tobytes()
-        sent = self._sent.match("", text)
+        sent, on_the_way = self._sent.match("", text), self._on_the_way.match("", text)
         self.router_s += time.thread_time() - started
         cached = sent
         if self._routing.knows_caches:
             trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self.replicas}
             there = {n: float(tree.match_length("", call.prompt)) for n, tree in trees.items()}
-            for number, count in self._on_the_way.match("", text).items():
+            for number, count in on_the_way.items():
                 there[number] = max(count, there[number])
             cached = {number: count for number, count in there.items() if count}
         started = time.thread_time()

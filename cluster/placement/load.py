@@ -86,9 +86,12 @@ class ReplicaLoad:
         tenants take turns, so of each other one no more than its own. As if all weighed the same.
         """
         own = self.tenants.get(tenant)
-        before = 0.0 if own is None else own.expected_tokens
-        num_others = len(self.tenants) - (own is not None)
-        return min(self.expected_tokens, before + num_others * (before + num_tokens))
+        if own is None:
+            before = len(self.tenants) * num_tokens
+        else:
+            before = own.expected_tokens
+            before += (len(self.tenants) - 1) * (before + num_tokens)
+        return before if before < self.expected_tokens else self.expected_tokens
 
 
 class ProgramLoad:

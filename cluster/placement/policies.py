@@ -103,11 +103,12 @@ def program(newcomer: Newcomer, candidates: Sequence[Candidate]) -> Candidate:
 
 def expected_s(newcomer: Newcomer, candidate: Candidate) -> float:
     """What placing it there costs, in seconds."""
-    missing = max(0.0, newcomer.num_tokens - newcomer.cached.get(candidate.number, 0.0))
-    wanted = missing + newcomer.expected_tokens
-    displaced = max(0.0, wanted - max(0.0, candidate.room_tokens))
-    before = candidate.expected_before(newcomer.tenant, wanted)
-    return candidate.prompt_token_s * (missing + before + displaced)
+    missing = newcomer.num_tokens - newcomer.cached.get(candidate.number, 0.0)
+    missing = missing if missing > 0.0 else 0.0  # not max(): it is half of what this takes
+    wanted, room = missing + newcomer.expected_tokens, candidate.room_tokens
+    displaced = wanted - room if room > 0.0 else wanted
+    expected = missing + candidate.expected_before(newcomer.tenant, wanted)
+    return candidate.prompt_token_s * (expected + displaced if displaced > 0.0 else expected)
 
 
 class RoundRobin:
