@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from ...flags import count
 from ...frontend.backend import Engine, Runtime
@@ -30,7 +31,7 @@ from ...frontend.dsl.state import ProgramState
 from ..harness.report import write_report
 
 START_S = 600.0
-GREEDY = {"temperature": 0.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ def chats(rng: random.Random, number: int) -> list[Conversation]:
 
 
 def documents(rng: random.Random, number: int) -> list[Conversation]:
-    """Four questions on each document of 3 kB, in random order; each is a program of its own."""
-    texts = [_text(rng, 3000) for _ in range(max(1, number // 4))]
+    """Four questions on each document of 2 kB, in random order; each is a program of its own."""
+    texts = [_text(rng, 2000) for _ in range(max(1, number // 4))]
     asked = [Conversation((texts[n % len(texts)] + _text(rng, 60),), (), 8) for n in range(number)]
     rng.shuffle(asked)
     return asked
@@ -239,5 +240,11 @@ def _use(state: ProgramState, name: str) -> tuple[int, int]:
 
 
 def _text(rng: random.Random, num_bytes: int) -> str:
-    """Words that nobody else has said."""
-    return "".join(f"{rng.getrandbits(20):x} " for _ in range(num_bytes // 6))
+    """Words in an order that nobody else has said."""
+    return " ".join(rng.choices(_WORDS, k=num_bytes // 5))
+
+
+_WORDS = (
+    "this", "that", "with", "from", "have", "will", "name", "line", "file", "read", "call", "list",
+    "text", "time", "user", "data", "next", "open", "test", "true", "none", "self", "type", "over",
+)  # fmt: skip

@@ -1,10 +1,10 @@
 """`python -m stemma.bench.cluster.scripted_engine`: a stand-in for an engine, answers at once.
 
 It speaks the engine's side of the protocol over real sockets: a call that streams gets a token a
-turn of the loop, as from a decode step, any other one its whole value; whoever follows the cache is
-told of each program's beginning, and of the oldest ones' end. It knows no model: each token is
-`TOKEN`, and texts count a token for each 4 bytes. It reads what a router sends: programs of one
-branch of texts, roles and gens.
+turn of the loop, as from a decode step, any other one its whole value. Whoever follows the cache is
+told of a node for each program, which grows with its texts and tokens, and of the oldest ones' end.
+It knows no model: each token is `TOKEN`, and texts count a token for each 4 bytes. It reads what a
+router sends: programs of one branch of texts, roles and gens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...runtime.sessions.clients import Client, ClientProgram
 from ...runtime.sessions.host import SessionHost
 
 TOKEN = " word"
-MAX_CACHED = 512  # beginnings that are kept
+MAX_CACHED = 512  # programs that are kept
 COSTS = {"prompt_token_s": 1e-4, "total_tokens": 1_000_000}
 
 
@@ -30,8 +30,9 @@ COSTS = {"prompt_token_s": 1e-4, "total_tokens": 1_000_000}
 class _Program(ClientProgram):
     number: int
     streams: bool
-    opening: list[str] = field(default_factory=list)
-    is_cached: bool = False
+    num_chars: int = 0  # of its texts
+    fresh: list[str] = field(default_factory=list)  # texts that the cache does not have
+    node: int = 0  # its own in the cache; 0: none yet
     gens: deque[tuple[int, int]] = field(default_factory=deque)  # seq, max_tokens
     num_tokens: int = 0  # of the first of them
     num_calls: int = 0
@@ -100,10 +101,10 @@ class ScriptedEngine:
         for op in item["ops"]:
             kind, branch, seq = op[:3]
             if kind == "text":
-                program.opening.append(op[4])
+                self._append(program, op[4])
             elif kind in ("role_begin", "role_end"):
                 text = f"<{op[4]}>" if kind == "role_begin" else "\n"
-                program.opening.append(text)
+                self._append(program, text)
                 client.events.append(number, branch, seq, wire.MARK, {"text": text})
             elif kind == "gen":
                 program.gens.append((seq, op[5]["max_tokens"]))
@@ -117,16 +118,17 @@ class ScriptedEngine:
         number = program.number
         if program.gens:
             seq, max_tokens = program.gens[0]
-            if not program.num_tokens:
-                self._cache(program)
+            num_new = 1 if program.streams else max_tokens
+            self._append(program, TOKEN * num_new)
+            self._cache(program)
             if program.streams:
                 delta: dict[str, Any] = {"text": TOKEN, "token_ids": [1]}
                 if not program.num_tokens:
-                    delta |= {"prompt_tokens": _num_tokens(program), "cached_tokens": 0}
+                    delta |= {"prompt_tokens": program.num_chars // 4, "cached_tokens": 0}
                 client.events.append(number, 0, seq, wire.DELTA, delta)
-            program.num_tokens = program.num_tokens + 1 if program.streams else max_tokens
+            program.num_tokens += num_new
             if program.num_tokens >= max_tokens:
-                value = _value(_num_tokens(program), max_tokens)
+                value = _value(program.num_chars // 4, max_tokens)
                 client.events.append(number, 0, seq, wire.VALUE, value)
                 program.gens.popleft()
                 program.num_tokens = 0
@@ -139,15 +141,21 @@ class ScriptedEngine:
             client.events.append(number, 0, 0, wire.DONE, used)
             client.remove(number)
 
+    def _append(self, program: _Program, text: str) -> None:
+        program.fresh.append(text)
+        program.num_chars += len(text)
+
     def _cache(self, program: _Program) -> None:
-        """The beginning of a program is cached, once."""
-        if program.is_cached:
+        """What a program has come to is cached."""
+        text = "".join(program.fresh).encode().decode("latin-1")
+        program.fresh.clear()
+        if program.node:
+            self._changes.append(["grown", program.node, 0, None, text, len(text) // 4])
             return
-        program.is_cached = True
-        text = "".join(program.opening).encode().decode("latin-1")
         self._num_nodes += 1
-        self._changes.append(["grown", self._num_nodes, 0, "", text, _num_tokens(program)])
-        self._cached.append(self._num_nodes)
+        program.node = self._num_nodes
+        self._changes.append(["grown", program.node, 0, "", text, len(text) // 4])
+        self._cached.append(program.node)
         if len(self._cached) > MAX_CACHED:
             self._changes.append(["gone", self._cached.popleft(), 0, None, "", 0])
 
@@ -155,10 +163,6 @@ class ScriptedEngine:
         changes, self._changes = self._changes, []
         if changes and self._follower is not None:
             self._follower.link.put("cache", changes=[{"costs": COSTS}, *changes])
-
-
-def _num_tokens(program: _Program) -> int:
-    return sum(map(len, program.opening)) // 4
 
 
 def _value(prompt_tokens: int, max_tokens: int) -> dict[str, Any]:
