@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..bench import gpu
 from ..bench.cache import radix
+from ..bench.cluster import replicas, router, shared_kv
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
 from ..bench.device import beam, determinism, quantization, step
 from ..bench.harness import limits, model, workloads
@@ -18,9 +19,9 @@ from ..bench.speculation import drafting, drafting_peers, oracle, speculation
 from .connect import Commands
 
 BENCHMARKS = (
-    serving, masks, conformance, grammar_load, radix, schedule, placement, step, stall, startup,
-    threads, gpu, dsl, latency, load, programs, limits, watch, plan,
-    quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
+    serving, masks, conformance, grammar_load, radix, schedule, placement, router, replicas,
+    shared_kv, step, stall, startup, threads, gpu, dsl, latency, load, programs, limits, watch,
+    plan, quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 

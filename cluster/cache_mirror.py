@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..radix.fleet import FleetTree
+from ..radix.fleet import FleetTree, Place
 
 Namespace = str
 
 
 class _Mirrored:
-    __slots__ = ("above", "below", "namespace", "num_tokens", "text")
+    __slots__ = ("above", "below", "end", "namespace", "num_bytes")
 
     def __init__(self, above: _Mirrored | None, namespace: Namespace) -> None:
         self.above = above
         self.below: dict[int, _Mirrored] = {}
         self.namespace = namespace
-        self.text = b""
-        self.num_tokens = 0
+        self.num_bytes = 0  # that it writes
+        self.end: Place[int] | None = None  # in the fleet's tree; None: it writes nothing
 
 
 class CacheMirror:
@@ -56,11 +56,11 @@ class CacheMirror:
             elif number not in self._nodes:
                 continue
             elif kind == "cut":
-                self._cut(self._nodes[number], written, num_tokens)
+                self._cut(self._nodes[number], len(written))
             elif kind == "gone":
                 self._remove(number)
             elif kind == "split":
-                self._split(number, other, written, num_tokens)
+                self._split(number, other, len(written))
 
     def _grow(
         self, number: int, other: int, namespace: str | None, text: bytes, num_tokens: int
@@ -74,18 +74,16 @@ class CacheMirror:
             node = self._nodes[number] = _Mirrored(above, own)
             if above is not None:
                 above.below[number] = node
-        start = self._path(node)
-        node.text += text
-        node.num_tokens += num_tokens
-        path = start + text
-        self._tree.cover(node.namespace, path, len(start), self._number, num_tokens)
+        if not text:
+            return
+        if node.end is None:
+            node.end = self._tree.cover_below(self._end(node), text, self._number, num_tokens)
+        else:
+            node.end = self._tree.extend(node.end, text, self._number, num_tokens)
+        node.num_bytes += len(text)
 
-    def _cut(self, node: _Mirrored, text: bytes, num_tokens: int) -> None:
-        path = self._path(node)
-        kept = len(node.text) - len(text)
-        self._tree.uncover(node.namespace, path, len(path) - len(text), self._number)
-        node.text = node.text[:kept]
-        node.num_tokens -= num_tokens
+    def _cut(self, node: _Mirrored, num_bytes: int) -> None:
+        self._uncover(node, min(num_bytes, node.num_bytes))
 
     def _remove(self, number: int) -> None:
         """A node leaves, and those below it before it."""
@@ -96,28 +94,38 @@ class CacheMirror:
         for _, node in nodes:  # the list grows in the loop
             nodes.extend(node.below.items())
         for each, node in reversed(nodes):
-            path = self._path(node)
-            self._tree.uncover(node.namespace, path, len(path) - len(node.text), self._number)
+            self._uncover(node, node.num_bytes)
             del self._nodes[each]
 
-    def _split(self, number: int, upper_number: int, text: bytes, num_tokens: int) -> None:
+    def _split(self, number: int, upper_number: int, num_bytes: int) -> None:
         """What is covered stays; two nodes have it now."""
         node = self._nodes[number]
         upper = self._nodes[upper_number] = _Mirrored(node.above, node.namespace)
-        upper.text, upper.num_tokens = text, num_tokens
+        upper.num_bytes = min(num_bytes, node.num_bytes)
+        node.num_bytes -= upper.num_bytes
+        if upper.num_bytes and node.end is not None:
+            upper.end = self._tree.above(node.end, node.num_bytes)
+        if not node.num_bytes:
+            node.end = None
         if node.above is not None:
             del node.above.below[number]
             node.above.below[upper_number] = upper
         upper.below[number] = node
         node.above = upper
-        node.text = node.text[len(text) :]
-        node.num_tokens -= num_tokens
 
-    def _path(self, node: _Mirrored) -> bytes:
-        """The text from the root to the node's end."""
-        parts = [node.text]
-        step = node.above
+    def _uncover(self, node: _Mirrored, num_bytes: int) -> None:
+        """Its last bytes are there no more."""
+        if not num_bytes or node.end is None:
+            return
+        end = self._tree.uncover_above(node.end, num_bytes, self._number)
+        node.num_bytes -= num_bytes
+        node.end = end if node.num_bytes else None
+
+    def _end(self, node: _Mirrored) -> Place[int]:
+        """Where the text from the root to the node's end ends."""
+        step: _Mirrored | None = node
         while step is not None:
-            parts.append(step.text)
+            if step.end is not None:
+                return step.end
             step = step.above
-        return b"".join(reversed(parts))
+        return self._tree.root(node.namespace)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -336,6 +336,10 @@ class Replica:
     def expected_tokens(self) -> float:
         """What its open programs are expected to have it compute."""
         return self.load.expected_tokens
+
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        """Of these, what it computes before so many more of a tenant's."""
+        return self.load.ahead_of(tenant, num_tokens)
 
     @property
     def room_tokens(self) -> float:

@@ -13,7 +13,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -273,11 +274,11 @@ class Router:
                 raise ProtocolError(f"{name}={create[name]!r:.200} is not allowed; allowed: a text")
         tenant = tenant_from(create)
         create["tenant"] = tenant or client.tenant
-        account = repr(client.account(tenant)).encode()
-        create["account"] = hashlib.blake2b(account, digest_size=16).hexdigest()
+        create["account"] = _name_of(client.account(tenant))
         habits = self._habits.of(_kind_of(create, ops))
         opening = Opening(create, self._marks)
-        load, own_log = ProgramLoad(habits), ProgramLog(create)
+        load = ProgramLoad(habits, tenant=create["tenant"])
+        own_log = ProgramLog(create)
         return RoutedProgram(client, number, create, load, opening, own_log)
 
     def _pass_on(self, program: RoutedProgram, ops: list[Any], *, is_end: bool) -> None:
@@ -313,6 +314,7 @@ class Router:
             program.create.get("history") or None,
             text,
             load.habits.output_tokens * load.habits.num_calls,
+            load.tenant,
         )
 
     def _settle(self, program: RoutedProgram, newcomer: Newcomer, replica: Replica) -> None:
@@ -325,7 +327,7 @@ class Router:
             self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
             self._sent.shrink(MAX_TREE_BYTES)
         if not adapter:
-            self._on_the_way.cover(namespace, text, 0, replica.number, num_tokens)
+            self._on_the_way.cover(namespace, text, replica.number, num_tokens)
             program.sent = namespace, text, replica.number
         self.num_placed[replica.number] += 1
         self._view.place(program, replica)
@@ -398,7 +400,7 @@ class Router:
         """Its beginning is on its way no more."""
         if program.sent is not None:
             namespace, text, number = program.sent
-            self._on_the_way.uncover(namespace, text, 0, number)
+            self._on_the_way.uncover(namespace, text, number)
         program.sent = None
 
     def _end(self, program: RoutedProgram) -> None:
@@ -664,6 +666,12 @@ def _kind_of(create: dict[str, Any], ops: Any) -> str:
         if isinstance(op, list) and len(op) > 3 and op[0] in CALLS and isinstance(op[3], str):
             return op[3]
     return ""
+
+
+@lru_cache(maxsize=4096)
+def _name_of(account: Hashable) -> str:
+    """An account's name to engines, which says nothing of its keys."""
+    return hashlib.blake2b(repr(account).encode(), digest_size=16).hexdigest()
 
 
 def _namespace_of(create: dict[str, Any]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -146,6 +146,9 @@ class SimulatedReplica:
     @property
     def expected_tokens(self) -> float:
         return self.load.expected_tokens
+
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        return self.load.ahead_of(tenant, num_tokens)
 
     @property
     def room_tokens(self) -> float:
@@ -303,7 +306,7 @@ class FleetSimulation:
         """A call has its first token: its prompt is in its replica's tree."""
         if record.is_placed:
             text = record.call.prompt.tobytes()
-            self._on_the_way.uncover("", text, 0, record.engine.number)
+            self._on_the_way.uncover("", text, record.engine.number)
 
     def note_finish(self, record: _Call, request: Request) -> None:
         """A call has ended; after the last of its siblings its job goes on."""
@@ -320,13 +323,13 @@ class FleetSimulation:
         """The policy's choice for a program's first call, or for any."""
         started = time.thread_time()
         text = call.prompt.tobytes()
-        sent = self._sent.match("", text)
+        sent, on_the_way = self._sent.match("", text), self._on_the_way.match("", text)
         self.router_s += time.thread_time() - started
         cached = sent
         if self._routing.knows_caches:
             trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self.replicas}
             there = {n: float(tree.match_length("", call.prompt)) for n, tree in trees.items()}
-            for number, count in self._on_the_way.match("", text).items():
+            for number, count in on_the_way.items():
                 there[number] = max(count, there[number])
             cached = {number: count for number, count in there.items() if count}
         started = time.thread_time()
@@ -341,7 +344,7 @@ class FleetSimulation:
         replica = self._policy(newcomer, self._present)
         assert isinstance(replica, SimulatedReplica)
         self._sent.insert("", text, replica.number, len(call.prompt))
-        self._on_the_way.cover("", text, 0, replica.number, len(call.prompt))
+        self._on_the_way.cover("", text, replica.number, len(call.prompt))
         load.enter(replica.load, len(call.prompt) - cached.get(replica.number, 0.0))
         self.router_s += time.thread_time() - started
         self.num_placed += 1

@@ -6,10 +6,11 @@ the number of tokens it has there. What a holder has is closed under prefixes, s
 holders are among its parent's.
 
 What is only believed of a holder is inserted whole, and once. What a holder tells of its own nodes
-is covered and uncovered node by node, and counted: two of its nodes may write the same bytes.
+is covered and uncovered node by node, and counted: two of its nodes may write the same bytes. Where
+one ends is a *place*: a node of this tree, which ends there as long as the holder has it.
 
-Cost: `insert`, `cover` and `match` take Python steps for the nodes on the path; runs are
-compared as blocks. One thread uses it.
+Cost: `insert`, `cover` and `match` take Python steps for the nodes on the path, `cover_below` and
+`uncover_above` for those that they concern; runs are compared as blocks. One thread uses it.
 """
 
 from __future__ import annotations
@@ -21,21 +22,31 @@ from typing import Generic, TypeVar
 
 from .snapshot import FleetNodeSnapshot
 
-__all__ = ["FleetTree"]
+__all__ = ["FleetTree", "Place"]
 
 H = TypeVar("H", bound=Hashable)
 
 
-class _Node(Generic[H]):
+class Place(Generic[H]):
+    """A node: the end of its run. Nobody but the tree looks into it."""
+
     __slots__ = ("children", "holders", "more", "parent", "run", "used")
 
-    def __init__(self, parent: _Node[H] | None, run: bytes) -> None:
+    def __init__(self, parent: Place[H] | None, run: bytes) -> None:
         self.parent = parent
         self.run = run
-        self.children: dict[int, _Node[H]] = {}  # by the first byte of their runs
+        self.children: dict[int, Place[H]] = {}  # by the first byte of their runs
         self.holders: dict[H, float] = {}  # tokens of the run
         self.more: dict[H, int] = {}  # how often holders have it besides
         self.used = 0  # the tree's clock at its last use
+
+
+class _Root(Place[H]):
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Hashable) -> None:
+        super().__init__(None, b"")
+        self.namespace = namespace
 
 
 class FleetTree(Generic[H]):
@@ -43,61 +54,112 @@ class FleetTree(Generic[H]):
     has holders, and each holder of a node holds its parent."""
 
     def __init__(self) -> None:
-        self._roots: dict[Hashable, _Node[H]] = {}
+        self._roots: dict[Hashable, _Root[H]] = {}
         self._clock = 0
         self.num_bytes = 0  # of all runs
 
     def insert(self, namespace: Hashable, text: bytes, holder: H, num_tokens: float) -> None:
         """`holder` has all of a text, of so many tokens; what it already held of it stays."""
         rate = num_tokens / max(1, len(text))
-        for node in self._make(namespace, text, 0):
+        for node in self._make(self.root(namespace), text):
             node.holders.setdefault(holder, len(node.run) * rate)
 
-    def cover(
-        self, namespace: Hashable, text: bytes, start: int, holder: H, num_tokens: float
-    ) -> None:
-        """`holder` has a node that writes the text from `start` on, in so many tokens."""
-        rate = num_tokens / max(1, len(text) - start)
-        for node in self._make(namespace, text, start):
+    def cover(self, namespace: Hashable, text: bytes, holder: H, num_tokens: float) -> None:
+        """`holder` has a node that writes the text, in so many tokens."""
+        self.cover_below(self.root(namespace), text, holder, num_tokens)
+
+    def uncover(self, namespace: Hashable, text: bytes, holder: H) -> None:
+        """It has that node no more."""
+        nodes = self._make(self.root(namespace), text)
+        for node in reversed(nodes):
+            self._release(node, holder)
+
+    # --- by places ------------------------------------------------------------------------------
+
+    def root(self, namespace: Hashable) -> Place[H]:
+        """Where texts begin. It is for use at once."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = _Root(namespace)
+        return root
+
+    def cover_below(self, place: Place[H], text: bytes, holder: H, num_tokens: float) -> Place[H]:
+        """`holder` has a node that writes the text from there on, in so many tokens; returns where
+        it ends."""
+        rate = num_tokens / max(1, len(text))
+        for node in self._make(place, text):
             if holder in node.holders:
                 node.more[holder] = node.more.get(holder, 0) + 1
             else:
                 node.holders[holder] = len(node.run) * rate
+            place = node
+        return place
 
-    def uncover(self, namespace: Hashable, text: bytes, start: int, holder: H) -> None:
-        """It has that node no more."""
-        for node in reversed(list(self._make(namespace, text, start))):
-            more = node.more.pop(holder, 0)
-            if more > 1:
-                node.more[holder] = more - 1
-            elif not more:
-                node.holders.pop(holder, None)
-            self._prune(namespace, node)
+    def extend(self, place: Place[H], text: bytes, holder: H, num_tokens: float) -> Place[H]:
+        """Its node that ends there goes on; returns where it ends now. Where nobody else is, the
+        node of this tree grows: a token at a time must not make a node each."""
+        is_own = len(place.holders) == 1 and not (place.more or place.children)
+        if not is_own or place.parent is None:
+            return self.cover_below(place, text, holder, num_tokens)
+        place.run += text
+        place.holders[holder] += num_tokens
+        self.num_bytes += len(text)
+        return place
 
-    def _make(self, namespace: Hashable, text: bytes, start: int) -> Iterator[_Node[H]]:
-        """The nodes of exactly the text from `start` on; what is missing is made. It is a use."""
-        node = self._roots.setdefault(namespace, _Node(None, b""))
+    def uncover_above(self, place: Place[H], num_bytes: int, holder: H) -> Place[H]:
+        """It has the last bytes before a place no more; returns where they began."""
+        while num_bytes > 0:
+            place, above = self._whole(place, num_bytes)
+            num_bytes -= len(place.run)
+            self._release(place, holder)
+            place = above
+        return place
+
+    def above(self, place: Place[H], num_bytes: int) -> Place[H]:
+        """The place so many bytes before another one."""
+        while num_bytes > 0:
+            node, place = self._whole(place, num_bytes)
+            num_bytes -= len(node.run)
+        return place
+
+    def _whole(self, place: Place[H], num_bytes: int) -> tuple[Place[H], Place[H]]:
+        """The node that ends at a place, split where it has more bytes, and the place above it."""
+        if len(place.run) > num_bytes:
+            self._split(place, len(place.run) - num_bytes)
+        assert place.parent is not None, "no text has so many bytes"
+        return place, place.parent
+
+    def _release(self, node: Place[H], holder: H) -> None:
+        more = node.more.pop(holder, 0)
+        if more > 1:
+            node.more[holder] = more - 1
+        elif not more:
+            node.holders.pop(holder, None)
+            self._prune(node)
+
+    def _make(self, node: Place[H], text: bytes) -> list[Place[H]]:
+        """The nodes of exactly the text from a place on; what is missing is made. It is a use."""
         self._clock += 1
+        nodes: list[Place[H]] = []
         at = 0
         while at < len(text):
             child = node.children.get(text[at])
             if child is None:
-                child = _Node(node, text[at:])
-                node.children[text[at]] = child
+                child = node.children[text[at]] = Place(node, text[at:])
                 self.num_bytes += len(child.run)
             elif not text.startswith(child.run, at):
                 child = self._split(child, _num_common(child.run, text, at))
-            if at < start < at + len(child.run):
-                child = self._split(child, start - at)
             child.used = self._clock
+            nodes.append(child)
             node, at = child, at + len(child.run)
-            if at > start:
-                yield node
+        return nodes
+
+    # --- of all ---------------------------------------------------------------------------------
 
     def texts_of(self, holder: H) -> Iterator[tuple[Hashable, bytes]]:
         """The longest texts that a holder has, with their namespaces."""
         for namespace, root in self._roots.items():
-            stack = [(root, b"")]
+            stack: list[tuple[Place[H], bytes]] = [(root, b"")]
             while stack:
                 node, text = stack.pop()
                 below = [each for each in node.children.values() if holder in each.holders]
@@ -116,9 +178,9 @@ class FleetTree(Generic[H]):
         """
         rows: list[FleetNodeSnapshot] = []
         order = count()  # of nodes that were used at once
-        best: list[tuple[int, int, _Node[H], FleetNodeSnapshot]] = []  # below what is listed
+        best: list[tuple[int, int, Place[H], FleetNodeSnapshot]] = []  # below what is listed
 
-        def note(row: FleetNodeSnapshot, last: _Node[H]) -> None:
+        def note(row: FleetNodeSnapshot, last: Place[H]) -> None:
             rows.append(row)
             for child in last.children.values():
                 heappush(best, (-child.used, next(order), child, row))
@@ -140,59 +202,54 @@ class FleetTree(Generic[H]):
         """How many tokens of a text each holder has, of those that have any. It is a use."""
         found: dict[H, float] = {}
         self._clock += 1
-        for node, num_bytes in self._path(namespace, text):
+        node: Place[H] | None = self._roots.get(namespace)
+        at = 0
+        while node is not None and at < len(text):
+            node = node.children.get(text[at])
+            if node is None:
+                break
             node.used = self._clock
-            share = num_bytes / len(node.run)
+            is_whole = text.startswith(node.run, at)
+            share = 1.0 if is_whole else _num_common(node.run, text, at) / len(node.run)
             for holder, num_tokens in node.holders.items():
                 found[holder] = found.get(holder, 0.0) + share * num_tokens
+            if not is_whole:
+                break
+            at += len(node.run)
         return found
 
     def forget(self, holder: H) -> None:
         """`holder` has nothing."""
-        for namespace, root in list(self._roots.items()):
-            nodes = [root]
+        for root in list(self._roots.values()):
+            nodes: list[Place[H]] = [root]
             for node in nodes:
                 nodes.extend(node.children.values())
             for node in reversed(nodes):
                 node.holders.pop(holder, None)
                 node.more.pop(holder, None)
-                self._prune(namespace, node)
+                self._prune(node)
 
     def shrink(self, max_bytes: int) -> None:
         """Forget what was used longest ago, until no more than so many bytes are held."""
         if self.num_bytes <= max_bytes:
             return
-        leaves: list[tuple[int, Hashable, _Node[H]]] = []
-        for namespace, root in self._roots.items():
-            nodes = [root]
+        leaves: list[Place[H]] = []
+        for root in self._roots.values():
+            nodes: list[Place[H]] = [root]
             for node in nodes:
                 nodes.extend(node.children.values())
-            leaves += [(node.used, namespace, node) for node in nodes[1:] if not node.children]
-        for _, namespace, node in sorted(leaves, key=lambda leaf: leaf[0]):
+            leaves += [node for node in nodes[1:] if not node.children]
+        for node in sorted(leaves, key=lambda leaf: leaf.used):
             if self.num_bytes <= max_bytes * 3 // 4:
                 break
             node.holders.clear()
             node.more.clear()
-            self._prune(namespace, node)
+            self._prune(node)
         self.shrink(max_bytes)  # parents of those have become leaves
 
-    def _path(self, namespace: Hashable, text: bytes) -> Iterator[tuple[_Node[H], int]]:
-        """The nodes that a text enters, and how many bytes of each it has."""
-        node = self._roots.get(namespace)
-        at = 0
-        while node is not None and at < len(text):
-            node = node.children.get(text[at])
-            if node is None:
-                return
-            if not text.startswith(node.run, at):
-                yield node, _num_common(node.run, text, at)
-                return
-            yield node, len(node.run)
-            at += len(node.run)
-
-    def _split(self, node: _Node[H], at: int) -> _Node[H]:
+    def _split(self, node: Place[H], at: int) -> Place[H]:
         """Puts a node with the first `at` bytes of the run above; returns that."""
-        upper: _Node[H] = _Node(node.parent, node.run[:at])
+        upper: Place[H] = Place(node.parent, node.run[:at])
         assert node.parent is not None and 0 < at < len(node.run), "no place inside the run"
         share = at / len(node.run)
         upper.holders = {holder: share * count for holder, count in node.holders.items()}
@@ -203,24 +260,18 @@ class FleetTree(Generic[H]):
         upper.children[node.run[0]] = node
         return upper
 
-    def _prune(self, namespace: Hashable, node: _Node[H]) -> None:
+    def _prune(self, node: Place[H]) -> None:
         """Remove a node that nobody holds, and those above that only led to it."""
-        step: _Node[H] | None = node
-        while step is not None and not step.children and not step.holders:
-            above = step.parent
+        while not node.children and not node.holders:
+            above = node.parent
             if above is None:
-                self._roots.pop(namespace, None)
+                assert isinstance(node, _Root)
+                self._roots.pop(node.namespace, None)
                 return
-            self._cut_if_empty(step)
-            step = above
-
-    def _cut_if_empty(self, node: _Node[H]) -> None:
-        above = node.parent
-        if above is None or node.children or node.holders:
-            return
-        if above.children.get(node.run[0]) is node:
-            del above.children[node.run[0]]
-            self.num_bytes -= len(node.run)
+            if above.children.get(node.run[0]) is node:
+                del above.children[node.run[0]]
+                self.num_bytes -= len(node.run)
+            node = above
 
 
 def _num_common(run: bytes, text: bytes, at: int) -> int:
@@ -235,7 +286,7 @@ def _num_common(run: bytes, text: bytes, at: int) -> int:
     return low
 
 
-def _lengthened(node: _Node[H]) -> tuple[_Node[H], bytes, dict[H, float]]:
+def _lengthened(node: Place[H]) -> tuple[Place[H], bytes, dict[H, float]]:
     """The last node of the run that begins with this one, the run, and the tokens that each holder
     has of it."""
     runs, tokens = [node.run], dict(node.holders)

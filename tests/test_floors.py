@@ -72,7 +72,7 @@ FLOORS = {
     "frontend": (("protocol",), ("client",), ("openai", "trace"), ("backend",), ("dsl",)),
     "bench": (
         ("harness",),
-        ("cache", "constrained"),
+        ("cache", "cluster", "constrained"),
         ("serving",),
         ("device", "roofline"),
         ("scheduling", "speculation", "gpu"),

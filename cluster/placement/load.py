@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A row of a batch against a token of a prompt, in time (llama-160m and a 1B on a CPU, batches of 4
 # to 32: 2 to 6). What is off by a factor shifts the weight of queues against that of prefixes.
@@ -67,48 +67,68 @@ class AllHabits:
 
 
 @dataclass(slots=True)
+class _TenantLoad:
+    num_programs: int = 0
+    expected_tokens: float = 0.0
+
+
+@dataclass(slots=True)
 class ReplicaLoad:
     """The sums over one replica's open programs."""
 
     num_calls: int = 0  # in flight
     expected_tokens: float = 0.0  # what they will have it compute in about the time of one call
     held_tokens: float = 0.0  # KV that they will want again
+    tenants: dict[Hashable, _TenantLoad] = field(default_factory=dict)  # of those with programs
 
-    def change(self, before: ReplicaLoad, after: ReplicaLoad) -> None:
-        """A program's part of it is another one now."""
-        self.num_calls += after.num_calls - before.num_calls
-        self.expected_tokens += after.expected_tokens - before.expected_tokens
-        self.held_tokens += after.held_tokens - before.held_tokens
-
-
-_NOTHING = ReplicaLoad()
+    def ahead_of(self, tenant: Hashable, num_tokens: float) -> float:
+        """Of `expected_tokens`, what is computed before so many more of a tenant's: engines have
+        tenants take turns, so of each other one no more than its own. As if all weighed the same.
+        """
+        own = self.tenants.get(tenant)
+        if own is None:
+            before = len(self.tenants) * num_tokens
+        else:
+            before = own.expected_tokens
+            before += (len(self.tenants) - 1) * (before + num_tokens)
+        return before if before < self.expected_tokens else self.expected_tokens
 
 
 class ProgramLoad:
     """One open program as its replica's load sees it. Invariant: its part is in `_total`."""
 
-    def __init__(self, habits: Habits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, habits: Habits, clock: Callable[[], float] = time.monotonic, tenant: Hashable = ""
+    ) -> None:
         self.habits = habits
+        self.tenant = tenant
         self.num_calls = 0  # in flight
         self.num_ended = 0
         self.missing_tokens = 0.0  # of its prompt, not computed yet as far as is known
         self._clock = clock
         self._held_tokens = 0.0
         self._since_s = 0.0  # of the first call in flight, or of the last one's end
-        self._total = ReplicaLoad()
-        self._part = _NOTHING
+        self._total: ReplicaLoad | None = None  # None: it is nowhere
+        self._part = ReplicaLoad()
+        self._tenant_load = _TenantLoad()  # all that its tenant has there
 
     def enter(self, total: ReplicaLoad, missing_tokens: float) -> None:
         """It runs on this replica from now on, which has to compute so much of its prompt."""
         self.leave()
         self._total = total
+        self._tenant_load = total.tenants.setdefault(self.tenant, _TenantLoad())
+        self._tenant_load.num_programs += 1
         self.missing_tokens = missing_tokens
         self._count()
 
     def leave(self) -> None:
         """It is nowhere."""
-        self._total.change(self._part, _NOTHING)
-        self._part, self._total = _NOTHING, ReplicaLoad()
+        if self._total is not None:
+            self._become(0, 0.0, 0.0)
+            self._tenant_load.num_programs -= 1
+            if not self._tenant_load.num_programs:
+                del self._total.tenants[self.tenant]
+        self._total = None
         self.num_calls = 0
 
     def begin_call(self) -> None:
@@ -153,6 +173,16 @@ class ProgramLoad:
             expected = self.missing_tokens + self.num_calls * rows
         else:
             expected = self.habits.busy_share * rows
-        part = ReplicaLoad(self.num_calls, expected, self.held_tokens)
-        self._total.change(self._part, part)
-        self._part = part
+        self._become(self.num_calls, expected, self.held_tokens)
+
+    def _become(self, num_calls: int, expected_tokens: float, held_tokens: float) -> None:
+        """Its part of its replica's load is another one now."""
+        part, total = self._part, self._total
+        if total is None:
+            return
+        total.num_calls += num_calls - part.num_calls
+        total.expected_tokens += expected_tokens - part.expected_tokens
+        total.held_tokens += held_tokens - part.held_tokens
+        self._tenant_load.expected_tokens += expected_tokens - part.expected_tokens
+        part.num_calls, part.expected_tokens = num_calls, expected_tokens
+        part.held_tokens = held_tokens

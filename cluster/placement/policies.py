@@ -43,6 +43,9 @@ class Candidate(Protocol):
     def expected_tokens(self) -> float:
         """What its open programs are expected to have it compute."""
 
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        """Of these, what it computes before so many more of a tenant's."""
+
     @property
     def room_tokens(self) -> float:
         """KV that its open programs do not want again; below 0: they want more than it holds."""
@@ -61,6 +64,7 @@ class Newcomer:
     key: Hashable = None  # its caller's name for what belongs together
     text: bytes = b""
     expected_tokens: float = 0.0  # what its calls are expected to compute beside that
+    tenant: Hashable = ""
 
 
 Policy = Callable[[Newcomer, Sequence[Candidate]], Candidate]
@@ -99,10 +103,12 @@ def program(newcomer: Newcomer, candidates: Sequence[Candidate]) -> Candidate:
 
 def expected_s(newcomer: Newcomer, candidate: Candidate) -> float:
     """What placing it there costs, in seconds."""
-    missing = max(0.0, newcomer.num_tokens - newcomer.cached.get(candidate.number, 0.0))
-    wanted = missing + newcomer.expected_tokens
-    displaced = max(0.0, wanted - max(0.0, candidate.room_tokens))
-    return candidate.prompt_token_s * (missing + candidate.expected_tokens + displaced)
+    missing = newcomer.num_tokens - newcomer.cached.get(candidate.number, 0.0)
+    missing = missing if missing > 0.0 else 0.0  # not max(): it is half of what this takes
+    wanted, room = missing + newcomer.expected_tokens, candidate.room_tokens
+    displaced = wanted - room if room > 0.0 else wanted
+    expected = missing + candidate.expected_before(newcomer.tenant, wanted)
+    return candidate.prompt_token_s * (expected + displaced if displaced > 0.0 else expected)
 
 
 class RoundRobin:

@@ -84,7 +84,7 @@ class ProgramLog:
         for op in ops:
             if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
                 raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
-            if not (isinstance(op[0], str) and isinstance(op[3], str | None)):
+            if not (isinstance(op[0], str) and (op[3] is None or isinstance(op[3], str))):
                 raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
             if (ints := _NUMBERS.get(op[0])) is not None and not ints(op[4:]):
                 raise InvalidProgram.of("op", op, "branches as integers")

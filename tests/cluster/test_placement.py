@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pytest
@@ -20,6 +21,9 @@ class Replica:
     room_tokens: float = 10_000.0
     prompt_token_s: float = 1e-3
     row_tokens: float = 4.0
+
+    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
+        return self.expected_tokens
 
 
 class Clock:
@@ -46,6 +50,22 @@ def test_a_program_goes_where_its_prefix_is_unless_that_takes_longer() -> None:
     there, idle = Replica(0, expected_tokens=300.0), Replica(1)
     assert policy(Newcomer(1000.0, {0: 900.0}), [there, idle]) is there
     assert policy(Newcomer(1000.0, {0: 200.0}), [there, idle]) is idle
+
+
+def test_a_tenant_waits_for_no_more_of_another_one_than_it_wants_itself() -> None:
+    total = ReplicaLoad()
+    flood = [ProgramLoad(Habits(), Clock(), tenant="flood") for _ in range(10)]
+    mine = ProgramLoad(Habits(), Clock(), tenant="mine")
+    for each in (*flood, mine):
+        each.enter(total, 100.0)
+        each.begin_call()
+    one = mine.expected_tokens
+    assert total.ahead_of("flood", 50.0) == pytest.approx(10 * one + one)
+    assert total.ahead_of("mine", 50.0) == pytest.approx(one + (one + 50.0))
+    assert total.ahead_of("new", 50.0) == pytest.approx(2 * 50.0)
+    for each in flood:
+        each.leave()
+    assert total.ahead_of("mine", 50.0) == pytest.approx(one) and set(total.tenants) == {"mine"}
 
 
 def test_what_all_replicas_have_counts_for_nothing() -> None:
