@@ -58,12 +58,16 @@ class Scaler:
         now_s = self._clock()
         if wanted > num_replicas:
             since_s, least = self._above or (now_s, wanted)
-            self._above, self._below = (since_s, min(least, wanted)), None
-            return self._above[1] if now_s - since_s >= self._up_s else num_replicas
+            least = min(least, wanted)
+            is_due = now_s - since_s >= self._up_s
+            self._above, self._below = None if is_due else (since_s, least), None
+            return max(num_replicas, least) if is_due else num_replicas
         if wanted < num_replicas:
             since_s, most = self._below or (now_s, wanted)
-            self._above, self._below = None, (since_s, max(most, wanted))
-            return self._below[1] if now_s - since_s >= self._down_s else num_replicas
+            most = max(most, wanted)
+            is_due = now_s - since_s >= self._down_s
+            self._above, self._below = None, None if is_due else (since_s, most)
+            return min(num_replicas, most) if is_due else num_replicas
         self._above = self._below = None
         return num_replicas
 

@@ -51,6 +51,25 @@ def test_it_follows_what_was_wanted_all_the_time() -> None:
     assert scaler.decide(3, FleetLoad(1, 0.0, 8.0, 0.0)) == 1
 
 
+def test_what_was_wanted_before_the_last_change_counts_no_more() -> None:
+    """Else a fleet that grew to two could not grow to three, nor one of two shrink."""
+    clock = Clock()
+    scaler = Scaler(1, 3, up_s=0.0, down_s=10.0, clock=clock)
+    assert scaler.decide(1, wants(2)) == 2
+    assert scaler.decide(2, wants(3)) == 3
+    assert scaler.decide(3, wants(2)) == 3
+    clock.now_s = 11.0
+    assert scaler.decide(3, wants(1)) == 2
+    clock.now_s = 12.0
+    assert scaler.decide(2, wants(1)) == 2
+    clock.now_s = 23.0
+    assert scaler.decide(2, wants(1)) == 1
+
+
+def wants(num: int) -> FleetLoad:
+    return FleetLoad(8 * num, 0.0, 8.0, 0.0)
+
+
 def test_replicas_come_with_the_load_and_leave_with_it(checkpoint: Path) -> None:
     may_end = threading.Event()
 
