@@ -6,10 +6,11 @@ again. What it was carrying out then is its router's to decide.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -27,6 +28,9 @@ from ..runtime.sessions.clients import Client, ClientProgram
 from .placement.load import ProgramLoad, ReplicaLoad
 from .prompt_text import Opening
 
+log = logging.getLogger(__name__)
+
+_FOLLOW, _LOAD = 0, -1  # ids of its own calls; others are above 0
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
 STEADY_S = 60.0  # a replica that was ready for so long did not die of its start
 _PROMPT_TOKEN_S = 1e-4  # until a replica has said what its own costs are
@@ -142,6 +146,10 @@ class Replica:
         self.leaves_at_s = 0.0
         self.leaves_for_good = False
         self.outbox = Outbox()
+        self.adapters: Mapping[str, dict[str, Any]] = {}  # loaded at run time, by name
+        self._is_welcomed = False
+        self._loading: str | None = None
+        self._loaded: set[str] = set()  # of these, or not to be had there
         self._start = start
         self._context = context
         self._connect_s = connect_s
@@ -166,6 +174,8 @@ class Replica:
             return
         self.num_starts += 1
         self.outbox = Outbox()
+        self._is_welcomed, self._loading = False, None
+        self._loaded.clear()
         self.state = ReplicaState.STARTING
 
     def _connect(self) -> None:
@@ -262,10 +272,13 @@ class Replica:
             return []
         messages = self._transport.poll(0.0)
         if self.state is ReplicaState.STARTING and self._transport.welcome is not None:
-            self._be_ready(self._transport.welcome, model)
+            if not self._is_welcomed:
+                self._be_welcomed(self._transport.welcome, model)
+            messages = [each for each in messages if not self._has_loaded(each)]
+            self._load_adapters()
         return messages
 
-    def _be_ready(self, welcome: dict[str, Any], model: dict[str, Any]) -> None:
+    def _be_welcomed(self, welcome: dict[str, Any], model: dict[str, Any]) -> None:
         info = {name: value for name, value in welcome.items() if name not in _NOT_THE_MODEL}
         if model:
             try:
@@ -273,9 +286,32 @@ class Replica:
             except EngineError as error:
                 raise EngineError(f"it is no replica of the others: {error}") from error
         self.info = info
+        self._is_welcomed = True
+        self.outbox.queue("call", {"id": _FOLLOW, "method": "follow_cache", "args": {}})
+
+    def _load_adapters(self) -> None:
+        """It is ready once it has the adapters that the others were given while they ran."""
+        if self._loading is not None:
+            return
+        self._loading = next((name for name in self.adapters if name not in self._loaded), None)
+        if self._loading is not None:
+            args = self.adapters[self._loading]
+            self.outbox.queue("call", {"id": _LOAD, "method": "load_lora_adapter", "args": args})
+            return
         self.state = ReplicaState.READY
-        self.outbox.queue("call", {"id": 0, "method": "follow_cache", "args": {}})
         self._ready_s = time.monotonic()
+
+    def _has_loaded(self, message: wire.Message) -> bool:
+        """Whether this answers for the adapter being loaded. Without one that cannot be had there
+        it is ready all the same: what names it is told so."""
+        if message.op != "reply" or message.header.get("id") != _LOAD or self._loading is None:
+            return False
+        if not message.header.get("ok"):
+            why = message.header.get("error")
+            log.warning("replica %d is without adapter %s: %s", self.number, self._loading, why)
+        self._loaded.add(self._loading)
+        self._loading = None
+        return True
 
     def say(self) -> None:
         """Send what was queued."""

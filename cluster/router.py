@@ -89,6 +89,8 @@ class Router:
         self._calls = RouterCalls(
             self._replicas, lambda each: self.retire(each, for_good=False), self._view
         )
+        for replica in replicas:
+            replica.adapters = self._calls.adapters
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
@@ -518,6 +520,7 @@ class Router:
         """One more, under a number that none of them has; it is started."""
         self._mirrors[replica.number] = CacheMirror(self._cached, replica.number)
         self.num_placed.setdefault(replica.number, 0)
+        replica.adapters = self._calls.adapters
         self._replicas.append(replica)
 
     def _scale(self, scaling: Scaling) -> None:

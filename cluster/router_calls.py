@@ -40,6 +40,7 @@ class _Pending:
     merge: Merge
     num_missing: int
     needs_one: bool  # it cannot be answered where nobody has
+    note: Callable[[], object]  # once all have done it
     results: list[tuple[int, Any]] = field(default_factory=list)
     failure: dict[str, Any] | None = None
 
@@ -54,6 +55,7 @@ class RouterCalls:
         self._replicas = replicas
         self._view = view
         self._restart = restart
+        self.adapters: dict[str, dict[str, Any]] = {}  # loaded at run time: how, by name
         self.clients: Clients[Client[RoutedProgram]] | None = None
         self._asked: dict[int, tuple[_Pending, Replica]] = {}  # by the number of the question
         self._num_asked = 0
@@ -101,7 +103,8 @@ class RouterCalls:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
             return
-        pending = _Pending(client, call_id, merge, len(replicas), merge != self._fleet)
+        note = partial(self._note_done, method, args)
+        pending = _Pending(client, call_id, merge, len(replicas), merge != self._fleet, note)
         if not replicas:
             self._answer(pending)
         for replica in replicas:
@@ -187,11 +190,19 @@ class RouterCalls:
             link.put("reply", id=pending.call_id, ok=False, **pending.failure)
             return
         pending.results.sort(key=lambda result: result[0])
+        pending.note()
         try:
             link.put("reply", id=pending.call_id, ok=True, result=pending.merge(pending.results))
         except Exception as error:  # too large together, or not alike
             told = {"error": f"{type(error).__name__}: {error}", "kind": "EngineError"}
             link.put("reply", id=pending.call_id, ok=False, **told)
+
+    def _note_done(self, method: str, args: dict[str, Any]) -> None:
+        """Replicas that come later are to have the same adapters."""
+        if method == "load_lora_adapter":
+            self.adapters[str(args.get("lora_name"))] = args
+        elif method == "unload_lora_adapter":
+            self.adapters.pop(str(args.get("lora_name")), None)
 
     def _least_loaded(self) -> Replica:
         return min(self._ready(), key=lambda replica: replica.num_calls)
