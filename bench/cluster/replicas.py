@@ -1,11 +1,11 @@
 """Two engines on this machine, a core each: what placing programs brings in wall time.
 
 A real router before real engines, and loads that find most of their prompts cached where they were
-before: agents that wait for tools, chats, questions on shared documents. Each way of placing has
-its own server, all stay up, and take turns; caches are emptied before each run. "A call" is a
-client that knows no programs: each call is one of its own, with all of the text so far. `ratio` is
-the wall time of round robin, a call, through that of the row, repeat by repeat: the median. `one
-engine` has all cores, and as much KV as the others together.
+before: agents that wait for tools, chats, questions on shared documents, wide forks. Each way of
+placing has its own server, all stay up, and take turns; caches are emptied before each run. "A
+call" is a client that knows no programs: each call is one of its own, with all of the text so far.
+`ratio` is the wall time of round robin, a call, through that of the row, repeat by repeat: the
+median. `one engine` has all cores, and as much KV as the others together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...flags import count
@@ -37,11 +38,13 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What is said: texts, behind each of which so many tokens are generated, and the pauses in
-    seconds before all but the first."""
+    seconds before all but the first. Where it `is_forked`, all behind the first text are branches
+    of it, and conversations follow one another."""
 
     texts: tuple[str, ...]
     pauses_s: tuple[float, ...]
     max_tokens: int
+    is_forked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,18 @@ def converse(s: ProgramState, said: Conversation) -> None:
 
 
 @function
+def fork(s: ProgramState, said: Conversation) -> list[tuple[int, int]]:
+    """A first text and its branches as one program; returns what each has used."""
+    first, *own = said.texts
+    s += first
+    branches = s.fork(len(own))
+    for branch, text in zip(branches, own, strict=True):
+        branch += text + gen("t0", max_tokens=said.max_tokens, **GREEDY)
+    branches.join()
+    return [_use(branch, "t0") for branch in branches]
+
+
+@function
 def answer(s: ProgramState, text: str, max_tokens: int) -> None:
     """One call, with all that was said before."""
     s += text + gen("t0", max_tokens=max_tokens, **GREEDY)
@@ -123,8 +138,16 @@ def documents(rng: random.Random, number: int) -> list[Conversation]:
     return asked
 
 
+def forks(rng: random.Random, number: int) -> list[Conversation]:
+    """48 branches of 32 tokens behind 2 kB, as in a search for answers; a quarter as many."""
+    return [
+        Conversation((_text(rng, 2000), *(_text(rng, 40) for _ in range(48))), (), 32, True)
+        for _ in range(max(1, number // 4))
+    ]
+
+
 LOADS: dict[str, Callable[[random.Random, int], list[Conversation]]] = {
-    make.__name__: make for make in (agents, chats, documents)
+    make.__name__: make for make in (agents, chats, documents, forks)
 }
 
 
@@ -203,11 +226,11 @@ def served(placement: str | None, args: argparse.Namespace) -> Iterator[Backend]
 
 
 def measured(said: Sequence[Conversation], way: Way, backend: Backend) -> Outcome:
-    """All conversations at once, from an empty cache."""
+    """All conversations at once, or forks one after the other, from an empty cache."""
     backend.flush_cache()
     hold = by_calls if way.by_call else by_program
     began_s = time.perf_counter()
-    with ThreadPoolExecutor(len(said)) as users:
+    with ThreadPoolExecutor(1 if said[0].is_forked else len(said)) as users:
         uses = list(users.map(lambda each: hold(each, backend), said))
     wall_s = time.perf_counter() - began_s
     return Outcome(wall_s, sum(prompt for prompt, _ in uses), sum(cached for _, cached in uses))
@@ -215,13 +238,20 @@ def measured(said: Sequence[Conversation], way: Way, backend: Backend) -> Outcom
 
 def by_program(said: Conversation, backend: Backend) -> tuple[int, int]:
     """Tokens of all prompts, and those of them that were cached."""
+    if said.is_forked:
+        return _total(fork.run(said=said, backend=backend).ret_value)
     state = converse.run(said=said, backend=backend)
-    uses = [_use(state, f"t{turn}") for turn in range(len(said.texts))]
-    return sum(prompt for prompt, _ in uses), sum(cached for _, cached in uses)
+    return _total(_use(state, f"t{turn}") for turn in range(len(said.texts)))
 
 
 def by_calls(said: Conversation, backend: Backend) -> tuple[int, int]:
     """The same without a program."""
+    if said.is_forked:
+        first, *own = said.texts
+        asked = partial(answer.run, max_tokens=said.max_tokens, backend=backend)
+        with ThreadPoolExecutor(len(own)) as users:
+            states = list(users.map(lambda text: asked(text=first + text), own))
+        return _total(_use(state, "t0") for state in states)
     so_far, prompt_tokens, cached_tokens = "", 0, 0
     for turn, text in enumerate(said.texts):
         if turn:
@@ -232,6 +262,11 @@ def by_calls(said: Conversation, backend: Backend) -> tuple[int, int]:
         prompt, cached = _use(state, "t0")
         prompt_tokens, cached_tokens = prompt_tokens + prompt, cached_tokens + cached
     return prompt_tokens, cached_tokens
+
+
+def _total(uses: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    prompts, cached = zip(*uses, strict=True)
+    return sum(prompts), sum(cached)
 
 
 def _use(state: ProgramState, name: str) -> tuple[int, int]:
