@@ -13,7 +13,7 @@ this.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..speculate.budget import Bid, DraftBudget
 from ..speculate.drafter import NO_DRAFT, Draft, Drafting, DraftText
 from ..speculate.step_times import StepTimes
 from .plan import StepPlan
+from .program_record import ProgramRecord
 from .request import Request
 from .stats import SchedulerStats
 
@@ -105,7 +106,7 @@ class Speculation:
         if least >= 1.0 or room <= 0:
             return
         guesses = [self._guess(request, max(least, _LEAST_CHANCE)) for request in requests]
-        bids = [Bid(g.chances, _weight_of(r)) for g, r in zip(guesses, requests, strict=True)]
+        bids = list(map(Bid, (guess.chances for guess in guesses), _weights(requests)))
         for index, length in enumerate(self._budget.lengths(num_tokens, bids, room)):
             if length:
                 request = requests[index]
@@ -339,6 +340,19 @@ def _num_expected(found: tuple[DraftText, Draft]) -> float:
     return sum(found[1].chances)
 
 
-def _weight_of(request: Request) -> float:
-    """Of a request's tokens against those of others in its step."""
-    return 2.0 if request.priority > 0 or request.deadline_s is not None else 1.0
+def _weights(requests: Sequence[Request]) -> list[float]:
+    """Of each request's tokens against those of others in its step: twice as much where it is
+    urgent, half as much where its program waits longer for another of its own, as a join does for
+    the branch with the most left to say."""
+    longest: dict[ProgramRecord, int] = {}
+    for request in requests:
+        if (program := request.program) is not None:
+            longest[program] = max(longest.get(program, 0), request.num_new_tokens)
+    return [_weight_of(request, longest) for request in requests]
+
+
+def _weight_of(request: Request, longest: Mapping[ProgramRecord, int]) -> float:
+    is_urgent = request.priority > 0 or request.deadline_s is not None
+    program = request.program
+    is_critical = program is None or request.num_new_tokens >= longest[program]
+    return (2.0 if is_urgent else 1.0) * (1.0 if is_critical else 0.5)

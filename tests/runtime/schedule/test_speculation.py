@@ -28,6 +28,7 @@ from scripted_drafters import (
 from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.errors import OutOfPages
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.speculate.budget import Bid
 from stemma.runtime.speculate.drafter import Subject
@@ -192,18 +193,35 @@ def test_guesses_for_who_is_urgent_or_has_a_deadline_weigh_twice(
     fields: dict[str, object], weight: float
 ) -> None:
     harness = EngineHarness(num_pages=200)
+    found = weights_of(harness)
+    harness.submit(FAMILIES[0][:9], max_tokens=9, **fields)
+    harness.run()
+    assert {weight for weights in found for weight in weights} == {weight}
+
+
+def weights_of(harness: EngineHarness) -> list[list[float]]:
+    """Those of each step's requests, from now on."""
     speculation = speculate(harness.engine, Knowing(oracle))
-    found: set[float] = set()
+    found: list[list[float]] = []
     choose = speculation._budget.lengths
 
     def lengths(num_tokens: int, bids: Sequence[Bid], room: int) -> list[int]:
-        found.update(bid.weight for bid in bids)
+        found.append([bid.weight for bid in bids])
         return choose(num_tokens, bids, room)
 
     speculation._budget.lengths = lengths  # type: ignore[method-assign]
-    harness.submit(FAMILIES[0][:9], max_tokens=9, **fields)
+    return found
+
+
+def test_guesses_for_the_branch_that_others_wait_for_weigh_more() -> None:
+    harness = EngineHarness(num_pages=200)
+    found = weights_of(harness)
+    one, other = ProgramRecord("one"), ProgramRecord("other")
+    for max_tokens, program in ((8, one), (24, one), (16, one), (8, other)):
+        harness.submit(FAMILIES[0][:9], max_tokens=max_tokens, program=program)
     harness.run()
-    assert found == {weight}
+    assert [0.5, 1.0, 0.5, 1.0] in found
+    assert found[-1] == [1.0], "it is alone in the end"
 
 
 def test_a_listener_that_ends_a_request_amid_its_drafts_has_the_last_word() -> None:
