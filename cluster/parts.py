@@ -60,10 +60,11 @@ class Parts:
         _flush(program)
 
     def _send_away(self, part: Part, op: list[Any]) -> None:
-        program, (kind, branch) = part.program, op[:2]
+        program, (kind, branch, seq) = part.program, op[:3]
         if kind == "fork":
             for child in op[4]:
-                _add(part, child)
+                if program.log.begins_at(child, branch, seq):  # else it is refused
+                    _add(part, child)
         part.withheld[branch].append(op)
         program.num_withheld += 1
         if part.is_open:
@@ -93,7 +94,7 @@ class Parts:
             assert isinstance(chosen, Replica), "it is one of these"
             part = parts.get(chosen.number)
             if part is None:
-                load = ProgramLoad(program.load.habits)
+                load = ProgramLoad(program.load.habits, tenant=program.load.tenant)
                 part = parts[chosen.number] = Part(program, (branch, seq), chosen, load)
                 program.parts.append(part)
                 missing = work.prefix_tokens - work.cached.get(chosen.number, 0.0)
