@@ -208,28 +208,58 @@ def test_a_program_has_used_what_its_parts_have(checkpoint: Path) -> None:
 
 def used_by(backend: Backend) -> dict[str, int]:
     """What a program of three branches reports in the end."""
-    done: list[dict[str, int]] = []
+    params = ir.GenParams(max_tokens=5, ignore_eos=True)
+    branches = (1, 2, 3)
+    ops = [ir.Text(0, 0, None, "Used: "), ir.Fork(0, 1, None, branches)]
+    for branch in branches:
+        ops += [ir.Gen(branch, 0, None, "x", params), ir.End(branch, 1, None)]
+    return carried_out(backend, [*ops, ir.Join(0, 2, None, branches)]).used
 
-    class Sink:
-        def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
-            if kind == wire.DONE:
-                done.append(payload)
 
-        def handle_disconnect(self, error: st.EngineError) -> None:
-            raise AssertionError(error)
+class Sink:
+    """What becomes of a program."""
 
-    connection = backend.connection
-    program = connection.open_program(Sink(), {"seed": 3})
-    connection.send_op(program, ir.Text(0, 0, None, "Used: "))
-    connection.send_op(program, ir.Fork(0, 1, None, (1, 2, 3)))
-    for branch in (1, 2, 3):
-        params = ir.GenParams(max_tokens=4 + branch, ignore_eos=True)
-        connection.send_op(program, ir.Gen(branch, 0, None, "x", params))
-        connection.send_op(program, ir.End(branch, 1, None))
-    connection.send_op(program, ir.Join(0, 2, None, (1, 2, 3)))
+    def __init__(self) -> None:
+        self.used: dict[str, int] = {}
+        self.failures: list[dict[str, Any]] = []
+        self.is_done = threading.Event()
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None:
+        if kind == wire.FAILED:
+            self.failures.append(payload)
+        elif kind == wire.DONE:
+            self.used = payload
+            self.is_done.set()
+
+    def handle_disconnect(self, error: st.EngineError) -> None:
+        raise AssertionError(error)
+
+
+def carried_out(backend: Backend, ops: Sequence[ir.Op]) -> Sink:
+    """The whole of a program, in one message."""
+    sink, connection = Sink(), backend.connection
+    program = connection.open_program(sink, {"seed": 3})
+    for op in ops:
+        connection.send_op(program, op)
     connection.flush(program, end=True)
-    wait_until(lambda: bool(done))
-    return done[0]
+    assert sink.is_done.wait(PATIENCE_S)
+    return sink
+
+
+@pytest.mark.parametrize("children", [(2, 5), (0, 5), (1, 5), (5, 5), (3,)])
+def test_forks_of_what_exists_end_their_program_and_no_other(
+    checkpoint: Path, children: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    params = ir.GenParams(max_tokens=5, ignore_eos=True)
+    ops: list[ir.Op] = [ir.Text(0, 0, None, "Forks: "), ir.Fork(0, 1, None, (1, 2, 3))]
+    for branch in (1, 2, 3):
+        ops += [ir.Gen(branch, 0, None, "x", params), ir.Fork(branch, 1, None, children)]
+        ops += [ir.Gen(branch, 2, None, "y", params)]
+    ops += [ir.Gen(5, 0, None, "z", params), ir.Var(5, 1, None, 9, 9), ir.Join(0, 2, None, (1, 9))]
+    with spread_out(checkpoint, 1) as (_, backend, spread):
+        assert all(carried_out(backend, ops).failures for _ in range(4)) and spread.num_away
+        assert said_by(backend, 1)
+    caplog.clear()  # engines may refuse what breaks the rules
 
 
 def test_a_client_that_leaves_ends_its_parts(checkpoint: Path) -> None:
