@@ -117,8 +117,9 @@ class ProgramLog:
             if kind in ("join", "var"):
                 self.wanted.update(op[4] if kind == "join" else (op[4],))
             elif kind == "fork":
-                fresh = (child for child in op[4] if child not in self._by_branch)
-                self._forked_at.update(dict.fromkeys(fresh, (branch, seq)))
+                for child in op[4]:
+                    if child not in self._by_branch:
+                        self._forked_at.setdefault(child, (branch, seq))
             if branch in self._failed:
                 if kind == "resume":
                     self._resume(branch, drops_message=bool(op[4:] and op[4]))
