@@ -13,18 +13,20 @@ part, its branches are recalled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from ..errors import InvalidProgram
 from ..frontend.protocol import wire
-from ..frontend.protocol.program_log import CALLS
+from ..frontend.protocol.program_log import CALLS, ProgramLog
 from .placement.load import BYTES_PER_TOKEN, ProgramLoad
 from .placement.spread import ForkedWork, Spread
 from .replica import Part, Replica, ReplicaState, RoutedProgram
 
 MAX_PARTS = 16  # of a program at a time
-MAX_OPS = 4096  # of a program whose forks are divided: each time they are looked through
+MAX_OPS = 4096  # of a program whose forks are divided: each time they are looked through,
+MAX_FORKS = 64  # and so often at the most
 
 
 class Parts:
@@ -49,22 +51,21 @@ class Parts:
         for index, op in enumerate(ops):
             part = program.away.get(op[1])
             if part is not None and not _can_take(part, op):
-                self._recall(part, is_lost=False)
+                self._recall(part)
                 part = None
             if part is not None:
                 self._send_away(part, op)
                 continue
             _send(program, op)
             if op[0] == "fork":
-                self._divide(program, op, ops[index + 1 :])
+                self._divide(program, op, ops, index + 1)
         _flush(program)
 
     def _send_away(self, part: Part, op: list[Any]) -> None:
-        program, (kind, branch, seq) = part.program, op[:3]
+        program, (kind, branch) = part.program, op[:2]
         if kind == "fork":
-            for child in op[4]:
-                if program.log.begins_at(child, branch, seq):  # else it is refused
-                    _add(part, child)
+            for child in dict.fromkeys(op[4]):
+                _add(part, child)
         part.withheld[branch].append(op)
         program.num_withheld += 1
         if part.is_open:
@@ -75,18 +76,23 @@ class Parts:
 
     # --- forks ----------------------------------------------------------------------------------
 
-    def _divide(self, program: RoutedProgram, fork: list[Any], later: Sequence[list[Any]]) -> None:
-        """Choose where the branches of a fork run: their ops from now on go there."""
+    def _divide(
+        self, program: RoutedProgram, fork: list[Any], ops: Sequence[list[Any]], after: int
+    ) -> None:
+        """Choose where the branches of a fork run; `ops` from `after` on tell what they do."""
         _, branch, seq, _, children = fork[:5]
         home, log = program.replica, program.log
+        if len(children) < 2 or len(log.ops) > MAX_OPS or program.num_weighed >= MAX_FORKS:
+            return
         others = [each for each in self._ready() if each is not home]
-        if len(children) < 2 or not others or home is None or len(program.parts) >= MAX_PARTS:
+        if not others or home is None or len(program.parts) >= MAX_PARTS:
             return
-        if len(log.ops) > MAX_OPS or len(set(children)) < len(children):
+        if len(set(children)) < len(children) or not _begin_at(log, children, branch, seq):
             return
-        if not all(log.begins_at(child, branch, seq) for child in children):
+        program.num_weighed += 1
+        work = self._work_of(program, fork, islice(ops, after, None))
+        if not any(work.rows):
             return
-        work = self._work_of(program, fork, later)
         parts: dict[int, Part] = {}
         for child, chosen in zip(children, self._spread(work, home, others), strict=True):
             if chosen is home:
@@ -96,6 +102,7 @@ class Parts:
             if part is None:
                 load = ProgramLoad(program.load.habits, tenant=program.load.tenant)
                 part = parts[chosen.number] = Part(program, (branch, seq), chosen, load)
+                part.begins_with = log.needed_for(branch, seq + 1)
                 program.parts.append(part)
                 missing = work.prefix_tokens - work.cached.get(chosen.number, 0.0)
                 load.enter(chosen.load, max(0.0, missing))
@@ -104,19 +111,27 @@ class Parts:
             self._open_if_known(part)
 
     def _work_of(
-        self, program: RoutedProgram, fork: list[Any], later: Sequence[list[Any]]
+        self, program: RoutedProgram, fork: list[Any], later: Iterable[list[Any]]
     ) -> ForkedWork:
-        texts, rows = dict.fromkeys(fork[4], 0.0), dict.fromkeys(fork[4], 0.0)
+        """Of what is not known already: the program may go on here after another replica."""
         usual = program.load.habits.output_tokens
+        texts = dict.fromkeys(fork[4], 0.0)
+        rows = dict.fromkeys(fork[4], usual)  # where what it says has not come yet
+        begun: set[int] = set()
         for op in later:
-            if op[1] in texts and op[0] == "text":
-                texts[op[1]] += len(str(op[4:5])) / BYTES_PER_TOKEN
-            elif op[1] in rows and op[0] in CALLS:
-                rows[op[1]] += min(usual, _max_tokens(op, usual))
+            if (branch := op[1]) not in texts:
+                continue
+            if branch not in begun:
+                begun.add(branch)
+                rows[branch] = 0.0
+            if op[0] == "text":
+                texts[branch] += len(str(op[4:5])) / BYTES_PER_TOKEN
+            elif (branch, op[2]) in program.log.open_calls:
+                rows[branch] += min(usual, _max_tokens(op, usual))
         return ForkedWork(
             program.log.num_bytes_before(fork[1], fork[2]) / BYTES_PER_TOKEN,
             list(texts.values()),
-            [tokens or usual for tokens in rows.values()],  # or what it says has not come yet
+            list(rows.values()),
             self._cached_of(program),
         )
 
@@ -126,13 +141,13 @@ class Parts:
         if part.is_open or part.replica is None or not log.is_known(branch, seq):
             return
         if part.replica.state is not ReplicaState.READY:  # any more
-            self._recall(part, is_lost=False)
+            self._recall(part)
             return
         part.begins_with = log.needed_for(branch, seq + 1)
         try:
             part.replica.open_part(part)
         except InvalidProgram:  # one of them has become more than a message may have
-            self._recall(part, is_lost=False)
+            self._recall(part)
             return
         part.is_open = True
         for op in log.ops:
@@ -147,7 +162,7 @@ class Parts:
     # --- what becomes of them -------------------------------------------------------------------
 
     def note_event(self, program: RoutedProgram, branch: int, kind: str, part: Part | None) -> None:
-        """Something has become known of a branch, from a part or, None, at home."""
+        """Something new has become known of a branch, from a part or, None, at home."""
         if kind == wire.DELTA:
             return
         for each in list(program.parts):
@@ -156,6 +171,8 @@ class Parts:
         if away is not None:
             if part is None and kind == wire.FAILED:  # a join had enough without it
                 _stop(away, branch)
+                if away.stopped | away.ended >= away.withheld.keys():
+                    self._close(away)
             self._forward(away, branch)
         _flush(program)
 
@@ -175,17 +192,19 @@ class Parts:
 
     # --- their end ------------------------------------------------------------------------------
 
-    def recall(self, part: Part, *, is_lost: bool = False) -> None:
-        """Its branches go on at home, from where they are; `is_lost`: its replica is gone."""
-        self._recall(part, is_lost=is_lost)
+    def recall(self, part: Part) -> bool:
+        """Its branches go on at home, from where they are; whether one waited for a call."""
+        has_waited = self._recall(part)
         _flush(part.program)
+        return has_waited
 
-    def _recall(self, part: Part, *, is_lost: bool) -> None:
+    def _recall(self, part: Part) -> bool:
         """The same amid other ops, which are to follow."""
         self._close(part)
-        part.program.log.lose_branches(part.withheld, is_asked=not is_lost)
+        has_waited = part.program.log.lose_branches(part.withheld)
         for queue in _remove(part):
             _send_given(part.program, queue)
+        return has_waited
 
     def forget(self, program: RoutedProgram) -> None:
         """The program ends, or goes on elsewhere as a whole."""
@@ -237,11 +256,19 @@ def _remove(part: Part) -> list[list[list[Any]]]:
 
 def _can_take(part: Part, op: list[Any]) -> bool:
     """Whether the part's replica has, or will have, all branches that an op speaks of."""
+    if part.replica is None or (op[0] == "resume" and op[1] in part.stopped):
+        return False
+    if op[0] == "fork":  # else it is not to be, and fails
+        return _begin_at(part.program.log, op[4], op[1], op[2])
     if op[0] == "join":
         return part.withheld.keys() >= set(op[4])
     if op[0] == "var":
         return op[4] in part.withheld or op[5] < part.begins_with.get(op[4], 0)
     return True
+
+
+def _begin_at(log: ProgramLog, children: Sequence[int], branch: int, seq: int) -> bool:
+    return all(log.begins_at(child, branch, seq) for child in children)
 
 
 def _send(program: RoutedProgram, op: list[Any]) -> None:
@@ -257,7 +284,7 @@ def _send_given(program: RoutedProgram, ops: Sequence[list[Any]]) -> None:
     if not ops:
         return
     assert program.replica is not None, "it is nowhere"
-    for given in program.log.given([(op[1], op[2]) for op in ops]):
+    for given in program.log.given({(op[1], op[2]) for op in ops}):
         program.replica.outbox.give(program.number_there, given)
     for op in ops:
         _send(program, op)
@@ -272,6 +299,9 @@ def _send_there(part: Part, op: list[Any]) -> None:
         return
     if kind in CALLS and (branch, seq) in log.open_calls:
         part.load.begin_call()
+    if log.knows((branch, seq)):  # from another replica
+        for given in log.given({(branch, seq)}):
+            part.replica.outbox.give(part.number_there, given)
     part.num_ops[branch] = seq + 1
     part.replica.outbox.add(part.number_there, wire.encode_op(op))
 

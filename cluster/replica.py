@@ -86,6 +86,7 @@ class RoutedProgram(ClientProgram):
     sent: tuple[str, bytes, int] | None = None
     parts: list[Part] = field(default_factory=list)
     away: dict[int, Part] = field(default_factory=dict)  # by branch
+    num_weighed: int = 0  # forks whose branches might have run elsewhere
     num_withheld: int = 0  # ops of these that the home replica does not have yet
     was_lost: bool = False  # its replica has ended, and no other has taken it yet
 
@@ -334,7 +335,8 @@ class Replica:
     def open_part(self, part: Part) -> None:
         """Run a part of a program here. Raises InvalidProgram if it cannot be sent."""
         log = part.program.log
-        create = wire.encode_create(log.adapted(part.program.create))
+        own = {name: value for name, value in part.program.create.items() if name != "response_id"}
+        create = wire.encode_create(log.adapted(own))
         places = {(op[1], op[2]) for op in log.ops if op[2] < part.begins_with.get(op[1], 0)}
         given = log.given(places)
         self._num_programs += 1

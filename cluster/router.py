@@ -254,7 +254,7 @@ class Router:
             if number not in client.programs:
                 client.require_room()
                 client.programs[number] = program
-            ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            ops = client.take_ops(program, item, num_bytes)
             if "given" in item:
                 program.log.restore(item["given"])
             self._pass_on(program, ops, is_end=bool(item.get("end")))
@@ -481,7 +481,7 @@ class Router:
             self._parts.note_done(part, payload)
         elif kind == wire.FAILED and payload.get("op") == "program":
             log.warning("a part of a program is refused: %s", payload.get("message"))
-            self._parts.recall(part)
+            self._recall(part)
         else:
             self._pass_on_event(part.program, part, branch, seq, kind, payload)
 
@@ -495,14 +495,16 @@ class Router:
         payload: Any,
     ) -> None:
         """Of a call, a branch, a role: to the client, unless it knows."""
-        load, used = (program.load, None) if part is None else (part.load, part.used)
+        away = program.away.get(branch) if part is None else part
+        load = program.load if away is None else away.load
+        used = None if part is None else part.used
         num_open = len(program.log.open_calls)
         payload = program.log.pass_on(branch, seq, kind, payload, used)
         for _ in range(num_open - len(program.log.open_calls)):
             load.end_call(*_used(payload))
         if kind == wire.MARK and branch == 0:
             program.opening.note_mark(seq, payload)
-        if program.parts:
+        if program.parts and payload is not None:
             self._parts.note_event(program, branch, kind, part)
         if payload is not None:
             program.client.events.append(program.number, branch, seq, kind, payload)
@@ -564,7 +566,7 @@ class Router:
                     self._move(program)
         for part in list(replica.parts.values()):
             if not part.load.num_calls:
-                self._parts.recall(part)
+                self._recall(part)
         if (replica.programs or replica.parts) and time.monotonic() < replica.leaves_at_s:
             return
         reason = "it has left" if replica.leaves_for_good else "it is being started anew"
@@ -596,8 +598,8 @@ class Router:
         if there is not None:
             try:
                 self._settle(program, self._newcomer(program), there)
-            except InvalidProgram as error:
-                self._reject(program, error)
+            except Exception as error:  # it cannot be sent, or is a bug: of one program
+                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""
@@ -611,7 +613,7 @@ class Router:
         for program in list(replica.programs.values()):
             self._arrive(program)
             self._parts.forget(program)
-        parts = list(replica.parts.values())
+        parts = [part for part in replica.parts.values() if part.replica is not None]
         for program in replica.lose(reason, is_asked=is_asked):
             program.log.lose(is_asked=is_asked)
             if program.log.is_cancelled:
@@ -620,10 +622,19 @@ class Router:
                 program.client.events.append(program.number, 0, 0, wire.DONE, used)
             elif not self._has_lost_too_many(program, reason):
                 self._homeless[program] = None
-        for part in parts:
-            if part.replica is not None:
-                self._parts.recall(part, is_lost=not is_asked)
-                self._has_lost_too_many(part.program, reason)
+        waited = [part.program for part in parts if self._recall(part)]
+        for program in dict.fromkeys(waited):
+            program.log.num_lost += not is_asked
+            self._has_lost_too_many(program, reason)
+
+    def _recall(self, part: Part) -> bool:
+        """Have its branches go on at home; whether one waited for a call."""
+        try:
+            return self._parts.recall(part)
+        except Exception as error:  # it cannot be sent, or is a bug: of one program
+            log.exception("a part of a program could not be recalled")
+            self._reject(part.program, EngineError(f"{type(error).__name__}: {error}"))
+            return False
 
     def _has_lost_too_many(self, program: RoutedProgram, reason: str) -> bool:
         """Then it counts as the cause, and is refused."""
@@ -649,6 +660,9 @@ class Router:
                 self._place(program)
             except (EngineError, InvalidProgram) as error:
                 self._reject(program, error)
+            except Exception as error:  # a bug must end one program, not the router
+                log.exception("a program could not be placed again")
+                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
 
 def _used(payload: Any) -> tuple[int, int]:

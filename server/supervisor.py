@@ -218,8 +218,9 @@ class EngineSupervisor:
         self._become_ready(process, connection)
         if self._lasting is None:
             return connection.wait_ended()
-        process.wait()
-        return EngineError(str(process.peer.death()))
+        while connection.error is None and not process.wait(RECONNECT_AFTER_S):
+            pass
+        return connection.error or EngineError(str(process.peer.death()))
 
     def _is_succeeded(self, process: EngineProcess, connection: Connection) -> bool:
         """Whether a connection that outlived another process has a session with this one, once that

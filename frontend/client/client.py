@@ -353,23 +353,24 @@ class Connection:
             try:
                 self._keep_session()
             except SessionLost as error:
-                if not self._outlives_runtime:
+                if self._welcome is None or not self._outlives_runtime:
                     raise
                 loss = error
                 self._begin_again(loss)
                 if self._successor is not None:
                     self.endpoint, self._process = self._successor()
             except EngineError as error:
-                if loss is None:
+                if loss is None or self._welcomed.is_set():  # it was another session's
                     raise
                 raise EngineError(f"{error}; before: {loss}") from error
 
     def _begin_again(self, loss: SessionLost) -> None:
         """Have all programs go on in the next session; calls are not asked again."""
+        was_there = self._welcomed.is_set()
         self._welcomed.clear()
         with self._lock:
             self._outbox, self._texts = Outbox(), SentTexts()
-            over = list(self._programs.go_on(self._outbox, loss))
+            over = list(self._programs.go_on(self._outbox, loss, is_new=was_there))
             calls, self._calls = list(self._calls.values()), {}
             self._has_credit.notify_all()
         for sink, kind, payload in over:

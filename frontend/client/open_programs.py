@@ -82,14 +82,17 @@ class OpenPrograms:
         program = self._programs.get(number)
         return None if program is None else program.log
 
-    def go_on(self, outbox: Outbox, loss: EngineError) -> Iterator[tuple[EventSink, str, Any]]:
-        """Open them all again, by a new outbox. Yields the events that end those which cannot go
-        on, as (sink, kind, payload) of the program as a whole."""
+    def go_on(
+        self, outbox: Outbox, loss: EngineError, *, is_new: bool = True
+    ) -> Iterator[tuple[EventSink, str, Any]]:
+        """Open them all again, by a new outbox; `is_new`: the runtime that was lost had them.
+        Yields the events that end those which cannot go on, as (sink, kind, payload) of the program
+        as a whole."""
         for number in list(self._programs):
             program = self._programs.get(number)
             if program is None or program.log is None:  # a finalizer may have closed it
                 continue
-            program.log.lose(is_asked=False)
+            program.log.lose(is_asked=not is_new)
             try:
                 if not program.log.is_cancelled:
                     _reopen(number, program, program.log, outbox, loss)

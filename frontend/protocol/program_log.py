@@ -11,7 +11,7 @@ undone had never been: empty texts stand in its place, as later ops keep their n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...errors import EngineError, InvalidProgram
@@ -82,7 +82,7 @@ class ProgramLog:
     def require_ops(ops: Iterable[Any]) -> None:
         """Raises InvalidProgram for what is no op as on the wire, as far as a log reads it."""
         for op in ops:
-            if not (isinstance(op, list) and len(op) > 3 and type(op[1]) is type(op[2]) is int):
+            if not (isinstance(op, list) and len(op) > 3 and _are_ints(op[1:3])):
                 raise InvalidProgram.of("op", op, "[kind, branch, seq, source, ...]")
             if not (isinstance(op[0], str) and (op[3] is None or isinstance(op[3], str))):
                 raise InvalidProgram.of("op", op[:4], "[kind, branch, seq, source, ...]")
@@ -101,6 +101,7 @@ class ProgramLog:
                 is_fine = False
             if not is_fine:
                 raise InvalidProgram.of("given", item, "[branch, seq, {...}] each")
+            wire.encode_part("given", item)  # it will be passed on
             if "failed" in kept:
                 self._failed[branch] = seq, kept["failed"]
             elif "begun" in kept:
@@ -112,7 +113,10 @@ class ProgramLog:
         """The next ops. Each has a kind, a branch and a seq."""
         for op in ops:
             kind, branch, seq = op[:3]
-            self._by_branch.setdefault(branch, []).append(len(self.ops))
+            own = self._by_branch.setdefault(branch, [])
+            if seq != len(own):
+                raise InvalidProgram.of("seq", seq, f"{len(own)} on {branch}")
+            own.append(len(self.ops))
             self.ops.append(op)
             if kind in ("join", "var"):
                 self.wanted.update(op[4] if kind == "join" else (op[4],))
@@ -189,7 +193,7 @@ class ProgramLog:
                 self._begun.pop(place, None)
                 self._given[place] = kept or {"ids": [], "text": ""}
                 _count(payload.get("meta"), self._used_here if used is None else used)
-            elif isinstance(payload.get("value"), list):  # of a join: who counted
+            elif isinstance(payload.get("value"), list) and self._is_join(place):  # who counted
                 self._given[place] = {"winners": payload["value"]}
         return payload
 
@@ -230,9 +234,14 @@ class ProgramLog:
 
     # --- its branches ---------------------------------------------------------------------------
 
-    def ops_of(self, branch: int) -> list[list[Any]]:
-        """A branch's ops so far."""
-        return [self.ops[index] for index in self._by_branch.get(branch, ())]
+    def _is_join(self, place: Place) -> bool:
+        own = self._by_branch.get(place[0], ())
+        return place[1] < len(own) and self.ops[own[place[1]]][0] == "join"
+
+    def _before(self, branch: int, end: int, begin: int = 0) -> Iterator[list[Any]]:
+        """A branch's ops from `begin` to `end`, the last one first."""
+        own = self._by_branch.get(branch, ())
+        return (self.ops[own[seq]] for seq in range(min(end, len(own)) - 1, begin - 1, -1))
 
     def begins_at(self, child: int, branch: int, seq: int) -> bool:
         """Whether a branch is made by the fork `(branch, seq)`, and had no op before."""
@@ -243,7 +252,7 @@ class ProgramLog:
         at: Place | None = (branch, end)
         while at is not None:
             branch, end = at
-            for op in reversed(self.ops_of(branch)[:end]):
+            for op in self._before(branch, end):
                 if op[0] in CALLS or op[0] in ("join", "var"):
                     if (branch, op[2]) in self._given or op[2] <= self._seen.get(branch, -1):
                         break
@@ -255,24 +264,34 @@ class ProgramLog:
         """Which ops a branch's ops before this one rest on, its own among them: by branch, all
         before a seq. Of what was joined only what is known, as the rest did not count."""
         needed: dict[int, int] = {}
+        unknown: dict[int, int] = {}
+        for number, seq in self.open_calls:
+            unknown[number] = min(seq, unknown.get(number, seq))
         ahead = [(branch, end)]
         while ahead:
             branch, end = ahead.pop()
-            begin = needed.get(branch, 0)
+            begin = needed.get(branch, -1)
+            if end <= begin:
+                continue
             if branch not in needed and branch in self._forked_at:
                 above, fork = self._forked_at[branch]
                 ahead.append((above, fork + 1))
-            needed[branch] = max(begin, end)
-            for op in self.ops_of(branch)[begin:end]:
+            needed[branch] = end
+            for op in self._before(branch, end, max(0, begin)):
                 if op[0] == "join":
-                    ahead += [(child, self._known_end(child)) for child in op[4]]
+                    for child in dict.fromkeys(op[4]):
+                        whole = len(self._by_branch.get(child, ()))
+                        ahead.append((child, unknown.get(child, whole)))
                 elif op[0] == "var":
                     ahead.append((op[4], op[5] + 1))
         return needed
 
-    def _known_end(self, branch: int) -> int:
-        unknown = (seq for number, seq in self.open_calls if number == branch)
-        return min(unknown, default=len(self._by_branch.get(branch, ())))
+    def knows(self, place: Place) -> bool:
+        """Whether something is known of what an op has become."""
+        branch, seq = place
+        stream = self._streams.get(place)
+        has_begun = place in self._begun or (stream is not None and bool(stream.token_ids))
+        return place in self._given or has_begun or self._failed.get(branch, (None,))[0] == seq
 
     def has_become(self, op: list[Any]) -> bool:
         """Whether it is known what an op has become, or each engine finds the same by itself."""
@@ -287,7 +306,7 @@ class ProgramLog:
         num_bytes, at = 0.0, (branch, end)
         while True:
             branch, end = at
-            for op in self.ops_of(branch)[:end]:
+            for op in self._before(branch, end):
                 if op[0] == "text" and len(op) > 4 and isinstance(op[4], str):
                     num_bytes += len(op[4])
                 elif (kept := self._given.get((branch, op[2]))) is not None:
@@ -310,12 +329,12 @@ class ProgramLog:
         for stream in self._streams.values():
             stream.num_passed_ids = stream.num_passed_chars = 0
 
-    def lose_branches(self, branches: Collection[int], *, is_asked: bool) -> None:
-        """The same for some branches: where they ran."""
-        self.num_lost += not is_asked and any(place[0] in branches for place in self.open_calls)
+    def lose_branches(self, branches: Collection[int]) -> bool:
+        """The same for some branches; whether one of them waits for a call."""
         for place, stream in self._streams.items():
             if place[0] in branches:
                 stream.num_passed_ids = stream.num_passed_chars = 0
+        return any(place[0] in branches for place in self.open_calls)
 
     def given(self, places: Collection[Place] | None = None) -> list[bytes]:
         """What the ops (at these places; None: all) have become, for `wire.encode_program`, in
@@ -357,7 +376,7 @@ def _count(meta: Any, used: list[int]) -> None:
 
 
 def _are_ints(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 # Of ops that speak of other branches, whether they do so by numbers.

@@ -202,7 +202,7 @@ class Gateway:
                 return
             client.programs[number] = program
         try:
-            ops = client.take_ops(program, item.get("ops", []), num_bytes)
+            ops = client.take_ops(program, item, num_bytes)
             if "given" in item:
                 program.session.give(given_of(item["given"], self._context.vocab_size))
             program.session.receive([_read(op) for op in ops], end=bool(item.get("end")))

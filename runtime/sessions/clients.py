@@ -91,12 +91,14 @@ class Client(Generic[P]):
         if len(self.programs) >= MAX_PROGRAMS:
             raise InvalidProgram(f"a client may have at most {MAX_PROGRAMS} programs at a time")
 
-    def take_ops(self, program: P, items: object, num_bytes: int | None) -> list[Any]:
-        """The ops of a message of `num_bytes` (None: not known), with the texts that they name by
-        their slots. Raises InvalidProgram where they are no list, or too much."""
+    def take_ops(self, program: P, item: dict[str, Any], num_bytes: int | None) -> list[Any]:
+        """The ops of an item of a message of `num_bytes` (None: it has others, too), with the texts
+        that they name by their slots. Raises InvalidProgram where they are no list, or too much
+        with what is `given`."""
+        items = item.get("ops", [])
         if not isinstance(items, list):
             raise InvalidProgram.of("ops", items, "a list")
-        size = len(orjson.dumps(items)) if num_bytes is None else num_bytes
+        size = _size_of((items, item.get("given"))) if num_bytes is None else num_bytes
         size += sum(self.texts.restore(item) for item in items)
         program.num_ops += len(items)
         program.num_bytes += size
@@ -123,6 +125,14 @@ class Client(Generic[P]):
         if program is not None:
             self.num_bytes -= program.num_bytes
         return program
+
+
+def _size_of(told: object) -> int:
+    """Raises InvalidProgram."""
+    try:
+        return len(orjson.dumps(told))
+    except TypeError as error:  # deeper than what can be passed on
+        raise InvalidProgram(f"a program's ops cannot be read: {error}") from error
 
 
 def tenant_from(header: dict[str, Any]) -> str | None:
