@@ -190,6 +190,16 @@ class Parts:
                 self._close(part)
                 _remove(part)
 
+    def note_idle(self, program: RoutedProgram) -> None:
+        """Now and then: where no call is under way and no op will come, what a part waits for may
+        never be. The home replica finds out, once it has all of the program."""
+        loads = (program.load, *(part.load for part in program.parts))
+        is_idle = program.log.has_ended and not any(load.num_calls for load in loads)
+        for part in list(program.parts):
+            part.num_idle = part.num_idle + 1 if is_idle and not part.is_open else 0
+            if part.num_idle > 1:
+                self.recall(part)
+
     # --- their end ------------------------------------------------------------------------------
 
     def recall(self, part: Part) -> bool:

@@ -109,6 +109,7 @@ class Part:
     is_open: bool = False  # else it is not known yet what the ops before the fork become
     withheld: dict[int, deque[list[Any]]] = field(default_factory=dict)  # by its branches
     waiting: list[list[Any]] = field(default_factory=list)  # its ops, until then
+    num_idle: int = 0  # looks in a row at which nothing was under way, meanwhile
     begins_with: dict[int, int] = field(default_factory=dict)  # ops that it was given, by branch
     num_ops: dict[int, int] = field(default_factory=dict)  # sent there, by own branch
     stopped: set[int] = field(default_factory=set)  # of its branches, what nobody waits for

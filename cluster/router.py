@@ -159,6 +159,7 @@ class Router:
             if host.sweep():
                 for replica in self._replicas:
                     replica.is_paused = replica.is_stopped
+                    self._look_for_idle_parts(replica)
                     if replica.is_paused:
                         self._calls.lose(replica, "its process is stopped")
                 if self._moves:
@@ -571,6 +572,14 @@ class Router:
             return
         reason = "it has left" if replica.leaves_for_good else "it is being started anew"
         self._bury(replica, reason, is_asked=True)
+
+    def _look_for_idle_parts(self, replica: Replica) -> None:
+        for program in [each for each in replica.programs.values() if each.parts]:
+            try:
+                self._parts.note_idle(program)
+            except Exception as error:  # a bug must end one program, not the router
+                log.exception("parts of a program could not be recalled")
+                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _rebalance(self) -> None:
         """Move programs that wait for no call from replicas that have too much to do or to hold."""

@@ -89,6 +89,10 @@ def truth(checkpoint: Path) -> list[str]:
         return said_by(backend)
 
 
+def all_away(work: ForkedWork, home: Home, others: Sequence[Home]) -> Sequence[Home]:
+    return [others[0]] * len(work.rows)
+
+
 @contextmanager
 def spread_out(
     checkpoint: Path, seed: int, num_replicas: int = 2, **options: Any
@@ -282,3 +286,135 @@ def test_a_client_that_leaves_ends_its_parts(checkpoint: Path) -> None:
         may_go_on.set()
         assert len(running) == 3 and spread.num_away
         assert said_by(backend, 1)
+
+
+@pytest.fixture
+def apart(checkpoint: Path) -> Iterator[tuple[Cluster, Backend]]:
+    """Two replicas; all branches of a fork run on the other one."""
+    with clustered(checkpoint, spread=all_away) as (cluster, backend):
+        yield cluster, backend
+        wait_until(lambda: not any(each.parts for each in cluster.replicas))
+
+
+def test_a_branch_that_failed_elsewhere_goes_on_there(apart: tuple[Cluster, Backend]) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Tries: "
+        one, other = s.fork(2)
+        one += " one " + st.gen("a", max_tokens=3, **GEN)
+        other += " other " + st.gen("bad", max_tokens=5, regex="(")
+        with pytest.raises(st.ProgramError):
+            other["bad"]
+        other += " again " + st.gen("good", max_tokens=5, **GEN)
+        s += other.var("good") + st.gen("z", max_tokens=3, **GEN)
+        s["z"]
+
+    assert " again " not in program.run(seed=1, backend=apart[1]).text()
+
+
+def test_what_is_known_is_not_computed_again_elsewhere(
+    apart: tuple[Cluster, Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stemma.cluster.replica.BACKOFF_S", (0.0,))
+    cluster, backend = apart
+    may_go_on = threading.Event()
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Known: "
+        branches = s.fork(2)
+        branches += lambda i: f" {i} " + st.gen("x", n=2 - i, max_tokens=40, **GEN)
+        for branch in branches:
+            branch["x"]
+        (home,) = [each for each in cluster.replicas if each.programs]
+        cluster.kill(home.number)
+        cluster.wait_lost(home.number)
+        cluster.wait_ready()
+        may_go_on.set()
+        branches += st.gen("y", max_tokens=2, **GEN)
+        branches.join("concate_and_append")
+
+    before = {n: engine.loaded.engine for n, engine in cluster.engines.items()}
+    program.run(seed=1, backend=backend)
+    engines = {*before.values(), *(each.loaded.engine for each in cluster.engines.values())}
+    made = sum(engine.scheduler.stats.num_generated_tokens for engine in engines)
+    assert may_go_on.is_set() and made == 3 * 40 + 2 * 2
+
+
+def test_one_loss_counts_once_however_many_parts(
+    apart: tuple[Cluster, Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stemma.cluster.replica.BACKOFF_S", (0.0,))
+    cluster, backend = apart
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Many: "
+        every = [s.fork(2) for _ in range(MAX_LOST)]
+        for branches in every:
+            branches += st.gen("a", max_tokens=100, **GEN)
+        s += st.gen("z", max_tokens=3, **GEN)
+        s["z"]
+        (away,) = [each for each in cluster.replicas if each.parts]
+        cluster.kill(away.number)
+        cluster.wait_lost(away.number)
+        for branches in every:
+            branches.join("concate_and_append")
+
+    assert program.run(seed=1, backend=backend).text()
+
+
+HOSTILE = {
+    "a var of what never was": [
+        ["text", 0, 0, None, "x"], ["fork", 0, 1, None, [5]], ["var", 5, 0, None, 5, -3],
+        ["fork", 5, 1, None, [1, 2]], ["var", 5, 2, None, 5, -3], ["text", 5, 3, None, "a"],
+    ],
+    "ops out of order": [["text", 0, 0, None, "x"], ["fork", 0, 7, None, [1, 2]]],
+    "a fork of another part's branch": [
+        ["text", 0, 0, None, "x"], ["fork", 0, 1, None, [1, 2]], ["text", 1, 0, None, "a"],
+        ["text", 2, 0, None, "a"], ["fork", 0, 2, None, [3, 4]], ["text", 3, 0, None, "a"],
+        ["fork", 1, 1, None, [3, 9]], ["gen", 9, 0, None, "y", {"max_tokens": 3}],
+    ],
+    "joins without end": [
+        ["text", 0, 0, None, "x"], ["fork", 0, 1, None, [1, 2]],
+        ["join", 0, 2, None, [1, 1, 2, 7, 7], "gather_variable", 1],
+        ["fork", 0, 3, None, [3, 4]], ["gen", 3, 0, None, "y", {"max_tokens": 3}],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ops", HOSTILE.values(), ids=HOSTILE.keys())
+def test_ops_that_break_the_rules_harm_only_their_program(
+    apart: tuple[Cluster, Backend], ops: list[list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, backend = apart
+    hostile = cluster.connect()
+    sink, connection = Sink(), hostile.connection
+    program = connection.open_program(sink, {"seed": 1})
+    for op in ops:
+        connection._outbox.add(program, wire.encode_op(op))
+    connection.flush(program, end=True)
+    assert sink.is_done.wait(PATIENCE_S)
+    operator = cluster.connect()
+    operator.connection.call("restart_replica", replica=0)
+    wait_until(lambda: cluster.replicas[0].num_starts == 2)
+    cluster.wait_ready()
+    assert said_by(backend, 1)
+    for each in (hostile, operator):
+        each.shutdown()
+    caplog.clear()  # engines may refuse what breaks the rules
+
+
+def test_what_is_given_must_be_what_can_be_passed_on(apart: tuple[Cluster, Backend]) -> None:
+    cluster, backend = apart
+    hostile = cluster.connect()
+    sink, connection = Sink(), hostile.connection
+    program = connection.open_program(sink, {"seed": 1})
+    deep = b"[" * 600 + b"]" * 600
+    connection._outbox.give(program, b'[[0,0,{"ids":[],"text":"","x":%b}]]' % deep)
+    connection._outbox.add(program, b'["gen",0,0,null,"y",{"max_tokens":3}]')
+    connection.flush(program, end=True)
+    assert sink.is_done.wait(PATIENCE_S)
+    assert sink.failures[0]["kind"] == "InvalidProgram"
+    assert said_by(backend, 1)
+    hostile.shutdown()

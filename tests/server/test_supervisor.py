@@ -11,7 +11,7 @@ import pytest
 import zmq
 from waiting import wait_until
 
-from stemma.errors import EngineError, InvalidRequest
+from stemma.errors import EngineError, InvalidRequest, ProtocolError, StemmaError
 from stemma.frontend.client.transport import RuntimeSilent
 from stemma.server import supervisor as module
 from stemma.server.supervisor import EngineState, EngineSupervisor
@@ -37,8 +37,8 @@ class PlayedProcess:
     def death(self) -> str | None:
         return "it fell over" if self._has_ended.is_set() else None
 
-    def wait(self) -> None:
-        self._has_ended.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._has_ended.wait(timeout_s)
 
     def order(self, order: bytes) -> None:
         self.orders.append(order)
@@ -112,6 +112,23 @@ def harness() -> Iterator[SupervisorHarness]:
     yield harness
     harness.supervisor.stop()
     assert all(engine.is_stopped for engine in harness.engines)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeSilent("the runtime has been silent for 120 s"), ProtocolError("too slow")]
+)
+def test_a_lasting_connection_that_ends_is_followed_by_another(error: StemmaError) -> None:
+    """It lasts over engines, but its own end is noticed while the engine lives."""
+    harness = SupervisorHarness()
+    harness.supervisor = EngineSupervisor(
+        harness._launch, timeout_s=60, backoff_s=(0.0,), programs_outlive=True
+    )
+    first = harness.start()
+    first.abandon(error)  # type: ignore[arg-type]
+    harness.wait(lambda: harness.is_ready() and harness.supervisor.connection is not first)
+    is_hung = isinstance(error, RuntimeSilent)
+    assert len(harness.engines) == (2 if is_hung else 1), "who is silent hangs"
+    harness.supervisor.stop()
 
 
 def test_there_is_no_connection_before_there_is_an_engine(harness: SupervisorHarness) -> None:

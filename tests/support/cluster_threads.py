@@ -64,9 +64,8 @@ class EngineThread:
         """No page is lost; nothing runs."""
         kv_cache = self.loaded.engine.scheduler.kv_cache
         wait_until(lambda: not self.loaded.engine.has_work)
-        assert not len(self.gateway._host.clients.by_session) or not any(
-            client.programs for client in self.gateway._host.clients.by_session.values()
-        )
+        clients = self.gateway._host.clients.by_session
+        wait_until(lambda: not any(client.programs for client in list(clients.values())))
         free = kv_cache.allocator.num_free + kv_cache.tree.num_pages
         assert free == kv_cache.num_pages, "a page was lost"
 
