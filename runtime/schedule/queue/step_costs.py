@@ -17,6 +17,8 @@ LOAD_MEMORY_S = 2.0  # seconds over which the load is a mean
 MIN_WAIT_S = 0.001
 _MEMORY = 64  # steps that the running means remember
 _MIN_PROMPT_TOKENS = 4  # of a step whose time says something of a prompt's token
+_MANY_ROWS = 16.0
+_LEAST_SPREAD = 0.1  # of the mean number of rows, to tell what one more of them costs (guess)
 _DEFAULT_ROW_TOKENS = 2.0  # what a decode row costs before that is known (guess)
 
 
@@ -67,8 +69,17 @@ class StepCosts:
         return {
             "prompt_token_s": self.prompt_token_s,
             "row_tokens": self.row_tokens,
-            "added_row_tokens": self.decode_row_s / self.prompt_token_s,
+            "added_row_tokens": self._added_row_s / self.prompt_token_s,
         }
+
+    @property
+    def _added_row_s(self) -> float:
+        """`decode_row_s`, or where all steps had about as many rows, a share of such a step: where
+        there are many, little of it is the step's own. 0: nothing is known."""
+        rows = self._num_rows
+        if rows.spread_x >= _LEAST_SPREAD * rows.mean_x:
+            return rows.slope
+        return rows.mean_y / rows.mean_x if rows.mean_x >= _MANY_ROWS else 0.0
 
     def load(self, now_s: float) -> float:
         """Which share of the last seconds was work that would not have been cheaper in a fuller
@@ -98,6 +109,11 @@ class _Line:
         if self._var <= 0.0 or not self.mean_x:
             return 0.0
         return min(max(self._cov / self._var, 0.0), self.mean_y / self.mean_x)
+
+    @property
+    def spread_x(self) -> float:
+        """The standard deviation of x."""
+        return math.sqrt(max(0.0, self._var))
 
     def at(self, x: float) -> float:
         """y there."""
