@@ -126,29 +126,14 @@ def test_programs_say_the_same_when_replicas_end_at_random(
         with spread_out(checkpoint, number, random.Random(number).choice((2, 3))) as spread:
             cluster, backend, _ = spread
             is_over = threading.Event()
-            killer = threading.Thread(target=end_at_random, args=(cluster, number, is_over))
+            rng = random.Random(number)
+            killer = threading.Thread(target=cluster.end_at_random, args=(rng, is_over))
             killer.start()
             try:
                 assert said_by(backend) == truth, number
             finally:
                 is_over.set()
                 killer.join()
-
-
-def end_at_random(cluster: Cluster, seed: int, is_over: threading.Event) -> None:
-    """Some are killed, some told to leave; fewer than a program may lose."""
-    rng = random.Random(seed)
-    for _ in range(MAX_LOST - 1):
-        wait_until(lambda: is_over.is_set() or any(r.parts for r in cluster.replicas))
-        number = rng.randrange(len(cluster.replicas))
-        if rng.random() < 0.5:
-            cluster.restart(number)
-        else:
-            cluster.kill(number)
-            cluster.wait_lost(number)
-        cluster.wait_ready()
-        if is_over.wait(rng.uniform(0.0, 0.3)):
-            return
 
 
 def test_streams_of_branches_come_whole(checkpoint: Path) -> None:

@@ -68,7 +68,7 @@ def test_programs_say_the_same_when_engines_are_killed_at_random(
         with clustered(checkpoint, rng.choice((2, 3))) as (cluster, backend):
             for _ in range(2):
                 is_over = threading.Event()
-                killer = threading.Thread(target=kill_at_random, args=(cluster, rng, is_over))
+                killer = threading.Thread(target=cluster.end_at_random, args=(rng, is_over))
                 killer.start()
                 try:
                     assert said_by(backend) == truth, number
@@ -76,22 +76,6 @@ def test_programs_say_the_same_when_engines_are_killed_at_random(
                     is_over.set()
                     killer.join()
             assert sum(replica.num_starts for replica in cluster.replicas) > len(cluster.replicas)
-
-
-def kill_at_random(cluster: Cluster, rng: random.Random, is_over: threading.Event) -> None:
-    """One engine after the other, so that there always is one; fewer than a program may lose.
-    Some are killed, and some told to leave."""
-    wait_until(lambda: is_over.is_set() or any(r.programs for r in cluster.replicas))
-    for _ in range(MAX_LOST - 1):
-        number = rng.randrange(len(cluster.replicas))
-        if rng.random() < 0.5:
-            cluster.restart(number)
-        else:
-            cluster.kill(number)
-            cluster.wait_lost(number)
-        cluster.wait_ready()
-        if is_over.wait(rng.uniform(0.0, 0.3)):
-            return
 
 
 def test_engines_that_end_while_a_program_waits_or_goes_on_are_not_held_against_it(

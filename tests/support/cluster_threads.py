@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from stemma.cluster.router import Router
 from stemma.cluster.scaling import Scaler, Scaling
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
+from stemma.frontend.protocol.program_log import MAX_LOST
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
@@ -135,6 +137,21 @@ class Cluster:
     def wait_ready(self) -> None:
         """Until all replicas are."""
         wait_until(lambda: all(r.state is ReplicaState.READY for r in self.replicas))
+
+    def end_at_random(self, rng: random.Random, is_over: threading.Event) -> None:
+        """One engine after the other while there is something to do, so that there always is one;
+        fewer than a program may lose. Some are killed, and some told to leave."""
+        wait_until(lambda: is_over.is_set() or any(r.programs for r in self.replicas))
+        for _ in range(MAX_LOST - 1):
+            number = rng.randrange(len(self.replicas))
+            if rng.random() < 0.5:
+                self.restart(number)
+            else:
+                self.kill(number)
+                self.wait_lost(number)
+            self.wait_ready()
+            if is_over.wait(rng.uniform(0.0, 0.3)):
+                return
 
     def replace_router(self) -> None:
         """End the router as a crash would, and its engines; another one takes its place."""
