@@ -4,7 +4,9 @@
              <- events -             |        |          <- events -
 
 It speaks the runtime's protocol to both sides, so neither can tell it from the other. One thread.
-The unit of placement is the program: its first ops decide where it runs, and all of it runs there.
+The unit of placement is the program: its first ops decide where it runs, and all of it runs there,
+but for branches of wide forks (`parts.py`). The file is long because all of it, clients' messages,
+replicas' events, who comes and goes, changes the same few tables between two turns of one loop.
 """
 
 from __future__ import annotations

@@ -499,9 +499,8 @@ class Connection:
             self._has_credit.notify_all()
         self._welcomed.set()
         for program in programs:
-            program.sink.handle_disconnect(
-                EngineError(str(self._error))
-            )  # to them its cause is all one
+            # To them its cause is all one.
+            program.sink.handle_disconnect(EngineError(str(self._error)))
         for call in calls:
             call.set_exception(EngineError(str(self._error)))
 
