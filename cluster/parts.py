@@ -22,6 +22,7 @@ from ..frontend.protocol import wire
 from ..frontend.protocol.program_log import CALLS, ProgramLog
 from .placement.load import BYTES_PER_TOKEN, ProgramLoad
 from .placement.spread import ForkedWork, Spread
+from .prompt_text import max_tokens_of
 from .replica import Part, Replica, ReplicaState, RoutedProgram
 
 MAX_PARTS = 16  # of a program at a time
@@ -127,7 +128,7 @@ class Parts:
             if op[0] == "text":
                 texts[branch] += len(str(op[4:5])) / BYTES_PER_TOKEN
             elif (branch, op[2]) in program.log.open_calls:
-                rows[branch] += min(usual, _max_tokens(op, usual))
+                rows[branch] += min(usual, max_tokens_of(op))
         return ForkedWork(
             program.log.num_bytes_before(fork[1], fork[2]) / BYTES_PER_TOKEN,
             list(texts.values()),
@@ -284,7 +285,7 @@ def _begin_at(log: ProgramLog, children: Sequence[int], branch: int, seq: int) -
 def _send(program: RoutedProgram, op: list[Any]) -> None:
     """To the home replica."""
     if op[0] in CALLS and (op[1], op[2]) in program.log.open_calls:
-        program.load.begin_call()
+        program.load.begin_call(max_tokens_of(op))
     assert program.replica is not None, "it is nowhere"
     program.replica.outbox.add(program.number_there, wire.encode_op(op))
 
@@ -308,7 +309,7 @@ def _send_there(part: Part, op: list[Any]) -> None:
     if kind == "drop" and branch in log.wanted:  # which its own replica does not know
         return
     if kind in CALLS and (branch, seq) in log.open_calls:
-        part.load.begin_call()
+        part.load.begin_call(max_tokens_of(op))
     if log.knows((branch, seq)):  # from another replica
         for given in log.given({(branch, seq)}):
             part.replica.outbox.give(part.number_there, given)
@@ -339,9 +340,3 @@ def _flush(program: RoutedProgram) -> None:
     for part in list(program.parts):
         if part.is_open and part.replica is not None:
             part.replica.outbox.flush(part.number_there, end=has_ended)
-
-
-def _max_tokens(op: list[Any], usual: float) -> float:
-    params = op[5] if op[0] == "gen" and len(op) > 5 else None
-    limit = params.get("max_tokens") if isinstance(params, dict) else None
-    return float(limit) if isinstance(limit, int) else usual

@@ -8,6 +8,7 @@ a stand-in. Whatever is wrong here costs time, never an answer.
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 from typing import Any
 
 from ..frontend.protocol.program_log import CALLS
@@ -38,7 +39,7 @@ class MarkMemory:
 class Opening:
     """A program's beginning on its first branch: grows with its ops until the first call."""
 
-    __slots__ = ("_marks", "_memory", "_parts", "_roles", "_template", "is_over")
+    __slots__ = ("_marks", "_memory", "_parts", "_roles", "_template", "is_over", "max_tokens")
 
     def __init__(self, create: dict[str, Any], memory: MarkMemory) -> None:
         self._memory = memory
@@ -48,6 +49,7 @@ class Opening:
         self._roles: list[str] = []
         self._marks: dict[int, tuple[object, ...]] = {}  # contexts by seq
         self.is_over = False
+        self.max_tokens = inf  # that the call behind it may generate
 
     def take(self, ops: list[Any]) -> None:
         """The next ops, as they are sent; restored texts in their places."""
@@ -57,6 +59,7 @@ class Opening:
             kind = op[0]
             if kind in CALLS or kind == "fork":
                 self.is_over = True
+                self.max_tokens = max_tokens_of(op)
             elif kind == "text" and len(op) > 4 and isinstance(op[4], str):
                 self._parts.append(op[4])
             elif kind in ("role_begin", "role_end"):
@@ -79,3 +82,12 @@ class Opening:
     def text(self) -> bytes:
         """All of it so far."""
         return "".join(self._parts).encode("utf-8", "surrogatepass")
+
+
+def max_tokens_of(op: list[Any]) -> float:
+    """What all samples of a call may generate; `inf` where it does not say."""
+    params = op[5] if op[0] == "gen" and len(op) > 5 else None
+    if not isinstance(params, dict):
+        return inf
+    limit, num_samples = params.get("max_tokens"), params.get("n") or 1
+    return float(limit * num_samples) if type(limit) is type(num_samples) is int else inf

@@ -313,12 +313,14 @@ class Router:
     def _newcomer(self, program: RoutedProgram) -> Newcomer:
         """What is known of it to place it. What it has said counts with its first prompt."""
         text, load = program.opening.text, program.load
+        if not load.num_ended:
+            load.max_tokens = program.opening.max_tokens
         return Newcomer(
             max(len(text) / BYTES_PER_TOKEN, load.held_tokens),
             self._cached_of(program, text),
             program.create.get("history") or None,
             text,
-            load.habits.output_tokens * load.habits.num_calls,
+            load.output_tokens * load.habits.num_calls,
             load.tenant,
         )
 

@@ -280,10 +280,14 @@ class FleetSimulation:
         is_placed = self._routing.by_call or job.replica is None
         if self._routing.by_call:
             load = ProgramLoad(self._habits.of(job.kind), self._clock)
+            load.max_tokens = call.max_tokens
             replica = self._placed(call, load)
         else:
-            job.replica = replica = job.replica or self._placed(call, load)
-        load.begin_call()
+            if job.replica is None:
+                load.max_tokens = call.max_tokens
+                job.replica = self._placed(call, load)
+            replica = job.replica
+        load.begin_call(call.max_tokens)
         job.num_submitted += 1
         self.num_calls += 1
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
@@ -333,13 +337,12 @@ class FleetSimulation:
                 there[number] = max(count, there[number])
             cached = {number: count for number, count in there.items() if count}
         started = time.thread_time()
-        habits = load.habits
         newcomer = Newcomer(
             float(len(call.prompt)),
             cached,
             None,
             text,
-            habits.output_tokens * habits.num_calls,
+            load.output_tokens * load.habits.num_calls,
         )
         replica = self._policy(newcomer, self._present)
         assert isinstance(replica, SimulatedReplica)

@@ -1,7 +1,8 @@
 """What speculation brings: programs of the embedded model with drafts and without, taking turns.
 
 Each engine is a process of its own and carries out the same conversations, one after the other, the
-two in turns. Both begin with nothing: histories and caches fill as the conversations go. Outputs
+two in turns. Both begin with nothing: histories and caches fill as the conversations go; only the
+process that compiles grammars is up, as in any server that has run for a second. Outputs
 are compared, too: they differ only where rounding decides, since a step with several tokens of a
 sequence rounds otherwise than one with one (docs/how-it-works/speculation.md).
 """
@@ -19,6 +20,9 @@ from typing import Any
 from ...errors import InvalidRequest
 from ...flags import count
 from ...frontend.backend import Engine
+from ...frontend.dsl.function import function
+from ...frontend.dsl.generation import gen
+from ...frontend.dsl.state import ProgramState
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import write_report
 from .conversations import Conversation, conversations
@@ -81,6 +85,8 @@ def _repeat(args: argparse.Namespace, cases: list[Conversation], sides: list[_Me
     options["speculative_num_tokens"] = args.speculative_num_tokens
     engines = [Engine(args.model, speculate=how, **options) for how in ("off", args.speculate)]
     try:
+        for engine in engines:
+            _warm_up.run(backend=engine).text()
         for side in sides:
             side.wall_s.append(0.0)
             side.texts.clear()
@@ -95,6 +101,11 @@ def _repeat(args: argparse.Namespace, cases: list[Conversation], sides: list[_Me
     finally:
         for engine in engines:
             engine.shutdown()
+
+
+@function
+def _warm_up(s: ProgramState) -> None:
+    s += gen("number", regex="[0-9]", max_tokens=2)
 
 
 def _carry_out(

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from math import inf
 
 # A row of a batch against a token of a prompt, in time (llama-160m and a 1B on a CPU, batches of 4
 # to 32: 2 to 6). What is off by a factor shifts the weight of queues against that of prefixes.
@@ -105,6 +106,7 @@ class ProgramLoad:
         self.num_calls = 0  # in flight
         self.num_ended = 0
         self.missing_tokens = 0.0  # of its prompt, not computed yet as far as is known
+        self.max_tokens = inf  # that its next call, or the last one begun, may generate
         self._clock = clock
         self._held_tokens = 0.0
         self._since_s = 0.0  # of the first call in flight, or of the last one's end
@@ -131,8 +133,9 @@ class ProgramLoad:
         self._total = None
         self.num_calls = 0
 
-    def begin_call(self) -> None:
-        """A call was sent."""
+    def begin_call(self, max_tokens: float = inf) -> None:
+        """A call was sent, which may generate so much."""
+        self.max_tokens = max_tokens
         if not self.num_calls:
             now_s = self._clock()
             if self.num_ended:
@@ -153,6 +156,11 @@ class ProgramLoad:
         self._count()
 
     @property
+    def output_tokens(self) -> float:
+        """What a call of it is expected to generate: as usual, and no more than it may."""
+        return min(self.habits.output_tokens, self.max_tokens)
+
+    @property
     def held_tokens(self) -> float:
         """KV that it will want again."""
         return max(self._held_tokens, self.missing_tokens)
@@ -168,7 +176,7 @@ class ProgramLoad:
         self.leave()
 
     def _count(self) -> None:
-        rows = self.habits.output_tokens * ROW_TOKENS
+        rows = self.output_tokens * ROW_TOKENS
         if self.num_calls:
             expected = self.missing_tokens + self.num_calls * rows
         else:

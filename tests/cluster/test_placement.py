@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
-from stemma.cluster.placement.load import AllHabits, Habits, ProgramLoad, ReplicaLoad
+from stemma.cluster.placement.load import (
+    ROW_TOKENS,
+    AllHabits,
+    Habits,
+    ProgramLoad,
+    ReplicaLoad,
+)
 from stemma.cluster.placement.moves import better_home, is_crowded
 from stemma.cluster.placement.policies import PLACEMENTS, Newcomer, expected_s, policy_of
 from stemma.cluster.placement.spread import ForkedWork, spread
+from stemma.cluster.prompt_text import max_tokens_of
 
 
 @dataclass
@@ -108,6 +116,17 @@ def test_an_agent_between_two_calls_still_counts() -> None:
     program.end()
     left = (total.num_calls, total.expected_tokens, total.held_tokens)
     assert left == pytest.approx((0.0, 0.0, 0.0))
+
+
+def test_a_call_counts_with_no_more_than_it_may_generate() -> None:
+    total = ReplicaLoad()
+    program = ProgramLoad(Habits(), Clock())
+    program.enter(total, 100.0)
+    program.begin_call(max_tokens=8)
+    assert program.output_tokens == 8 and total.expected_tokens == 100 + 8 * ROW_TOKENS
+    assert max_tokens_of(["gen", 0, 1, None, "x", {"max_tokens": 8, "n": 3}]) == 24
+    for untold in ({}, {"max_tokens": "8"}, None):
+        assert max_tokens_of(["gen", 0, 1, None, "x", untold]) == inf
 
 
 def test_a_call_that_was_lost_with_its_replica_leaves_nothing_there() -> None:
