@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from ..errors import InvalidRequest
 from ..flags import add_flags, flag, from_flags, misfits, number
-from .parsers.reasoning import REASONING_PARSERS, ReasoningParser
-from .parsers.registry import TOOL_CALL_PARSERS, ToolCallParser
+from ..frontend.chat_format.reasoning import REASONING_PARSERS, ReasoningParser
+from ..frontend.chat_format.registry import TOOL_CALL_PARSERS, ToolCallParser
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)

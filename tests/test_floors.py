@@ -69,7 +69,13 @@ FLOORS = {
         ("router",),
         ("__main__",),
     ),
-    "frontend": (("protocol",), ("client",), ("openai", "trace"), ("backend",), ("dsl",)),
+    "frontend": (
+        ("chat_format", "protocol"),
+        ("client",),
+        ("openai", "trace"),
+        ("backend",),
+        ("dsl",),
+    ),
     "bench": (
         ("harness",),
         ("cache", "cluster", "constrained"),

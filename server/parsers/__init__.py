@@ -1,1 +1,1 @@
-"""How models write tool calls and reasoning; how these are constrained and parsed."""
+"""What a request asks of tool calls and reasoning, and its output read as a message."""

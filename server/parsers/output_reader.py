@@ -6,9 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...frontend.chat_format.call_reader import (
+    Arguments,
+    CallBegun,
+    Content,
+    ContentReader,
+    Event,
+    Reader,
+)
+from ...frontend.chat_format.reasoning import ReasoningSplitter, ReasoningTags
 from ..protocol.pieces import Outcome
-from .call_reader import Arguments, CallBegun, Content, ContentReader, Event, Reader
-from .reasoning import ReasoningSplitter, ReasoningTags
 from .tools import ToolUse
 
 

@@ -16,15 +16,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
+from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
+from ...frontend.chat_format.chat_format import ChatFormat
+from ...frontend.chat_format.hermes import Hermes
+from ...frontend.chat_format.named_object import Forced
+from ...frontend.chat_format.reasoning import ReasoningTags
 from ...frontend.protocol.constraint import Constraint, constraint_of
 from ...frontend.protocol.json_text import json_text
 from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
-from .call_reader import CallReader, ContentReader, NamedReader, Reader
-from .chat_format import ChatFormat
-from .hermes import Hermes
-from .named_object import Forced
-from .reasoning import ReasoningTags
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 MAX_TOOLS = 256  # guess: OpenAI allows 128

@@ -14,13 +14,13 @@ from fastapi.responses import Response
 from pydantic import Field, ValidationError
 
 from ....errors import InvalidRequest
+from ....frontend.chat_format.chat_format import ChatFormat
+from ....frontend.chat_format.reasoning import ReasoningTags
 from ....frontend.protocol.ir import GenParams
 from ....frontend.protocol.numbers import MAX_LOGPROBS
 from ...generation.answer import answer
 from ...generation.service import Served, Service
-from ...parsers.chat_format import ChatFormat
 from ...parsers.output_reader import OutputReader
-from ...parsers.reasoning import ReasoningTags
 from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
+from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
-from ...parsers.chat_format import ChatFormat
 from ...protocol.known_fields import FewItems, Items
 from ...protocol.task import Message
 from .content_parts import ContentPart, text_of

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
+from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.json_text import json_text
-from ...parsers.chat_format import ChatFormat
 from ...parsers.output_reader import ReasoningUse
 
 MAX_TEMPLATE_KWARGS_CHARS = 16 * 1024

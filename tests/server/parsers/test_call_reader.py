@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.server.parsers.call_reader import (
+from stemma.frontend.chat_format.call_reader import (
     Arguments,
     CallBegun,
     CallReader,
@@ -18,16 +18,16 @@ from stemma.server.parsers.call_reader import (
     Event,
     NamedReader,
 )
-from stemma.server.parsers.chat_format import ChatFormat
-from stemma.server.parsers.hermes import Hermes
-from stemma.server.parsers.llama3 import Llama3
-from stemma.server.parsers.matching import ValueScanner
-from stemma.server.parsers.mistral import Mistral
-from stemma.server.parsers.named_object import Forced
+from stemma.frontend.chat_format.chat_format import ChatFormat
+from stemma.frontend.chat_format.hermes import Hermes
+from stemma.frontend.chat_format.llama3 import Llama3
+from stemma.frontend.chat_format.matching import ValueScanner
+from stemma.frontend.chat_format.mistral import Mistral
+from stemma.frontend.chat_format.named_object import Forced
+from stemma.frontend.chat_format.reasoning import ReasoningTags, tags_of
+from stemma.frontend.chat_format.registry import format_of
+from stemma.frontend.chat_format.tool_format import ToolFormat
 from stemma.server.parsers.output_reader import OutputReader, ReasoningUse
-from stemma.server.parsers.reasoning import ReasoningTags, tags_of
-from stemma.server.parsers.registry import format_of
-from stemma.server.parsers.tool_format import ToolFormat
 from stemma.server.parsers.tools import Tool, ToolUse
 from stemma.server.protocol.pieces import Outcome
 

@@ -13,18 +13,18 @@ from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 from stemma.errors import InvalidRequest, UnsupportedSchema
+from stemma.frontend.chat_format.chat_format import ChatFormat
+from stemma.frontend.chat_format.hermes import BEGIN, END, Hermes
+from stemma.frontend.chat_format.llama3 import Llama3
+from stemma.frontend.chat_format.mistral import Mistral
+from stemma.frontend.chat_format.reasoning import ReasoningTags
+from stemma.frontend.chat_format.tool_format import TaughtFormat
 from stemma.frontend.protocol.constraint import Constraint
 from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 from stemma.server.api.openai.chat import ChatReply
 from stemma.server.api.openai.completions import TextReply
-from stemma.server.parsers.chat_format import ChatFormat
-from stemma.server.parsers.hermes import BEGIN, END, Hermes
-from stemma.server.parsers.llama3 import Llama3
-from stemma.server.parsers.mistral import Mistral
 from stemma.server.parsers.output_reader import OutputReader
-from stemma.server.parsers.reasoning import ReasoningTags
-from stemma.server.parsers.tool_format import TaughtFormat
 from stemma.server.parsers.tools import (
     AllowedChoice,
     NamedChoice,
