@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         InvalidGrammar,
         InvalidProgram,
         InvalidRequest,
+        MaxTurnsExceeded,
         ModelLoadError,
         ModelNotFound,
         ProgramError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         assistant_begin,
         assistant_end,
         image,
+        role,
         separate_reasoning,
         system,
         system_begin,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     )
     from .frontend.dsl.state import ProgramState
     from .frontend.dsl.tool import Tool, tool
+    from .frontend.dsl.tool_loop import ToolLoop, tool_loop
     from .frontend.openai.backend import OpenAI, RuntimeEndpoint
 
 _ROOMS = {
@@ -77,6 +80,7 @@ _ROOMS = {
         "InvalidGrammar",
         "InvalidProgram",
         "InvalidRequest",
+        "MaxTurnsExceeded",
         "ModelLoadError",
         "ModelNotFound",
         "ProgramError",
@@ -97,6 +101,7 @@ _ROOMS = {
         "assistant_begin",
         "assistant_end",
         "image",
+        "role",
         "separate_reasoning",
         "system",
         "system_begin",
@@ -121,6 +126,7 @@ _ROOMS = {
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
     "frontend.dsl.state": ("ProgramState",),
     "frontend.dsl.tool": ("Tool", "tool"),
+    "frontend.dsl.tool_loop": ("ToolLoop", "tool_loop"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -133,6 +139,7 @@ __all__ = [
     "InvalidGrammar",
     "InvalidProgram",
     "InvalidRequest",
+    "MaxTurnsExceeded",
     "ModelLoadError",
     "ModelNotFound",
     "OpenAI",
@@ -144,6 +151,7 @@ __all__ = [
     "RuntimeEndpoint",
     "StemmaError",
     "Tool",
+    "ToolLoop",
     "UnsupportedSchema",
     "__version__",
     "assistant",
@@ -158,6 +166,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "role",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -167,6 +176,7 @@ __all__ = [
     "token_length_normalized",
     "tokens",
     "tool",
+    "tool_loop",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

@@ -10,6 +10,7 @@ StemmaError
 |-- ModelLoadError        a checkpoint folder that cannot be loaded (file, field, expected, found)
 |-- ProtocolError         a frame that breaks the wire protocol
 |-- DeadlineExceeded      an output that cannot come, or has not come, by the time it is wanted
+|-- MaxTurnsExceeded      a model that calls tools has not answered within the turns that it had
 |-- EngineError           the engine is gone, did not start, or failed in a step
 |-- ProgramError          an op of a program failed; raised where the program waits
 |   `-- BatchError        some instances of run_batch failed; names each
@@ -30,6 +31,7 @@ __all__ = [
     "InvalidGrammar",
     "InvalidProgram",
     "InvalidRequest",
+    "MaxTurnsExceeded",
     "MissingDependency",
     "ModelLoadError",
     "ModelNotFound",
@@ -130,6 +132,19 @@ class ProtocolError(StemmaError):
 
 class DeadlineExceeded(StemmaError):
     """A call's output cannot come by its deadline, or has not come; the message has both times."""
+
+
+class MaxTurnsExceeded(StemmaError):
+    """A model still called tools in the last turn that it had; `called`: their names. These calls
+    were not carried out."""
+
+    def __init__(self, max_turns: int, called: Sequence[str]) -> None:
+        super().__init__(
+            f"no answer within max_turns={max_turns}: the last turn calls {', '.join(called)}; "
+            "allow more turns, or say in the prompt when to answer"
+        )
+        self.max_turns = max_turns
+        self.called = tuple(called)
 
 
 class EngineError(StemmaError):

@@ -69,6 +69,8 @@ class Opening:
                 if isinstance(op[2], int):
                     self._marks[op[2]] = context
                 self._parts.append(self._memory.text(context))
+            elif kind == "tools":
+                self._template = hash((self._template, str(op[4:])))
             elif kind == "tokens":
                 self._parts.append(f"\0{op[4:]}\0")
 

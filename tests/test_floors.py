@@ -70,7 +70,8 @@ FLOORS = {
         ("__main__",),
     ),
     "frontend": (
-        ("chat_format", "protocol"),
+        ("protocol",),
+        ("chat_format",),
         ("client",),
         ("openai", "trace"),
         ("backend",),

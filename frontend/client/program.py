@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -136,9 +136,14 @@ class Program:
         self.id = channel.open_program(self, create)
 
     @property
+    def info(self) -> Mapping[str, Any]:
+        """What the runtime says of itself and the model."""
+        return self._channel.info
+
+    @property
     def model(self) -> str:
         """The name of the model it runs on."""
-        return str(self._channel.info.get("model", ""))
+        return str(self.info.get("model", ""))
 
     # --- called by branches ----------------------------------------------------------------------
 

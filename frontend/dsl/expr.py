@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from ...errors import InvalidProgram
-from ..protocol.ir import GenParams
+from ..protocol.ir import MAX_FIELDS_CHARS, GenParams
+from ..protocol.json_text import json_text
 from ..protocol.numbers import token_ids_of
 
 ROLES = ("system", "user", "assistant")
@@ -78,16 +79,25 @@ class SelectExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class RoleBeginExpr(Expr):
-    """Opens a chat message."""
+    """Opens a chat message; `fields`: see `ir.RoleBegin`."""
 
     role: str
+    fields: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEndExpr(Expr):
-    """Closes a chat message."""
+    """Closes a chat message; `fields`: see `ir.RoleEnd`."""
 
     role: str
+    fields: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsExpr(Expr):
+    """Tells the chat template of tools, as JSON."""
+
+    tools: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,9 @@ def tokens(token_ids: Sequence[int]) -> Expr:
 
 
 def image(source: Any) -> Expr:
-    """An image; a model that reads only text refuses it where it is appended."""
+    """An image within a message: a path, an http(s) or data URL, bytes, an open file, or an image
+    of Pillow's. Models behind `st.OpenAI` read it; where the model reads only text it is refused
+    where it is appended."""
     return ImageExpr(source)
 
 
@@ -137,9 +149,11 @@ def separate_reasoning(expr: Appendable = None, model_type: str | None = None) -
     )
 
 
-def role(name: str, content: Appendable = None) -> Sum:
-    """A whole chat message of role `name`."""
-    return Sum((RoleBeginExpr(name), *_parts(content), RoleEndExpr(name)))
+def role(name: str, content: Appendable = None, /, **fields: Any) -> Sum:
+    """A whole chat message of role `name`; `fields`: what else the chat template or the endpoint
+    sees of it, as in `role("tool", "22 C", tool_call_id="call_1")`. Raises InvalidProgram."""
+    text = _fields_text(fields) if fields else None
+    return Sum((RoleBeginExpr(name, text), *_parts(content), RoleEndExpr(name)))
 
 
 def system(content: Appendable = None) -> Sum:
@@ -185,6 +199,17 @@ def assistant_begin() -> Expr:
 def assistant_end() -> Expr:
     """Close the open assistant's message."""
     return RoleEndExpr("assistant")
+
+
+def _fields_text(fields: dict[str, Any]) -> str:
+    allowed = f"JSON values besides role and content, at most {MAX_FIELDS_CHARS} characters of it"
+    try:
+        text = json_text(fields, MAX_FIELDS_CHARS)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidProgram.of("fields", fields, allowed) from error
+    if text is None or not {"role", "content"}.isdisjoint(fields):
+        raise InvalidProgram.of("fields", sorted(fields), allowed)
+    return text
 
 
 def _parts(value: Appendable) -> tuple[Expr | str, ...]:

@@ -7,6 +7,7 @@ Each method that waits has a twin for async functions: `aget` for `s["x"]`, `ate
 from __future__ import annotations
 
 import contextlib
+import json
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -28,16 +29,26 @@ from ..protocol import ir
 
 
 class Message:
-    """A chat message: its role and the pieces of its content."""
+    """A chat message: its role and the pieces of its content; `fields`: JSON text of its other
+    fields, or of what it was read as, with `content` in it."""
 
-    __slots__ = ("pieces", "role")
+    __slots__ = ("fields", "pieces", "role")
 
-    def __init__(self, role: str, pieces: list[Piece] | None = None) -> None:
+    def __init__(
+        self, role: str, pieces: list[Piece] | None = None, fields: str | None = None
+    ) -> None:
         self.role = role
         self.pieces = pieces or []
+        self.fields = fields
 
     def copy(self) -> Message:
-        return Message(self.role, list(self.pieces))
+        return Message(self.role, list(self.pieces), self.fields)
+
+    def shown(self) -> dict[str, Any]:
+        """As in OpenAI's API; all pieces are done."""
+        fields = {} if self.fields is None else json.loads(self.fields)
+        content = "".join(p if isinstance(p, str) else p.text for p in self.pieces)
+        return {"role": self.role, "content": content, **fields}
 
 
 class BranchReader:
@@ -153,22 +164,23 @@ class BranchReader:
         await self._settle_async(Span(pieces, 0))
         return text_of(pieces)
 
-    def messages(self) -> list[dict[str, str]]:
-        """The chat messages so far as `{"role", "content"}`; waits for all of them."""
+    def messages(self) -> list[dict[str, Any]]:
+        """The chat messages so far as `{"role", "content"}`, with `tool_calls`, `tool_call_id` and
+        others that were given; waits for all of them."""
         self._wait_for_the_runner()
         for message in self._messages:
             self._settle(Span(tuple(message.pieces), 0))
         return self._all_messages()
 
-    async def amessages(self) -> list[dict[str, str]]:
+    async def amessages(self) -> list[dict[str, Any]]:
         """`messages` for async functions."""
         await self._wait_for_the_runner_async()
         for message in self._messages:
             await self._settle_async(Span(tuple(message.pieces), 0))
         return self._all_messages()
 
-    def _all_messages(self) -> list[dict[str, str]]:
-        return [{"role": m.role, "content": _content(m)} for m in self._messages]
+    def _all_messages(self) -> list[dict[str, Any]]:
+        return [message.shown() for message in self._messages]
 
     def sync(self) -> None:
         """Wait until everything appended to this branch so far is done; raises its failure, or the
@@ -314,13 +326,10 @@ def messages_of(pieces: list[Piece]) -> tuple[list[Message], str | None]:
     for piece in pieces:
         op = piece.op if isinstance(piece, Pending) else None
         if isinstance(op, ir.RoleBegin):
-            messages.append(Message(open_role := op.role))
+            messages.append(Message(open_role := op.role, fields=op.fields))
         elif isinstance(op, ir.RoleEnd):
             open_role = None
+            messages[-1].fields = op.fields or messages[-1].fields
         elif open_role is not None:
             messages[-1].pieces.append(piece)
     return messages, open_role
-
-
-def _content(message: Message) -> str:
-    return "".join(piece if isinstance(piece, str) else piece.text for piece in message.pieces)

@@ -1,12 +1,19 @@
-"""`st.tool`: a Python function that a program calls; the runtime knows that the branch waits."""
+"""`st.tool`: a Python function that a program, or its model, calls."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
+import time
 from collections.abc import Callable
 from typing import Any, overload
 
+from ...errors import InvalidProgram
 from .state import ProgramState
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # OpenAI's
+_MEMORY = 0.3  # weight of the newest measured time
 
 
 class Tool:
@@ -14,19 +21,88 @@ class Tool:
 
     During the call the branch is paused for about `expected_s`, labelled with the function's name.
     The call returns the function's value and propagates its exceptions, both unchanged. Called
-    without a state it is the plain function.
+    without a state it is the plain function. `tool_loop` has the model call it: by its name, with
+    arguments of the parameters' types, told by its docstring.
     """
 
     def __init__(self, fn: Callable[..., Any], expected_s: float | None = None) -> None:
         functools.update_wrapper(self, fn)
         self.__name__: str = getattr(fn, "__name__", type(fn).__name__)
         self.fn = fn
-        self.expected_s = expected_s
+        self._expected_s = expected_s
+        self._measured_s: float | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], ProgramState):
             return args[0].call(self, *args[1:], **kwargs)
-        return self.fn(*args, **kwargs)
+        return self._timed_async(args, kwargs) if self.is_async else self._timed(args, kwargs)
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return self.__name__
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a call has to be awaited."""
+        return inspect.iscoroutinefunction(self.fn)
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long a call takes: as given, else as measured; None: not known yet."""
+        return self._measured_s if self._expected_s is None else self._expected_s
+
+    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return self.fn(*args, **kwargs)
+        finally:
+            self._note_time(time.perf_counter() - began_s)
+
+    async def _timed_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return await self.fn(*args, **kwargs)
+        finally:
+            self._note_time(time.perf_counter() - began_s)
+
+    def _note_time(self, duration_s: float) -> None:
+        before = duration_s if self._measured_s is None else self._measured_s
+        self._measured_s = before + _MEMORY * (duration_s - before)
+
+    @functools.cached_property
+    def _signature(self) -> Any:
+        from .tool_schema import signature_of  # pydantic takes 0.1 s
+
+        if not _NAME.fullmatch(self.name):
+            allowed = "a function's name of 1 to 64 letters, digits, _ or -"
+            raise InvalidProgram.of("tool", self.name, allowed)
+        return signature_of(self.fn, self.name)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON Schema of its arguments. Raises InvalidProgram where a model could not give one."""
+        schema: dict[str, Any] = self._signature.parameters
+        return schema
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """As an item of `tools` in OpenAI's API. Raises InvalidProgram."""
+        function = {"name": self.name, "description": self._signature.description}
+        return {
+            "type": "function",
+            "function": {**function, "parameters": self.parameters},
+        }
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """Keyword arguments from a model's JSON text. Raises InvalidRequest."""
+        values: dict[str, Any] = self._signature.arguments(text)
+        return values
+
+    def invoke(self, text: str) -> Any:
+        """Call it with a model's arguments, as JSON text; await what an async one returns. Raises
+        InvalidRequest for other arguments than it takes, and what the function raises."""
+        return self(**self.arguments(text))
 
 
 @overload

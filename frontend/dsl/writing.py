@@ -22,8 +22,10 @@ from .expr import (
     SelectExpr,
     Sum,
     TokensExpr,
+    ToolsExpr,
     VarExpr,
 )
+from .images import image_url
 from .reading import BranchReader, Message, messages_of
 
 
@@ -78,7 +80,14 @@ class BranchWriter(BranchReader):
         self._bind(name, op)
 
     def _append_image(self, image: ImageExpr, source: str | None) -> None:
-        raise InvalidProgram(f"image: the model {self._program.model} reads only text", "image")
+        if not self._program.info.get("reads_images"):
+            raise InvalidProgram(
+                f"image: the model {self._program.model} reads only text; one that reads images is "
+                "reached over HTTP, by st.OpenAI",
+                "image",
+            )
+        self._send_silent(ir.Image(self._branch, self._next(), source, image_url(image.source)))
+        self._note("")
 
     def _append_var(self, var: VarExpr, source: str | None) -> None:
         if var.program is not self._program:
@@ -129,20 +138,26 @@ class BranchWriter(BranchReader):
             self._vars[name] = self._own_vars[name] = pending
         self._note(pending)
 
+    def _append_tools(self, tools: ToolsExpr, source: str | None) -> None:
+        seq = self._next()
+        self._note_mark(self._send(ir.Tools(self._branch, seq, source, tools.tools)))
+
     def _begin_role(self, begin: RoleBeginExpr, source: str | None) -> None:
         name, seq = begin.role, self._next()
         if self._open_role is not None:
             raise InvalidProgram(f"{name} message begun inside a {self._open_role} message")
-        self._note_mark(self._send(ir.RoleBegin(self._branch, seq, source, name)))
+        self._note_mark(self._send(ir.RoleBegin(self._branch, seq, source, name, begin.fields)))
         self._open_role = name
-        self._messages.append(Message(name))
+        self._messages.append(Message(name, fields=begin.fields))
 
     def _end_role(self, end: RoleEndExpr, source: str | None) -> None:
         seq = self._next()
         if self._open_role != end.role:
             raise InvalidProgram(f"{end.role}_end() but the open message is {self._open_role}")
-        self._note_mark(self._send(ir.RoleEnd(self._branch, seq, source)))
+        self._note_mark(self._send(ir.RoleEnd(self._branch, seq, source, end.fields)))
         self._open_role = None
+        if end.fields is not None:
+            self._messages[-1].fields = end.fields
 
     def _bind_span(self, name: str, start: int) -> None:
         self._vars[name] = self._own_vars[name] = Span(tuple(self._pieces), start)
@@ -166,6 +181,7 @@ _APPENDERS: dict[type, Callable[[BranchWriter, Any, str | None], None]] = {
     RoleBeginExpr: BranchWriter._begin_role,
     RoleEndExpr: BranchWriter._end_role,
     TokensExpr: BranchWriter._append_tokens,
+    ToolsExpr: BranchWriter._append_tools,
     VarExpr: BranchWriter._append_var,
     ImageExpr: BranchWriter._append_image,
 }

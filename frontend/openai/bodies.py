@@ -70,9 +70,10 @@ def prompt_fields(flavor: Flavor, model: str, prompt: Prompt) -> dict[str, Any]:
     """Model and prompt. Raises InvalidProgram where an answer cannot be gone on with."""
     if not prompt.is_chat:
         return {"model": model, "prompt": prompt.text}
-    messages = [{"role": role, "content": content} for role, content in prompt.messages]
+    messages = [message.body() for message in prompt.messages]
     if not prompt.answer:
-        return {"model": model, "messages": messages}
+        tools = {} if prompt.tools is None else {"tools": json.loads(prompt.tools)}
+        return {"model": model, "messages": messages, **tools}
     if flavor.continuation is None:
         raise InvalidProgram(
             "this chat endpoint begins a new message with each call; it cannot go on after "

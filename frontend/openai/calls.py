@@ -296,6 +296,8 @@ class _GenCall:
             meta["logprobs"] = answer.logprobs
         if answer.warnings:
             meta["warnings"] = answer.warnings
+        if answer.tool_calls:
+            meta["tool_calls"] = answer.tool_calls
         return meta
 
 

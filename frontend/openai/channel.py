@@ -45,7 +45,7 @@ class OpenAIChannel:
         info: dict[str, Any] | None = None,
     ) -> None:
         """`has_text`, `has_chat`: whether completions, chat completions serve the model."""
-        self.info: dict[str, Any] = {"model": model, **(info or {})}
+        self.info: dict[str, Any] = {"model": model, "reads_images": has_chat, **(info or {})}
         self.base_url = endpoint.base_url
         self.usage = TokenUsage()
         self._root = ClientTranscript(has_text=has_text, has_chat=has_chat)

@@ -128,13 +128,17 @@ class ClientSession(Interpreter[ClientBranch, str]):
                 self._select(branch, op)
                 return False
             case ir.RoleBegin():
-                if op.fields is not None:
-                    raise InvalidProgram.of("fields", op.fields[:100], "left out for an endpoint")
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, branch.begun.begin_role(op.role))
+                self._mark(branch, op, branch.begun.begin_role(op.role, op.fields))
             case ir.RoleEnd():
                 branch.draft = branch.pattern = None
-                self._mark(branch, op, branch.begun.end_role())
+                self._mark(branch, op, branch.begun.end_role(op.fields))
+            case ir.Tools():
+                branch.begun.use_tools(op.tools)
+                self._mark(branch, op, "")
+            case ir.Image():
+                branch.draft = branch.pattern = None
+                branch.begun.append_image(op.url)
             case ir.Hint():
                 self._hint(branch, op)
                 return False

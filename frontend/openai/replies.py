@@ -19,6 +19,7 @@ class Answer:
     logprobs: list[dict[str, Any]] | None = None  # {"token", "logprob", "top"} per token
     offsets: list[int] = field(default_factory=list)  # of these tokens in an echoed text
     warnings: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Reply:
@@ -50,6 +51,7 @@ class Reply:
             text = self._text_of(choice)
             answer = self.answers[index]
             answer.text += text
+            _add_calls(answer, choice.get("delta") or choice.get("message") or {})
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             answer.warnings += choice.get("warnings") or ()
             if choice.get("logprobs"):
@@ -78,6 +80,21 @@ class Reply:
             "cached_tokens": details.get("cached_tokens", 0),
             "completion_tokens": self.usage.get("completion_tokens"),
         }
+
+
+def _add_calls(answer: Answer, message: dict[str, Any]) -> None:
+    """Calls of a message, or pieces of them from a stream."""
+    for position, part in enumerate(message.get("tool_calls") or ()):
+        index = part.get("index", len(answer.tool_calls) if "id" in part else position)
+        if index >= len(answer.tool_calls):
+            function = {"name": "", "arguments": ""}
+            call = {"id": part.get("id") or "", "type": "function", "function": function}
+            answer.tool_calls.append(call)
+        call = answer.tool_calls[index]
+        given = part.get("function") or {}
+        call["id"] = part.get("id") or call["id"]
+        for name in ("name", "arguments"):
+            call["function"][name] += given.get(name) or ""
 
 
 def _chat_logprobs(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ MAX_CHOICES = 1024
 MAX_OP_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
 MAX_FIELDS_CHARS = 1024 * 1024
+MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +279,35 @@ class RoleBegin(Op):
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Op):
-    """Close the open chat message."""
+    """Close the open chat message.
+
+    `fields`: of an assistant's message, JSON text of what it was read as: `content` and
+    `tool_calls`. The template then sees these; its tokens stay as they were generated.
+    """
 
     kind: ClassVar[str] = "role_end"
+    fields: str | None = None
+
+    def to_wire(self) -> list[object]:
+        extra = () if self.fields is None else (self.fields,)
+        return [self.kind, self.branch, self.seq, self.source, *extra]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools(Op):
+    """Tell the chat template of these tools, from the first message on: JSON text of a list, each
+    as in OpenAI's API. They replace those that it was told of before."""
+
+    kind: ClassVar[str] = "tools"
+    tools: str = "[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Image(Op):
+    """An image within a message, by URL (`https:` or `data:`); for endpoints that read images."""
+
+    kind: ClassVar[str] = "image"
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +418,15 @@ class Places:
 
 
 _KINDS: tuple[type[Op], ...] = (
-    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Fork, Join, Var, Pause, Hint, Drop,
-    Resume, End,
+    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Tools, Image, Fork, Join, Var,
+    Pause, Hint, Drop, Resume, End,
 )  # fmt: skip
 _OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
 _OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
 _MAX_CHARS = {
     "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
-    "lora_path": MAX_OP_NAME_CHARS,
+    "lora_path": MAX_OP_NAME_CHARS, "tools": MAX_TOOLS_CHARS,
 }  # fmt: skip
 _ALLOWED = {
     "method": CHOICES_METHODS, "mode": JOIN_MODES, "action": HINT_ACTIONS, "tier": TIERS,
@@ -483,7 +510,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("branch", "seq", "of_branch", "of_seq"), _require_int),
     **dict.fromkeys(("num_needed", "ttl_ms", "priority"), _checked_optional_int),
     **dict.fromkeys(
-        ("text", "name", "role", "method", "mode", "action", "label", "pooling"), _checked_str
+        ("text", "name", "role", "method", "mode", "action", "label", "pooling", "tools", "url"),
+        _checked_str,
     ),
     **dict.fromkeys(
         ("tier", "fields", "lora_path"),

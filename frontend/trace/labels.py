@@ -26,6 +26,8 @@ def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
             return "select", _spaced(op.name or "(unnamed)", _pairs(options))
         case ir.RoleBegin():
             return op.role, ""
+        case ir.Tools():
+            return "tools", quoted(op.tools, max_text_chars)
         case ir.Fork():
             return "fork", f"{len(op.children)}"
         case ir.Join():

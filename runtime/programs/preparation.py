@@ -49,6 +49,10 @@ class Preparation:
                 return num_chars + sum(map(len, self.op.choices)) + TOKEN_CHARS * num_ids
             case ir.RoleBegin():
                 return num_chars + len(self.op.fields or "") + self.transcript.num_unwritten_chars
+            case ir.RoleEnd():
+                return num_chars + len(self.op.fields or "")
+            case ir.Tools():
+                return num_chars + len(self.op.tools)
             case ir.Gen() | ir.Embed():
                 predicted = self.op.params.prediction if isinstance(self.op, ir.Gen) else None
                 num_turns = self.transcript.num_guessed_turns
@@ -82,7 +86,11 @@ class Preparation:
             case ir.RoleBegin():
                 return Prepared(transcript, transcript.begin_role(op.role, op.fields))
             case ir.RoleEnd():
+                if op.fields is not None:
+                    return Prepared(transcript, transcript.end_role_as(op.fields))
                 return Prepared(transcript, transcript.end_role(self._find_replay))
+            case ir.Tools():
+                return Prepared(transcript, transcript.use_tools(op.tools))
             case ir.Gen():  # what was before is final now
                 change = transcript.settle()
                 return Prepared(transcript, change, prediction=self._predicted(op.params))

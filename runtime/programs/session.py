@@ -202,6 +202,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if isinstance(op, ir.Pause):
             self._pauses[branch] = op
             return True
+        if isinstance(op, ir.Image):
+            raise InvalidProgram("image: the model reads only text", "image")
         if isinstance(op, ir.Resume):
             if op.drops_message:
                 branch.begun.drop_message()
@@ -212,7 +214,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             self._emit(branch.number, op.seq, wire.VALUE, {"value": outcome, "text": ""})
             return True
         self._pauses.pop(branch, None)
-        if isinstance(op, ir.RoleBegin | ir.RoleEnd) and not self._has_turn(branch):
+        if isinstance(op, ir.RoleBegin | ir.RoleEnd | ir.Tools) and not self._has_turn(branch):
             return False
         prepared = self._prepared(branch, op)
         if prepared is None:
@@ -235,7 +237,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
                 if self._gens_end:
                     self._end_gen(branch)
                 return False
-            case ir.Tokens() | ir.RoleBegin() | ir.RoleEnd():
+            case ir.Tokens() | ir.RoleBegin() | ir.RoleEnd() | ir.Tools():
                 assert prepared.text_change is not None
                 self._emit_text_change(branch, op, prepared.text_change)
                 return True

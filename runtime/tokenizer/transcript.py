@@ -15,10 +15,12 @@ turn gets the very ids that were generated.
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import InvalidProgram
 from .chat_growth import MIN_TURNS, grown_marks
@@ -173,15 +175,51 @@ class Transcript:
             self._reuse(find_replay, *self._prompt)
         return change
 
+    def end_role_as(self, fields: str) -> TextChange:
+        """Close the open assistant's message as what it was read as: `fields` has `content` and
+        `tool_calls` as JSON. Its ids stay those that were generated; the template sees the fields.
+        Where it refuses them the message is closed as the text that it is. Raises InvalidProgram.
+        """
+        if self.open_role != "assistant" or self._turns[-1].fields is not None:
+            raise InvalidProgram("fields: no message of an assistant that was generated is open")
+        content, rest = _content_and_rest(fields)
+        turn = Turn.of("assistant", rest)
+        try:
+            self._rendered([*self._turns[:-1], turn])
+        except InvalidProgram:
+            return self.end_role()
+        prompt, said = self.ids[: self.content_start], self._contents[-1].ids
+        self._forget_message()
+        self.begin_role("assistant", rest)
+        if turn.has_content:
+            self.append_text(content or "")
+        self._prompt = prompt, self._prompt[1] if self._prompt else ""
+        self.end_role(lambda *_: said)
+        if self.ids[: len(prompt) + len(said)] == prompt + said:
+            return TextChange(self._template.shown(self._template.around_answer(self._args)[1]))
+        return TextChange(self._rebuild(), replace=True)
+
+    def use_tools(self, tools: str) -> TextChange:
+        """Tell the template of these tools, a list as JSON, from the first message on. Raises
+        InvalidProgram where it knows none, or within a message."""
+        if self._is_open:
+            raise InvalidProgram("tools: told between messages, not in one", "tools")
+        if not self._template.knows_tools:
+            raise InvalidProgram("tools: the model's chat template knows none", "tools")
+        self._args = TemplateArgs.of(_listed(tools), self._args.variables)
+        self._is_guessed = False
+        if not self._turns:
+            return TextChange("")
+        self._closed = 0, []
+        delimiters = self._rendered(self._turns)
+        self._closed = len(self._turns), delimiters
+        return self._lay(delimiters)
+
     def drop_message(self) -> None:
         """Undo the open message. Raises InvalidProgram if there is none."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
-        if self._turns.pop().has_content:
-            self._contents.pop()
-        self._is_open, self._prompt = False, None
-        self._delimiters = list(self._closed[1]) if self._turns else []
-        self._is_guessed = bool(self._turns)  # they may have been guessed when it was closed
+        self._forget_message()
         self._rebuild()
 
     def require_content(self) -> None:
@@ -211,6 +249,14 @@ class Transcript:
         if self._is_open and turns[-1].has_content:
             self.content_start = len(self.ids) - len(self._contents[-1].ids)
         return change
+
+    def _forget_message(self) -> None:
+        """The open message was never begun; `ids` still has it."""
+        if self._turns.pop().has_content:
+            self._contents.pop()
+        self._is_open, self._prompt = False, None
+        self._delimiters = list(self._closed[1]) if self._turns else []
+        self._is_guessed = bool(self._turns)  # they may have been guessed when it was closed
 
     def _fitting(self, turn: Turn) -> Turn:
         """The turn; without content for an assistant's turn whose content the template omits."""
@@ -291,3 +337,26 @@ class Transcript:
                 whole.append(content.ids, "".join(content.text))
         self.ids = whole.ids
         return self._template.shown("".join(whole.text))
+
+
+def _content_and_rest(fields: str) -> tuple[str | None, str]:
+    """A message's content, and its other fields as `Turn.of` reads them."""
+    values = _parsed("fields", fields)
+    if not isinstance(values, dict) or not isinstance(values.get("content"), str | None):
+        raise InvalidProgram.of("fields", fields[:100], "an object whose content is a text or null")
+    content = values.pop("content", None)
+    return content, json.dumps(values if content else {**values, "content": None})
+
+
+def _listed(tools: str) -> list[Any]:
+    values = _parsed("tools", tools)
+    if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+        raise InvalidProgram.of("tools", tools[:100], "a list of objects")
+    return values
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidProgram(f"{name}: not JSON: {error}", name) from error

@@ -16,19 +16,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
+from ...frontend.chat_format.call_grammar import OfferedFunction, calls_constraint, tag_of
 from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
 from ...frontend.chat_format.chat_format import ChatFormat
 from ...frontend.chat_format.hermes import Hermes
 from ...frontend.chat_format.named_object import Forced
 from ...frontend.chat_format.reasoning import ReasoningTags
 from ...frontend.protocol.constraint import Constraint, constraint_of
+from ...frontend.protocol.ir import MAX_TOOLS_CHARS
 from ...frontend.protocol.json_text import json_text
 from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 MAX_TOOLS = 256  # guess: OpenAI allows 128
-MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
 
 
 class ToolFunction(BaseModel):
@@ -178,19 +179,10 @@ class ToolUse:
         taught = self.chat_format.tool_format
         if taught is None or not self._may_choose_to_call:
             return None
-        if taught.needs_no_grammar and is_lenient and self.is_parallel:
-            return None
-        structures = [s for f in functions for s in taught.structures(f.name, f.schema_)]
-        tags = [_tag(s["begin"], s["schema"], s["end"]) for s in structures]
-        triggers = [t for t in taught.triggers if tags[0]["begin"].startswith(t)]
-        body = {
-            "type": "triggered_tags",
-            "triggers": triggers or ['{"name": "'],
-            "tags": tags,
-            "stop_after_first": not self.is_parallel,
-        }
-        tag = {"type": "structural_tag", "format": body}
-        return constraint_of(structural_tag=tag, lenient=is_lenient)
+        offered = [OfferedFunction(f.name, f.schema_) for f in functions]
+        return calls_constraint(
+            taught, offered, is_lenient=is_lenient, is_parallel=self.is_parallel
+        )
 
     @property
     def _mode(self) -> str:
@@ -252,17 +244,12 @@ def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Cons
     body = {
         "type": "triggered_tags",
         "triggers": [tags.end],
-        "tags": [_tag(f"{tags.end}\n\n", schema, "")],
+        "tags": [tag_of(f"{tags.end}\n\n", schema, "")],
         "at_least_one": True,
         "stop_after_first": True,
     }
     source = json.dumps({"type": "structural_tag", "format": body}, separators=(",", ":"))
     return replace(constraint, kind="structural_tag", source=source)
-
-
-def _tag(begin: str, schema: object, end: str) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": schema}
-    return {"begin": begin, "content": content, "end": end}
 
 
 def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:

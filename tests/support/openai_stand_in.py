@@ -37,6 +37,7 @@ class StandIn:
 
     url: str
     answer: Answer = lambda body: "hello"
+    calls: list[list[dict[str, Any]]] = field(default_factory=list)  # of chats: popped by one each
     failures: list[Response | str] = field(default_factory=list)  # returned first, one per call;
     # "break": the stream ends early
     chunk_delay_s: float = 0.0
@@ -139,7 +140,10 @@ def _whole(state: StandIn, body: dict[str, Any], is_chat: bool) -> dict[str, Any
         tokens, reason = _cut(state, body)
         num_tokens += len(tokens)
         choice: dict[str, Any] = {"index": index, "finish_reason": reason}
-        if is_chat:
+        if is_chat and state.calls:
+            called = {"content": None, "tool_calls": state.calls.pop(0)}
+            choice |= {"message": {"role": "assistant", **called}, "finish_reason": "tool_calls"}
+        elif is_chat:
             choice["message"] = {"role": "assistant", "content": "".join(tokens)}
         else:
             tokens = [*(tokens_of(body["prompt"]) if body.get("echo") else ()), *tokens]
@@ -171,6 +175,10 @@ async def _events(
         try:
             if not await _waited(request, state.delay_s):
                 return
+            if is_chat and state.calls:
+                tokens, reason = [], "tool_calls"
+                for delta in _call_deltas(state.calls.pop(0)):
+                    yield _event({"id": "s", "choices": [{"index": 0, "delta": delta}]})
             for token in tokens:
                 await asyncio.sleep(state.chunk_delay_s)
                 part: dict[str, Any] = {"delta": {"content": token}} if is_chat else {"text": token}
@@ -185,6 +193,16 @@ async def _events(
             finished = True
         finally:
             state.num_closed_early += not finished
+
+
+def _call_deltas(calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """As OpenAI streams them: a head, then the arguments in pieces."""
+    for index, call in enumerate(calls):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        head = {**call, "index": index, "function": {"name": name, "arguments": ""}}
+        yield {"content": None, "tool_calls": [head]}
+        for piece in (arguments[:3], arguments[3:]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _event(payload: object) -> bytes:

@@ -63,6 +63,9 @@ OPS = st.one_of(
     st.builds(ir.Embed, INT, INT, SOURCE, TEXT, st.sampled_from(ir.POOLINGS), st.booleans()),
     st.builds(ir.RoleBegin, INT, INT, SOURCE, TEXT),
     st.builds(ir.RoleEnd, INT, INT, SOURCE),
+    st.builds(ir.RoleEnd, INT, INT, SOURCE, st.none() | st.text(max_size=20)),
+    st.builds(ir.Tools, INT, INT, SOURCE, st.text(max_size=20)),
+    st.builds(ir.Image, INT, INT, SOURCE, st.text(max_size=20)),
     st.builds(ir.Fork, INT, INT, SOURCE, CHILDREN),
     st.builds(
         ir.Join, INT, INT, SOURCE, CHILDREN, st.sampled_from(ir.JOIN_MODES),
@@ -90,8 +93,8 @@ def test_every_op_survives_the_wire(op: ir.Op) -> None:
 def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
-        "text", "tokens", "gen", "select", "embed", "role_begin", "role_end", "fork", "join", "var",
-        "pause", "hint", "drop", "resume", "end",
+        "text", "tokens", "gen", "select", "embed", "role_begin", "role_end", "tools", "image",
+        "fork", "join", "var", "pause", "hint", "drop", "resume", "end",
     }  # fmt: skip
 
 

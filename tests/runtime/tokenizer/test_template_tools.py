@@ -341,3 +341,84 @@ def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
     delimiters = template.delimiters(["user", turn])
     assert delimiters == load(HERMES_TOOLS).delimiters(["user", turn])
     assert template.delimiters(["user"]) == load(HERMES_TOOLS).delimiters(["user"])
+
+
+@pytest.mark.parametrize("source", [HERMES_TOOLS, LLAMA3_TOOLS], ids=["hermes", "llama3"])
+def test_calls_read_in_what_was_generated_keep_its_ids(
+    load: Load, byte_tokenizer: Tokenizer, source: str
+) -> None:
+    """Two rounds; the template would write other whitespace than the model has."""
+    said = {
+        HERMES_TOOLS: '<tool_call>\n{"name":"weather","arguments":{"city":"Ulm"}}\n</tool_call>',
+        LLAMA3_TOOLS: '{"name":"weather","parameters":{"city":"Ulm"}}',
+    }[source]
+    transcript = Transcript(byte_tokenizer, load(source), TemplateArgs.of(TOOLS))
+    transcript.begin_role("user")
+    transcript.append_text("Weather?")
+    transcript.end_role()
+    shown = ""
+    for result in ("rain", "sun"):
+        transcript.begin_role("assistant")
+        before = transcript.ids[:]
+        ids = byte_tokenizer.encode_array(said)
+        transcript.append_ids(ids, said)
+        change = transcript.end_role_as(fields(content=None))
+        assert not change.replace and "weather" not in change.text
+        assert transcript.ids[: len(before) + len(ids)] == before + ids
+        transcript.begin_role("tool", answer())
+        transcript.append_text(result)
+        transcript.end_role()
+        shown = byte_tokenizer.decode(transcript.ids, skip_special=False)
+    assert shown.count(said) == 2 and "rain" in shown and "sun" in shown
+
+
+def test_what_a_template_refuses_as_calls_stays_the_text_that_it_is(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    call = json.loads(fields())["tool_calls"][0]
+    transcript = Transcript(byte_tokenizer, load(LLAMA3_TOOLS))
+    transcript.begin_role("user")
+    transcript.append_text("Weather?")
+    transcript.end_role()
+    transcript.begin_role("assistant")
+    transcript.append_text("two calls")
+    transcript.end_role_as(json.dumps({"content": None, "tool_calls": [call, call]}))
+    assert byte_tokenizer.decode(transcript.ids, skip_special=False).endswith("two calls<|eot_id|>")
+
+
+def test_fields_close_only_what_an_assistant_generated(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    with pytest.raises(InvalidProgram, match="no message of an assistant"):
+        transcript.end_role_as(fields())
+    transcript.begin_role("user")
+    with pytest.raises(InvalidProgram, match="no message of an assistant"):
+        transcript.end_role_as(fields())
+    with pytest.raises(InvalidProgram, match="between messages"):
+        transcript.use_tools(json.dumps(TOOLS))
+
+
+def test_tools_told_later_are_as_if_they_were_told_first(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    template = load(HERMES_TOOLS)
+    first = Transcript(byte_tokenizer, template, TemplateArgs.of(TOOLS))
+    later = Transcript(byte_tokenizer, template)
+    for transcript in (first, later):
+        transcript.begin_role("user")
+        transcript.append_text("Weather?")
+        transcript.end_role()
+    assert later.use_tools(json.dumps(TOOLS)).replace
+    assert first.ids == later.ids
+    early = Transcript(byte_tokenizer, template)
+    assert early.use_tools(json.dumps(TOOLS)).text == ""
+    early.begin_role("user")
+    early.append_text("Weather?")
+    early.end_role()
+    assert early.ids == first.ids
+    for wrong in ("{", "{}", "[1]", "[" * 100_000):
+        with pytest.raises(InvalidProgram, match="tools"):
+            early.use_tools(wrong)
+    with pytest.raises(InvalidProgram, match="knows none"):
+        Transcript(byte_tokenizer, load(CHATML)).use_tools(json.dumps(TOOLS))

@@ -1,0 +1,60 @@
+"""A whole output as the message that it is: reasoning, content and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .call_reader import Arguments, CallBegun, CallReader, Content, Event
+from .chat_format import ChatFormat
+from .reasoning import ReasoningSplitter
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for. `arguments`: JSON text as it was written, which may be cut
+    off."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    """What an output was read as. `content`: the text besides reasoning and calls."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+
+def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False) -> ReadMessage:
+    """Read an output of a model with this format; `after_tool`: it follows a tool's result."""
+    reasoning = ""
+    if chat_format.reasoning is not None:
+        starts_inside = chat_format.opens_reasoning({}, after_tool=after_tool)
+        splitter = ReasoningSplitter(chat_format.reasoning, starts_inside=starts_inside)
+        fed, last = splitter.feed(text), splitter.finish()
+        reasoning, text = fed.reasoning + last.reasoning, fed.content + last.content
+    taught = chat_format.tool_format
+    if taught is None:
+        return ReadMessage(text, reasoning=reasoning)
+    reader = CallReader(taught)
+    content, calls = _gathered((*reader.feed(text), *reader.finish()))
+    named = tuple(ToolCall(taught.new_id(), name, arguments) for name, arguments in calls)
+    return ReadMessage(content, named, reasoning)
+
+
+def _gathered(events: Iterable[Event]) -> tuple[str, list[tuple[str, str]]]:
+    content, calls = "", list[tuple[str, str]]()
+    for event in events:
+        match event:
+            case Content():
+                content += event.text
+            case CallBegun():
+                calls.append((event.name, ""))
+            case Arguments():
+                name, arguments = calls[-1]
+                calls[-1] = name, arguments + event.text
+    return content, calls

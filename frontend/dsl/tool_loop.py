@@ -1,0 +1,307 @@
+"""`st.tool_loop`: the model calls tools until it answers.
+
+assistant  {call}{call}   the model's own format, read here or by the endpoint
+(pause)                   the calls run side by side; the branch's KV is kept meanwhile
+tool       result         one message a call, errors too: the model may try otherwise
+tool       result
+assistant  answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from ...errors import InvalidProgram, InvalidRequest, MaxTurnsExceeded
+from ..chat_format.call_grammar import OfferedFunction, calls_constraint
+from ..chat_format.chat_format import ChatFormat
+from ..chat_format.reading import ReadMessage, ToolCall, read_message
+from ..protocol.ir import MAX_TOOLS_CHARS
+from ..protocol.json_text import json_text
+from ..protocol.numbers import MAX_INT, Range
+from .expr import GenExpr, RoleBeginExpr, RoleEndExpr, ToolsExpr, role
+from .generation import gen
+from .scopes import PauseScope
+from .source_lines import source_line
+from .state import ProgramState
+from .tool import Tool
+
+DEFAULT_MAX_TURNS = 8
+DEFAULT_MAX_TOKENS = 512  # of a turn: a call's arguments may be long
+_TURNS = Range(1, MAX_INT, is_whole=True)
+
+OnError = Literal["tell", "raise"]
+
+
+class ToolLoop:
+    """A model's turns with tools: `loop(s)` runs them on a branch and returns the answer's text;
+    await it in an async function.
+
+    Appended are the assistant's messages, as they were generated, and each result as a message of
+    role "tool". The answer is also `s[name]`, as the model wrote it.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        name: str,
+        max_turns: int,
+        on_error: OnError,
+        gen_options: dict[str, Any],
+    ) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._name = name
+        self._max_turns = max_turns
+        self._on_error = on_error
+        self._gen_options = gen_options
+
+    def __call__(self, s: ProgramState) -> Any:
+        """The answer's text; in an async function an awaitable of it.
+
+        Raises MaxTurnsExceeded, InvalidProgram where a tool's parameters cannot be told, what a
+        tool raises with on_error="raise", and ProgramError where the model knows no tools.
+        """
+        if not isinstance(s, ProgramState):
+            raise InvalidProgram.of("s", s, "the program's state, as in tool_loop(tools)(s)")
+        steps = self._steps(s, source_line(sys._getframe(1)))
+        is_async = s._program.loop_thread is not None
+        return self._run_async(s, steps) if is_async else self._run(s, steps)
+
+    def _run(self, s: ProgramState, steps: _Steps) -> str:
+        reply: Any = None
+        with contextlib.closing(steps):
+            while True:
+                try:
+                    wanted = steps.send(reply)
+                except StopIteration as done:
+                    return str(done.value)
+                if wanted is None:
+                    reply = s[self._name], s.get_meta_info(self._name)
+                else:
+                    reply = self._results(wanted)
+
+    async def _run_async(self, s: ProgramState, steps: _Steps) -> str:
+        reply: Any = None
+        with contextlib.closing(steps):
+            while True:
+                try:
+                    wanted = steps.send(reply)
+                except StopIteration as done:
+                    return str(done.value)
+                if wanted is None:
+                    reply = await s.aget(self._name), await s.aget_meta_info(self._name)
+                else:
+                    reply = await asyncio.gather(*map(self._result_async, wanted))
+
+    def _steps(self, s: ProgramState, source: str | None) -> _Steps:
+        """Yields None where it needs the turn's text and meta info, and calls where it needs their
+        results; returns the answer."""
+        chat_format = _format_of(s)
+        asked = self._asked(chat_format)
+        s._append(ToolsExpr(self._definitions()), source)
+        for turn in range(1, self._max_turns + 1):
+            s._append(RoleBeginExpr("assistant"), source)
+            s._append(asked, source)
+            text, meta = yield None
+            read = _read(text, meta, chat_format, after_tool=turn > 1)
+            s._append(RoleEndExpr("assistant", _fields(read)), source)
+            if not read.calls:
+                return read.content
+            if turn == self._max_turns:
+                break
+            with self._pause(s, read.calls, source):
+                results = yield read.calls
+            for call, result in zip(read.calls, results, strict=True):
+                s._append(role("tool", result, tool_call_id=call.id, name=call.name), source)
+        raise MaxTurnsExceeded(self._max_turns, [call.name for call in read.calls])
+
+    def _definitions(self) -> str:
+        text = json_text([tool.definition for tool in self._tools.values()], MAX_TOOLS_CHARS)
+        if text is None:
+            allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
+            raise InvalidProgram.of("tools", "more", allowed)
+        return text
+
+    def _asked(self, chat_format: ChatFormat | None) -> GenExpr:
+        asked = gen(self._name, **{"max_tokens": DEFAULT_MAX_TOKENS, **self._gen_options})
+        assert isinstance(asked, GenExpr)
+        taught = None if chat_format is None else chat_format.tool_format
+        if taught is None:
+            return asked
+        offered = [OfferedFunction(tool.name, tool.parameters) for tool in self._tools.values()]
+        constraint = calls_constraint(taught, offered)
+        return GenExpr(asked.name, replace(asked.params, constraint=constraint))
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _pause(
+        self, s: ProgramState, calls: Sequence[ToolCall], source: str | None
+    ) -> PauseScope[ProgramState]:
+        """All run side by side, so it takes as long as the longest."""
+        called = [self._tools[call.name] for call in calls if call.name in self._tools]
+        known = [tool.expected_s for tool in called if tool.expected_s is not None]
+        label = "+".join(dict.fromkeys(call.name for call in calls))
+        return PauseScope(s, max(known, default=None), label, source)
+
+    def _results(self, calls: Sequence[ToolCall]) -> list[str]:
+        if len(calls) == 1 and not self._is_async(calls[0]):
+            return [self._result(calls[0])]
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="stemma-tool") as threads:
+            runs = [contextvars.copy_context().run for _ in calls]
+            works = [threads.submit(run, self._result, call) for run, call in zip(runs, calls)]
+            return [work.result() for work in works]
+
+    def _result(self, call: ToolCall) -> str:
+        if self._is_async(call):
+            return asyncio.run(self._result_async(call))
+        with self._told() as told:
+            told.take(self._tool(call).invoke(call.arguments))
+        return told.text
+
+    async def _result_async(self, call: ToolCall) -> str:
+        with self._told() as told:
+            tool = self._tool(call)
+            if tool.is_async:
+                told.take(await tool.invoke(call.arguments))
+            else:
+                told.take(await asyncio.to_thread(tool.invoke, call.arguments))
+        return told.text
+
+    def _is_async(self, call: ToolCall) -> bool:
+        return call.name in self._tools and self._tools[call.name].is_async
+
+    def _tool(self, call: ToolCall) -> Tool:
+        if call.name not in self._tools:
+            raise InvalidRequest.of("tool", call.name, f"one of {sorted(self._tools)}")
+        return self._tools[call.name]
+
+    def _told(self) -> _Told:
+        return _Told(raises=self._on_error == "raise")
+
+
+_Steps = Generator[Sequence[ToolCall] | None, Any, str]
+
+
+class _Told:
+    """What the model is told of a call: its result, or the error that ends the block."""
+
+    def __init__(self, *, raises: bool) -> None:
+        self._raises = raises
+        self.text = ""
+
+    def take(self, value: object) -> None:
+        """A text as it is, anything else as JSON, or as Python shows it."""
+        if isinstance(value, str):
+            self.text = value
+            return
+        import pydantic_core
+
+        try:
+            self.text = pydantic_core.to_json(value).decode()
+        except pydantic_core.PydanticSerializationError:
+            self.text = str(value)
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        if not isinstance(error, Exception) or self._raises:
+            return False
+        named = "" if isinstance(error, InvalidRequest) else f"{type(error).__name__}: "
+        self.text = f"error: {named}{error}"
+        return True
+
+
+def tool_loop(
+    tools: Sequence[Tool | Callable[..., Any]],
+    *,
+    max_turns: int = DEFAULT_MAX_TURNS,
+    on_error: OnError = "tell",
+    name: str = "answer",
+    **gen_options: Any,
+) -> ToolLoop:
+    """Have the model call these tools until it answers: `answer = st.tool_loop([search])(s)`.
+
+    Args:
+        tools: of `st.tool`, or functions with annotated parameters, with different names.
+        max_turns: of the assistant, >= 1; MaxTurnsExceeded if the last one still calls.
+        on_error: "tell": the model is told what a tool raised, and of arguments that it does not
+            take; "raise": that is raised.
+        name: of the value, see `gen`.
+        gen_options: of each turn's `gen`, but for constraints and `n` (max_tokens: 512 by default).
+
+    Raises InvalidProgram.
+    """
+    if isinstance(tools, str | Tool) or not isinstance(tools, Sequence) or not tools:
+        raise InvalidProgram.of("tools", tools, "a list of at least one tool")
+    made = [each if isinstance(each, Tool) else Tool(_function(each)) for each in tools]
+    names = [each.name for each in made]
+    if len(set(names)) < len(names):
+        raise InvalidProgram.of("tools", names, "tools with different names")
+    if on_error not in get_args(OnError):
+        raise InvalidProgram.of("on_error", on_error, f"one of {get_args(OnError)}")
+    for option in _NOT_OPTIONS & gen_options.keys():
+        allowed = "left out: a turn is one output, a call or an answer"
+        raise InvalidProgram.of(option, gen_options[option], allowed)
+    return ToolLoop(
+        made,
+        name=name,
+        max_turns=_TURNS.checked("max_turns", max_turns),
+        on_error=on_error,
+        gen_options=gen_options,
+    )
+
+
+_NOT_OPTIONS = frozenset(
+    ("beam", "choices", "dtype", "ebnf", "json_schema", "n", "regex", "structural_tag", "type")
+)
+
+
+def _function(given: object) -> Callable[..., Any]:
+    if not callable(given):
+        raise InvalidProgram.of("tools", given, "functions, or what st.tool made of them")
+    return given
+
+
+def _format_of(s: ProgramState) -> ChatFormat | None:
+    """How the model writes calls; None where an endpoint reads them."""
+    info = s._program.info
+    return ChatFormat.of(info, "auto", "auto") if "chat_format" in info else None
+
+
+def _read(
+    text: str, meta: dict[str, Any], chat_format: ChatFormat | None, *, after_tool: bool
+) -> ReadMessage:
+    if chat_format is not None:
+        return read_message(text, chat_format, after_tool=after_tool)
+    calls = [
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in meta.get("tool_calls") or ()
+    ]
+    return ReadMessage(text, tuple(calls))
+
+
+def _fields(read: ReadMessage) -> str | None:
+    """What the message was read as; None: it is its text."""
+    if not read.calls:
+        return None
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in read.calls
+    ]
+    fields: dict[str, Any] = {"content": read.content or None, "tool_calls": calls}
+    if read.reasoning:
+        fields["reasoning_content"] = read.reasoning
+    return json.dumps(fields, ensure_ascii=False)
