@@ -26,7 +26,18 @@ from .waiting import Condition, Waiters
 class Pending:
     """The result of one op: absent, streaming, or done."""
 
-    __slots__ = ("chunks", "done_s", "is_done", "meta", "op", "replace", "text", "value")
+    __slots__ = (
+        "_typed",
+        "chunks",
+        "done_s",
+        "is_done",
+        "meta",
+        "op",
+        "read",
+        "replace",
+        "text",
+        "value",
+    )
 
     def __init__(self, op: ir.Op) -> None:
         self.op = op
@@ -37,6 +48,8 @@ class Pending:
         self.chunks: list[str] | None = None
         self.is_done = False
         self.done_s: float | None = None  # when it came, by time.perf_counter()
+        self.read: Callable[[str], Any] | None = None  # a text as the value that it stands for
+        self._typed: Any = None  # `value` as read
 
     @property
     def branch(self) -> int:
@@ -49,6 +62,34 @@ class Pending:
     @property
     def name(self) -> str | None:
         return getattr(self.op, "name", None) or None
+
+    @property
+    def typed_value(self) -> Any:
+        """`value` as `read` has it. Raises ProgramError of kind "InvalidOutput" for a text that
+        stands for none, such as one that was cut off."""
+        if self.read is None:
+            return self.value
+        if self._typed is None:
+            texts = self.value if isinstance(self.value, list) else [self.value]
+            typed = [self._read(text) for text in texts]
+            self._typed = typed if isinstance(self.value, list) else typed[0]
+        return self._typed
+
+    def _read(self, text: str) -> Any:
+        assert self.read is not None
+        try:
+            return self.read(text)
+        except ValueError as error:
+            metas = self.meta if isinstance(self.meta, list) else [self.meta]
+            is_cut = any(meta.get("finish_reason") == "length" for meta in metas)
+            cut = (
+                " (it was cut off: more max_tokens, or a longer context, may do)" if is_cut else ""
+            )
+            message = f"the output {text[:200]!r} cannot be read{cut}: {error}"
+            source = self.op.source
+            raise ProgramError(
+                message, op=self.name or "gen", source=source, kind="InvalidOutput"
+            ) from error
 
 
 class Defaults:

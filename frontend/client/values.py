@@ -38,10 +38,10 @@ class Gathered:
     join: Pending
     items: tuple[Value | None, ...]
 
-    def counted(self) -> list[Value]:
-        """The values of the branches that the join counted."""
+    def counted(self) -> list[Value | None]:
+        """The values of the branches that the join counted; None of those that have none."""
         indices = range(len(self.items)) if self.join.value is None else self.join.value
-        return [item for item in map(self.items.__getitem__, indices) if item is not None]
+        return [self.items[index] for index in indices]
 
 
 Value: TypeAlias = Pending | Known | Span | Gathered
@@ -57,25 +57,26 @@ def pendings_of(found: Value) -> Iterator[Pending]:
         if getattr(found.join.op, "num_needed", None) is not None:
             yield found.join
         for item in found.counted():
-            yield from pendings_of(item)
+            if item is not None:
+                yield from pendings_of(item)
 
 
 def value_of(found: Value) -> Any:
     """The value; everything in `pendings_of` is done."""
     if isinstance(found, Pending):
-        return found.value
+        return found.typed_value
     if isinstance(found, Known):
         return found.value
     if isinstance(found, Span):
         return text_of(found.pieces)[len(text_of(found.pieces[: found.start])) :]
-    return [value_of(item) for item in found.counted()]
+    return [None if item is None else value_of(item) for item in found.counted()]
 
 
 def meta_of(name: str, found: Value) -> Any:
     """Meta info of a value: a dict, or a list of them. Raises InvalidProgram for a value that no
     call made."""
     if isinstance(found, Gathered):
-        return [meta_of(name, item) for item in found.counted()]
+        return [None if item is None else meta_of(name, item) for item in found.counted()]
     if not isinstance(found, Pending):
         raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
     meta = found.meta

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from .state import ProgramState
+from .time_limit import TimeLimit
 
 STALL_S = 0.01  # guess: longer than a function that neither waits nor blocks takes
 
@@ -143,8 +144,10 @@ class Relay:
 class Batch:
     """Programs of one function, in flight together. `errors` has the failures, by index."""
 
-    def __init__(self, states: list[ProgramState]) -> None:
+    def __init__(self, states: list[ProgramState], limit: TimeLimit | None = None) -> None:
+        """`limit`: of all of them."""
         self.states = states
+        self._limit = limit
         self.errors: dict[int, BaseException] = {}
         self._has_run = bytearray(len(states))
         self._interrupt: BaseException | None = None
@@ -188,6 +191,8 @@ class Batch:
                 state._program.waiters.wait(partial(self._is_over, index))
             self._finish(index)
             yield state
+        if self._limit is not None:
+            self._limit.stop()
 
     def cancel(self) -> None:
         """Stop what is not done yet."""

@@ -6,7 +6,7 @@ in `generation`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -60,11 +60,22 @@ class TokensExpr(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """When a value will do: `accepts` returns, and does not raise ValueError or return False; else
+    it is generated again, `retries` times."""
+
+    accepts: Callable[[Any], Any] | None
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenExpr(Expr):
-    """A generation; an empty name keeps the value unnamed."""
+    """A generation; an empty name keeps the value unnamed. `read`: its text as the value."""
 
     name: str
     params: GenParams
+    read: Callable[[str], Any] | None = None
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)

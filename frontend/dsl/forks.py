@@ -92,18 +92,19 @@ class Forks(Generic[S]):
             child._append(item, source)
         return self
 
-    def join(self, how: ir.JoinMode | First = "gather_variable") -> None:
+    def join(self, mode: ir.JoinMode | First = "gather_variable") -> None:
         """End the branches and wait for them in the runtime (not here).
 
         "gather_variable": each value made in the branches becomes a list on the parent, in the
-        order of the branches. "concate_and_append": the text that each branch appended since the
-        fork is appended to the parent. A failed branch fails the join, at the parent's next wait.
+        order of the branches, with None for a branch that has not made it. "concate_and_append":
+        the text that each branch appended since the fork is appended to the parent. A failed branch
+        fails the join, at the parent's next wait.
         With `st.first(k)` only the first k branches to succeed count, still in their order.
         """
-        mode = how.mode if isinstance(how, First) else how
+        num_needed = mode.num_needed if isinstance(mode, First) else None
+        mode = mode.mode if isinstance(mode, First) else mode
         if mode not in ir.JOIN_MODES:
             raise InvalidProgram.of("mode", mode, f"one of {ir.JOIN_MODES}")
-        num_needed = how.num_needed if isinstance(how, First) else None
         if num_needed is not None and num_needed > len(self):
             raise InvalidProgram.of("num_needed", num_needed, f"at most {len(self)}, the branches")
         source = source_line(sys._getframe(1))

@@ -24,6 +24,7 @@ from .batch import Batch, Execute, ExecuteAsync, FinishedStates
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
 from .state import ProgramState
+from .time_limit import TimeLimit, time_limit, time_limit_async
 
 if TYPE_CHECKING:
     from ..trace.graph import Graph
@@ -44,8 +45,10 @@ class Function:
 
     Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function with
     the same name takes precedence, also over an option that only one of them has): `backend`;
-    `seed`, which fixes all draws; and defaults for gens that do not set them: `max_tokens` (or
-    `max_new_tokens`), `min_tokens`, `n`, `stop`, `stop_token_ids`, `stop_regex`, `temperature`,
+    `seed`, which fixes all draws; `timeout`, seconds after which a program that has not ended is
+    cancelled and raises TimeoutError (a plain function where it waits); and defaults for gens that
+    do not set them: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
+    `stop_token_ids`, `stop_regex`, `temperature`,
     `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
     `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
     `use_thread` and `return_text_in_logprobs` have no effect: no program needs a thread, and the
@@ -121,12 +124,13 @@ class Function:
             return done
         options, kwargs = self._split(kwargs)
         state = options.start()
-        self._execute(state, args, kwargs)
-        try:
-            state._program.wait_done()
-        except BaseException:  # also Ctrl-C: leave nothing running
-            state.cancel()
-            raise
+        with time_limit(options.timeout_s, state):
+            self._execute(state, args, kwargs)
+            try:
+                state._program.wait_done()
+            except BaseException:  # also Ctrl-C: leave nothing running
+                state.cancel()
+                raise
         return state
 
     async def arun(self, /, *args: Any, **kwargs: Any) -> ProgramState:
@@ -134,12 +138,13 @@ class Function:
         await self._await_backend(kwargs)
         options, kwargs = self._split(kwargs)
         state = options.start()
-        try:
-            await self._execute_async(state, args, kwargs)
-            await state._program.wait_done_async()
-        except BaseException:  # also a cancelled task
-            state.cancel()
-            raise
+        async with time_limit_async(options.timeout_s):
+            try:
+                await self._execute_async(state, args, kwargs)
+                await state._program.wait_done_async()
+            except BaseException:  # also a cancelled task
+                state.cancel()
+                raise
         return state
 
     def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
@@ -149,6 +154,7 @@ class Function:
         """
         options, kwargs = self._split(kwargs)
         state = options.start(stream=True)
+        TimeLimit(options.timeout_s, [state])
         reader = _reader_of(state)
         target = self._execute_quietly
         runner = threading.Thread(target=target, args=(state, args, kwargs), daemon=True)
@@ -163,6 +169,7 @@ class Function:
             return self.stream(*args, **kwargs)
         options, kwargs = self._split(kwargs)
         state = options.start(stream=True)
+        TimeLimit(options.timeout_s, [state])
         running = self._execute_async_quietly(state, args, kwargs)
         state._program.runner = asyncio.get_running_loop().create_task(running)
         return _reader_of(state)
@@ -239,7 +246,7 @@ class Function:
             await self._execute_async(state, args, {**shared, **given})
 
         states = [options.start(instance=index) for index in range(len(batch_kwargs))]
-        return Batch(states), execute, execute_async
+        return Batch(states, TimeLimit(options.timeout_s, states)), execute, execute_async
 
     def _finished(
         self, batch: Batch, progress_bar: bool, raise_errors: bool

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from inspect import iscoroutinefunction
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ...errors import InvalidProgram
@@ -19,13 +21,15 @@ from ..protocol.ir import (
     texts_of,
 )
 from ..protocol.numbers import Range, plain, token_ids_of
-from .expr import Expr, GenExpr, SelectExpr
+from .expr import Check, Expr, GenExpr, SelectExpr
+from .scalars import SCALARS_BY_NAME, TypedOutput, scalar_output
 
 token_length_normalized: ChoicesMethod = "token_length_normalized"
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
 unconditional_likelihood_normalized: ChoicesMethod = "unconditional_likelihood_normalized"
 
 _GREEDY = Range(0, 1e-5)  # temperatures of a select; SGLang's bound
+_RETRIES = Range(0, 1000, is_whole=True)
 MAX_REGEX_CHARS = 4096
 MAX_REMEMBERED = 256
 
@@ -45,6 +49,8 @@ _NOT_REMEMBERED = frozenset(
         "logit_bias",
         "stop_token_ids",
         "prediction",
+        "type",
+        "validate",
     )
 )
 
@@ -64,7 +70,7 @@ def _remembered(make: Callable[P, E]) -> Callable[P, E]:
             unnamed: Any = remembered(None, *args, **kwargs)
         except TypeError:  # an argument that there is not
             return make(name, *args, **kwargs)  # type: ignore[arg-type]
-        return unnamed if name is None else GenExpr(_checked_name(name), unnamed.params)
+        return unnamed if name is None else replace(unnamed, name=_checked_name(name))
 
     return made  # type: ignore[return-value]
 
@@ -114,6 +120,9 @@ def gen(
     beam: int | None = None,
     length_penalty: float | None = None,
     early_stopping: bool | Literal["never"] | None = None,
+    type: Any = None,
+    validate: Callable[[Any], Any] | None = None,
+    retries: int = 0,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -137,7 +146,7 @@ def gen(
         logprob_start_len: the same as `logprob_start`; -1: none of the prompt's.
         top_logprobs_num: the same as `logprobs`.
         return_text_in_logprobs: of no effect, the text of a token is always there.
-        dtype: int, float, bool ("True" or "False") or str (in double quotes); the value is text.
+        dtype: int, float, bool ("True" or "False") or str (in double quotes); the value is one.
         choices: the same as `select(name, choices)`.
         choices_method: see `select`.
         regex: the whole output matches it.
@@ -173,11 +182,26 @@ def gen(
             number of tokens to this power (default 1).
         early_stopping: with `beam`: True ends the search with `beam` outputs, False (default) once
             no better one is likely, "never" once none is possible.
+        type: the output is text that stands for a value of this type, which `state[name]` is: a
+            pydantic model, dataclass, TypedDict, `list[int]`, Literal, Enum, int, ...;
+            `state.text(name)` is the text. Reading one that was cut off raises ProgramError of kind
+            "InvalidOutput".
+        validate: called with the value; it will not do where that raises ValueError or returns
+            False. With it, or with `retries`, appending waits for the value (in an async function
+            `await s.aappend(...)`). After the last one ProgramError of kind "InvalidOutput" is
+            raised, and the branch goes on as if the gen had not been appended.
+        retries: >= 0; so often a value that will not do is generated again, with other draws; at
+            temperature 0 with one of 0.7.
     """
+    typed = _typed(type, dtype)
     given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
+    if typed is not None:
+        for field in typed.constraint:
+            if given.get(field) is not None:
+                raise InvalidProgram.of(field, given[field], f"not together with type={type!r}")
+        given = {**given, **typed.constraint}
     constraint = _constraint(
         **given,
-        dtype=_DTYPES_BY_NAME.get(dtype, dtype) if isinstance(dtype, str) else dtype,
         structural_tag=structural_tag,
         whitespace=whitespace,
         property_order=property_order,
@@ -188,7 +212,7 @@ def gen(
     if choices is not None:
         useless = {
             "n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline,
-            "prediction": prediction, "beam": beam,
+            "prediction": prediction, "beam": beam, "type": type, "validate": validate,
         }  # fmt: skip
         return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
@@ -224,7 +248,8 @@ def gen(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
     )
-    return GenExpr(_checked_name(name), params)
+    read = None if typed is None else typed.read
+    return GenExpr(_checked_name(name), params, read, _check(validate, retries))
 
 
 def gen_int(
@@ -338,14 +363,32 @@ def _logprobs(
     return num, start
 
 
+def _typed(kind: Any, dtype: type | str | None) -> TypedOutput | None:
+    """Of `type=` or `dtype=`."""
+    if kind is not None and dtype is not None:
+        raise InvalidProgram.of("dtype", dtype, "not together with type")
+    if kind is not None:
+        from .typed import typed_output  # pydantic takes 0.1 s
+
+        return typed_output(kind)
+    if dtype is None:
+        return None
+    scalar = SCALARS_BY_NAME.get(dtype) if isinstance(dtype, str) else dtype
+    return scalar_output(dtype if scalar is None else scalar)
+
+
+def _check(validate: Callable[[Any], Any] | None, retries: int) -> Check | None:
+    if validate is not None and (not callable(validate) or iscoroutinefunction(validate)):
+        raise InvalidProgram.of("validate", validate, "a plain function of the value")
+    most = _RETRIES.checked("retries", retries)
+    return Check(validate, most) if most or validate is not None else None
+
+
 def _constraint(**given: Any) -> Constraint | None:
     for value in given.values():
         if value is not None:
             return constraint_of(**given)
     return None
-
-
-_DTYPES_BY_NAME: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def _checked_name(name: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..backend import get_default_backend
 from ..client.backend import Backend
 from ..client.program import Defaults, Program
 from ..protocol.ir import NOTHING_GIVEN, GenParams
-from ..protocol.numbers import RANGES
+from ..protocol.numbers import RANGES, Range
 from ..trace import observer
 from .expr import GenExpr
 from .generation import checked_lora_path, gen
@@ -24,8 +25,20 @@ _OF_GENS = (
     "top_logprobs_num", "top_p",
 )  # fmt: skip
 RUN_OPTIONS = frozenset(
-    ("backend", "lora_path", "max_new_tokens", "max_tokens", "seed", "use_thread", *_OF_GENS)
+    (
+        "backend",
+        "lora_path",
+        "max_new_tokens",
+        "max_tokens",
+        "seed",
+        "timeout",
+        "use_thread",
+        *_OF_GENS,
+    )
 )
+
+
+_TIMEOUTS = Range(0, threading.TIMEOUT_MAX, is_above=True)
 
 
 class RunOptions:
@@ -46,6 +59,8 @@ class RunOptions:
         self.seed = secrets.randbits(62) if seed is None else checked_seed(seed)
         params = _gen_defaults(given)
         self.defaults = None if params == NOTHING_GIVEN else Defaults(params)
+        timeout = given.get("timeout")
+        self.timeout_s = None if timeout is None else float(_TIMEOUTS.checked("timeout", timeout))
         self._lora_path = checked_lora_path(given.get("lora_path")) or None
         self._name = name
         self._num_api_spec_tokens = num_api_spec_tokens

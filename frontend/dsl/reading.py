@@ -150,15 +150,24 @@ class BranchReader:
 
     # --- text ------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        """All text of this branch, with the template's role delimiters; waits for all of it."""
+    def text(self, name: str | None = None) -> str:
+        """All text of this branch, with the template's role delimiters, or that of the value
+        `name`, as it was generated (the first sample's); waits for it."""
+        if name is not None:
+            pieces = _pieces_of(name, self._lookup(name))
+            self._settle(Span(pieces, 0))
+            return _generated_text(pieces)
         self._wait_for_the_runner()
         pieces = tuple(self._pieces)
         self._settle(Span(pieces, 0))
         return text_of(pieces)
 
-    async def atext(self) -> str:
+    async def atext(self, name: str | None = None) -> str:
         """`text` for async functions."""
+        if name is not None:
+            pieces = _pieces_of(name, await self._lookup_async(name))
+            await self._settle_async(Span(pieces, 0))
+            return _generated_text(pieces)
         await self._wait_for_the_runner_async()
         pieces = tuple(self._pieces)
         await self._settle_async(Span(pieces, 0))
@@ -317,6 +326,14 @@ def _pieces_of(name: str, found: Value) -> tuple[Piece, ...]:
     if isinstance(found, Span):
         return found.pieces[found.start :]
     raise InvalidProgram(f"{name!r} was gathered by a join; iterate over the branches' own")
+
+
+def _generated_text(pieces: tuple[Piece, ...]) -> str:
+    """Of one value, or of a span: a value's own text is without what a template put before it."""
+    if len(pieces) == 1 and isinstance(pieces[0], Pending):
+        value = pieces[0].value
+        return str(value[0] if isinstance(value, list) else value)
+    return text_of(pieces)
 
 
 def messages_of(pieces: list[Piece]) -> tuple[list[Message], str | None]:

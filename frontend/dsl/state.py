@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,8 @@ from ...errors import InvalidProgram
 from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
-from .expr import Appendable, Expr, Sum, TokensExpr, VarExpr, role
+from .checking import append_checked, append_checked_async
+from .expr import Appendable, Expr, GenExpr, Sum, TokensExpr, VarExpr, role
 from .forks import FORK_SIZES, Forks, require_no_offsets
 from .hint_handle import HintHandle, hint
 from .scopes import PauseScope, RoleScope, VarScope
@@ -71,6 +73,25 @@ class ProgramState(BranchWriter):
         """The same as `state += other`."""
         self._append(other, source_line(sys._getframe(1)))
         return self
+
+    async def aappend(self, other: Appendable) -> ProgramState:
+        """`append` for async functions: awaits gens with `validate` or `retries`."""
+        source = source_line(sys._getframe(1))
+        for item in other.items if isinstance(other, Sum) else (other,):
+            if isinstance(item, GenExpr) and item.check is not None:
+                await append_checked_async(self, item, source)
+            else:
+                self._append(item, source)
+        return self
+
+    def _append_checked(self, gen: GenExpr, source: str | None) -> None:
+        if self._program.loop_thread == threading.get_ident():
+            raise InvalidProgram(
+                "gen: with validate or retries it waits, which would stop the event loop: "
+                "await s.aappend(...) in an async function",
+                "validate",
+            )
+        append_checked(self, gen, source)
 
     # --- roles and scopes ------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 
 from ...errors import InvalidProgram, InvalidRequest
+from .typed import problems_of
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LITERAL_KEYS = frozenset(("default", "const", "enum", "examples"))  # whose values are no schemas
@@ -37,8 +38,7 @@ class ToolSignature:
         try:
             values = self._model.model_validate_json(text or "{}")
         except pydantic.ValidationError as error:
-            problems = error.errors(include_url=False, include_context=False)
-            raise InvalidRequest("; ".join(map(_problem, problems))) from error
+            raise InvalidRequest(problems_of(error)) from error
         given = values.model_fields_set
         return {
             name: getattr(values, field) for field, name in self._names.items() if field in given
@@ -117,8 +117,3 @@ def _without_titles(schema: Any) -> Any:
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
     }
-
-
-def _problem(problem: Any) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])

@@ -69,9 +69,17 @@ class BranchWriter(BranchReader):
         self._note(self._send(ir.Tokens(self._branch, self._next(), source, ids.token_ids)))
 
     def _append_gen(self, gen: GenExpr, source: str | None) -> None:
+        if gen.check is not None:
+            self._append_checked(gen, source)
+            return
         defaults = self._program.defaults
         params = gen.params if defaults is None else defaults.applied_to(gen.params)
-        self._bind(gen.name, ir.Gen(self._branch, self._next(), source, gen.name, params))
+        op = ir.Gen(self._branch, self._next(), source, gen.name, params)
+        self._bind(gen.name, op).read = gen.read
+
+    def _append_checked(self, gen: GenExpr, source: str | None) -> None:
+        """One whose value has to do."""
+        raise NotImplementedError
 
     def _append_select(self, select: SelectExpr, source: str | None) -> None:
         name, choices, method = select.name, select.choices, select.method
@@ -132,11 +140,12 @@ class BranchWriter(BranchReader):
         self._seqs.append(self._seq - 1)
         self._program.waiters.wake()  # wakes iterators over the text
 
-    def _bind(self, name: str, op: ir.Op) -> None:
+    def _bind(self, name: str, op: ir.Op) -> Pending:
         pending = self._send(op)
         if name:
             self._vars[name] = self._own_vars[name] = pending
         self._note(pending)
+        return pending
 
     def _append_tools(self, tools: ToolsExpr, source: str | None) -> None:
         seq = self._next()

@@ -1,0 +1,88 @@
+"""Values that are generated until one will do: `gen(validate=, retries=)`.
+
+Each attempt is a fork. The branch takes over what the one that will do has written, token for
+token, and goes on as if the others had never been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProgramError
+from ..client.program import Pending
+from .expr import Check, GenExpr
+from .forks import Forks
+
+if TYPE_CHECKING:
+    from .state import ProgramState
+
+RETRY_TEMPERATURE = 0.7  # where the first attempt took the likeliest tokens: they stay the same
+_Steps = Generator[Pending, None, None]
+
+
+def append_checked(state: ProgramState, asked: GenExpr, source: str | None) -> None:
+    """Append a value that will do, once there is one. Raises ProgramError."""
+    with contextlib.closing(_steps(state, asked, source)) as steps:
+        for pending in steps:
+            state._program.wait(pending)
+
+
+async def append_checked_async(state: ProgramState, asked: GenExpr, source: str | None) -> None:
+    """`append_checked` for async functions."""
+    with contextlib.closing(_steps(state, asked, source)) as steps:
+        for pending in steps:
+            await state._program.wait_async(pending)
+
+
+def _steps(state: ProgramState, asked: GenExpr, source: str | None) -> _Steps:
+    """Yields each attempt, to be waited for."""
+    assert asked.check is not None
+    problem = ""
+    for number in range(asked.check.retries + 1):
+        attempts = state._fork(1, source)
+        attempts[0]._append(_attempt(state, asked, number), source)
+        pending = attempts[0]._pieces[-1]
+        assert isinstance(pending, Pending)
+        yield pending
+        problem = _problem_of(pending, asked.check)
+        if not problem:
+            _take_over(state, attempts, pending)
+            return
+    tried = f" ({asked.check.retries + 1} attempts)" if asked.check.retries else ""
+    raise ProgramError(
+        f"{problem}{tried}", op=asked.name or "gen", source=source, kind="InvalidOutput"
+    )
+
+
+def _attempt(state: ProgramState, asked: GenExpr, number: int) -> GenExpr:
+    params = asked.params
+    if number:
+        defaults = state._program.defaults
+        whole = params if defaults is None else defaults.applied_to(params)
+        if whole.temperature == 0:
+            params = replace(params, temperature=RETRY_TEMPERATURE)
+        if whole.seed is not None:
+            params = replace(params, seed=whole.seed + number)
+    return GenExpr(asked.name, params, asked.read)
+
+
+def _problem_of(pending: Pending, check: Check) -> str:
+    """Why a value will not do; "" where it will."""
+    try:
+        value: Any = pending.typed_value
+        if check.accepts is None or check.accepts(value) is not False:
+            return ""
+        return f"validate says False of {value!r:.200}"
+    except ProgramError as error:  # it stands for no value
+        return error.message
+    except (ValueError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}; the output was {pending.value!r:.200}"
+
+
+def _take_over(state: ProgramState, attempts: Forks[ProgramState], pending: Pending) -> None:
+    attempts.join("concate_and_append")
+    if pending.name is not None:
+        state._vars[pending.name] = state._own_vars[pending.name] = pending

@@ -1,0 +1,107 @@
+"""`run(timeout=)` and its kin: programs that do not end in time are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import stemma as st
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[st.Engine]:
+    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+        yield engine
+
+
+@st.function
+def endless(s: st.ProgramState) -> None:
+    s += "Count: " + st.gen("x", max_tokens=1900, ignore_eos=True)
+
+
+@st.function
+async def endless_async(s: st.ProgramState) -> None:
+    while True:
+        s += "Count: " + st.gen("x", max_tokens=8, ignore_eos=True)
+        await s.aget("x")
+
+
+MESSAGE = r"the program has not ended within timeout=0\.05 s"
+
+
+@pytest.mark.parametrize("program", [endless, endless_async])
+def test_a_run_that_does_not_end_in_time_is_cancelled(engine: st.Engine, program: Any) -> None:
+    with pytest.raises(TimeoutError, match=MESSAGE):
+        program.run(backend=engine, timeout=0.05)
+    with pytest.raises(TimeoutError, match=MESSAGE):
+        asyncio.run(program.arun(backend=engine, timeout=0.05))
+
+
+def test_a_function_that_appends_beyond_its_time_gets_the_same_error(engine: st.Engine) -> None:
+    has_passed = threading.Event()
+
+    @st.function
+    def late(s: st.ProgramState) -> None:
+        s._program.on_end = lambda program: has_passed.set()
+        assert has_passed.wait(60)
+        s += "too late"
+
+    with pytest.raises(TimeoutError, match=MESSAGE):
+        late.run(backend=engine, timeout=0.05)
+
+
+def test_of_a_batch_those_that_ended_are_kept(engine: st.Engine) -> None:
+    @st.function
+    def either(s: st.ProgramState, ends: bool) -> None:
+        s += "Count: " + st.gen("x", max_tokens=1 if ends else 1900, ignore_eos=True)
+
+    with pytest.raises(st.BatchError) as raised:
+        either.run_batch([{"ends": n == 0} for n in range(3)], backend=engine, timeout=1.0)
+    assert set(raised.value.errors) >= {1, 2}
+    assert all(isinstance(e, TimeoutError) for e in raised.value.errors.values())
+
+
+def test_a_stream_ends_with_its_time(engine: st.Engine) -> None:
+    state = endless.stream(backend=engine, timeout=0.05)
+    with pytest.raises(TimeoutError, match=MESSAGE):
+        for _ in state.text_iter():
+            pass
+
+
+def test_what_ends_in_time_is_left_alone(engine: st.Engine) -> None:
+    @st.function
+    def short(s: st.ProgramState) -> None:
+        s += "Count: " + st.gen("x", max_tokens=2)
+
+    assert short.run(backend=engine, timeout=600)["x"]
+    assert short.run_batch([{}] * 2, backend=engine, timeout=600)[1]["x"]
+    for timer in threading.enumerate():
+        if isinstance(timer, threading.Timer):
+            timer.join(60)
+            assert not timer.is_alive(), "it was cancelled"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1", float("nan"), float("inf"), True])
+def test_times_that_are_none_are_refused(engine: st.Engine, timeout: Any) -> None:
+    with pytest.raises(st.InvalidRequest, match="timeout"):
+        endless.run(backend=engine, timeout=timeout)
+
+
+def test_asyncios_own_timeout_within_a_program_ends_a_wait_alone(engine: st.Engine) -> None:
+    @st.function
+    async def patient(s: st.ProgramState) -> str:
+        (side,) = s.fork(1)
+        side += "Count: " + st.gen("x", max_tokens=1900, ignore_eos=True)
+        try:
+            async with asyncio.timeout(0.05):
+                await side.aget("x")
+        except TimeoutError:
+            del side
+        s += "Count: " + st.gen("y", max_tokens=1)
+        return str(await s.aget("y"))
+
+    assert isinstance(patient.run(backend=engine).ret_value, str)
