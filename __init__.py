@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         get_server_info,
         set_default_backend,
     )
+    from .frontend.dsl.batch_stream import BatchStream, Prices
     from .frontend.dsl.expr import (
         assistant,
         assistant_begin,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .frontend.dsl.result import Result
     from .frontend.dsl.state import ProgramState
     from .frontend.dsl.tool import Tool, tool
     from .frontend.dsl.tool_loop import ToolLoop, tool_loop
@@ -96,6 +98,7 @@ _ROOMS = {
         "get_server_info",
         "set_default_backend",
     ),
+    "frontend.dsl.batch_stream": ("BatchStream", "Prices"),
     "frontend.dsl.expr": (
         "assistant",
         "assistant_begin",
@@ -124,6 +127,7 @@ _ROOMS = {
         "unconditional_likelihood_normalized",
     ),
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
+    "frontend.dsl.result": ("Result",),
     "frontend.dsl.state": ("ProgramState",),
     "frontend.dsl.tool": ("Tool", "tool"),
     "frontend.dsl.tool_loop": ("ToolLoop", "tool_loop"),
@@ -132,6 +136,7 @@ _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "BatchError",
+    "BatchStream",
     "Engine",
     "EngineError",
     "Forks",
@@ -143,10 +148,12 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFound",
     "OpenAI",
+    "Prices",
     "ProgramError",
     "ProgramState",
     "PromptTooLong",
     "ProtocolError",
+    "Result",
     "Runtime",
     "RuntimeEndpoint",
     "StemmaError",

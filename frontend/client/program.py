@@ -92,6 +92,22 @@ class Pending:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of prompts, those of them that were cached, and tokens generated."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
+
+
 class Defaults:
     """Default parameters of a run's gens, for what they leave open; shared by a whole batch."""
 
@@ -185,6 +201,16 @@ class Program:
     def model(self) -> str:
         """The name of the model it runs on."""
         return str(self.info.get("model", ""))
+
+    def token_counts(self) -> TokenCounts:
+        """What its calls have taken that are done, in all branches."""
+        counts = TokenCounts()
+        for pending in list(self._pending.values()):
+            metas = pending.meta if isinstance(pending.meta, list) else [pending.meta]
+            for meta in metas:
+                names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+                counts += TokenCounts(*(meta.get(name) or 0 for name in names))
+        return counts
 
     # --- called by branches ----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Protocol, TextIO
 
 
 @contextmanager
@@ -21,6 +21,39 @@ def progress_bar(total: int, title: str, is_shown: bool) -> Iterator[Callable[[]
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
+
+
+class BatchProgress(Protocol):
+    """A bar of a batch."""
+
+    def advance(self, told: str) -> None:
+        """One more is done; `told`: what to show beside it."""
+
+
+class _NoBar:
+    def advance(self, told: str) -> None:
+        """Nothing is shown."""
+
+
+@contextmanager
+def batch_progress(total: int | None, title: str, is_shown: bool) -> Iterator[BatchProgress]:
+    """A bar of `total` items (None: nobody knows), with a text beside it."""
+    if not is_shown:
+        yield _NoBar()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    told = TextColumn("{task.fields[told]}", markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), told)
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total, told="")
+
+        class Bar:
+            def advance(self, told: str) -> None:
+                progress.update(task, advance=1, told=told)
+
+        yield Bar()
 
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in total)

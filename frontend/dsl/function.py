@@ -1,4 +1,8 @@
-"""`@function`: a Python function whose first parameter is the program's state becomes a program."""
+"""`@function`: a Python function whose first parameter is the program's state becomes a program.
+
+The file is long because all ways to run one are methods of one class, and share how it is carried
+out and how a run's options are told from the function's arguments.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,10 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ...errors import BatchError, InvalidProgram
@@ -21,8 +29,11 @@ from ..protocol.ir import GenParams
 from ..protocol.numbers import MAX_INT, Range, plain
 from ..trace import observer
 from .batch import Batch, Execute, ExecuteAsync, FinishedStates
+from .batch_stream import DEFAULT_IN_FLIGHT, BatchOptions, BatchStream, Inputs, Prices
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
+from .result import Result, result_of
+from .result_store import ResultStore, program_key, run_key
 from .state import ProgramState
 from .time_limit import TimeLimit, time_limit, time_limit_async
 
@@ -31,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 64
 _NUM_THREADS = Range(1, MAX_INT, is_whole=True)
+
+_NO_RESULTS = frozenset(("backend", "timeout", "use_thread"))  # options that change none
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -60,8 +73,11 @@ class Function:
         fn: Callable[..., Any],
         bound: Mapping[str, object] | None = None,
         num_api_spec_tokens: int | None = None,
+        cache: str | Path | None = None,
     ) -> None:
         self._fn = fn
+        self._cache_path = cache
+        self._cache: ResultStore | None = None
         self._bound = dict(bound or {})
         self._num_api_spec_tokens = num_api_spec_tokens
         self.__name__ = getattr(fn, "__name__", "program")
@@ -108,19 +124,27 @@ class Function:
         if unknown:
             allowed = f"a parameter of {self.__name__}"
             raise InvalidProgram.of(unknown[0], kwargs[unknown[0]], allowed)
-        return Function(self._fn, {**self._bound, **kwargs}, self._num_api_spec_tokens)
+        bound = {**self._bound, **kwargs}
+        return Function(self._fn, bound, self._num_api_spec_tokens, self._cache_path)
 
     # --- one run ---------------------------------------------------------------------------------
 
-    def run(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run once and return the state; raises what failed inside, also in unread forks.
 
-        With `stream=True` it returns at once, see `stream`.
+        With `stream=True` it returns at once, see `stream`. A function with a cache returns a
+        `Result` that it may have kept.
         """
         if self._take(kwargs, "stream", False):
             return self.stream(*args, **kwargs)
+        if self._cache_path is not None:
+            key, found = self._kept(args, kwargs)
+            return self._keep(key, self._run(args, kwargs)) if found is None else found
+        return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ProgramState:
         if self.is_async:
-            done: ProgramState = _run_loop(self.arun, *args, **kwargs)
+            done: ProgramState = _run_loop(self._arun, args, kwargs)
             return done
         options, kwargs = self._split(kwargs)
         state = options.start()
@@ -133,8 +157,15 @@ class Function:
                 raise
         return state
 
-    async def arun(self, /, *args: Any, **kwargs: Any) -> ProgramState:
+    async def arun(self, /, *args: Any, **kwargs: Any) -> Any:
         """`run` for async code. A plain function runs on a thread, an async one needs none."""
+        await self._await_backend(kwargs)
+        if self._cache_path is not None:
+            key, found = self._kept(args, kwargs)
+            return self._keep(key, await self._arun(args, kwargs)) if found is None else found
+        return await self._arun(args, kwargs)
+
+    async def _arun(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ProgramState:
         await self._await_backend(kwargs)
         options, kwargs = self._split(kwargs)
         state = options.start()
@@ -146,6 +177,22 @@ class Function:
                 state.cancel()
                 raise
         return state
+
+    def _kept(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bytes, Result | None]:
+        """The key of a run, and what is known of it."""
+        if self._cache is None:
+            self._cache = ResultStore(self._cache_path or "")
+        given, own = self._divide(kwargs)
+        program = self._key(self._options(given).backend, given, {})
+        key = run_key(program, args, own)
+        found = self._cache.get(key)
+        return key, None if found is None else found.numbered(0, is_stored=True)
+
+    def _keep(self, key: bytes, state: ProgramState) -> Result:
+        assert self._cache is not None
+        result = result_of(state)
+        self._cache.put(key, result)
+        return result
 
     def stream(self, /, *args: Any, **kwargs: Any) -> ProgramState:
         """Start and return at once; `state.text_iter()` yields the text as it comes.
@@ -185,11 +232,15 @@ class Function:
         finish before one BatchError names those that failed and has the states of the others; with
         `raise_errors=False` nothing is raised and `state.error()` reports it. `progress_bar=True`
         shows how many are done.
+
+        With `store`, a path, results are kept on disk as they come, and what is there is not run
+        again: a batch that was interrupted goes on. With it, with `max_in_flight` (programs at a
+        time) or `prices`, or where the inputs are no list, it returns `Result`s, see
+        `stream_batch`.
         """
-        num_threads = self._take(kwargs, "num_threads", "auto")
-        threads = MAX_THREADS if num_threads == "auto" else plain(num_threads)
-        if not _NUM_THREADS.holds(threads):
-            raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
+        if self._is_streamed(batch_kwargs, kwargs):
+            return self._streamed_batch(batch_kwargs, kwargs)
+        threads = self._num_threads(kwargs)
         generator_style = self._take(kwargs, "generator_style", False)
         if self.is_async and not generator_style:
             return _run_loop(self.arun_batch, batch_kwargs, **kwargs)
@@ -214,6 +265,78 @@ class Function:
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(run,), name="stemma-batch", daemon=True).start()
         return finished
+
+    def stream_batch(self, /, batch_kwargs: Inputs, **kwargs: Any) -> BatchStream:
+        """Run once for each input of any iterable, also an async one; `for` or `async for` gives a
+        `Result` each as it comes, failed ones too.
+
+        Options besides those of `run`: `store`, a path of an SQLite file where results are kept and
+        found; `max_in_flight`, programs at a time (256), which are begun as inputs are taken;
+        `num_threads` for plain functions while they run ("auto": 64); `progress_bar`; `prices`, an
+        `st.Prices`. `timeout` is that of each program. `stream.summary` has what it took.
+        """
+        threads = self._num_threads(kwargs)
+        path = self._take(kwargs, "store", None)
+        store = None if path is None else ResultStore(path)
+        prices = self._take(kwargs, "prices", None)
+        if prices is not None and not isinstance(prices, Prices):
+            raise InvalidProgram.of("prices", prices, "an st.Prices, of a million tokens")
+        in_flight = self._take(kwargs, "max_in_flight", DEFAULT_IN_FLIGHT)
+        batch = BatchOptions(
+            _NUM_THREADS.checked("max_in_flight", in_flight),
+            threads,
+            store,
+            prices,
+            bool(self._take(kwargs, "progress_bar", False)),
+            self.__name__,
+        )
+        given, shared = self._divide(kwargs)
+        options = self._options(given)
+        program = self._key(options.backend, given, shared)
+        if store is not None and given.get("seed") is None:
+            options.seed = store.seed_of(program)
+
+        async def run(state: ProgramState, item: Any, pool: ThreadPoolExecutor) -> None:
+            args, own = _arguments(item)
+            if self.is_async:
+                await self._execute_async(state, args, {**shared, **own})
+                return
+            work = partial(self._execute, state, args, {**shared, **own})
+            running = pool.submit(contextvars.copy_context().run, work)
+            await asyncio.wrap_future(running)
+
+        batch = replace(batch, timeout_s=options.timeout_s)
+        return BatchStream(batch_kwargs, options.start, run, program, batch)
+
+    def _is_streamed(self, batch_kwargs: object, kwargs: Mapping[str, Any]) -> bool:
+        asked = {"store", "max_in_flight", "prices"} - self._keywords
+        return not isinstance(batch_kwargs, Sequence) or not asked.isdisjoint(kwargs)
+
+    def _streamed_batch(self, batch_kwargs: Any, kwargs: dict[str, Any]) -> Any:
+        raise_errors = self._take(kwargs, "raise_errors", True)
+        generator_style = self._take(kwargs, "generator_style", False)
+        stream = self.stream_batch(batch_kwargs, **kwargs)
+        if generator_style:
+            return stream
+        results = sorted(stream, key=lambda result: result.index)
+        errors = {r.index: error for r in results if (error := r.error()) is not None}
+        if errors and raise_errors:
+            raise BatchError(errors, len(results), results) from errors[min(errors)]
+        return results
+
+    def _num_threads(self, kwargs: dict[str, Any]) -> int:
+        num_threads = self._take(kwargs, "num_threads", "auto")
+        threads = MAX_THREADS if num_threads == "auto" else plain(num_threads)
+        if not _NUM_THREADS.holds(threads):
+            raise InvalidProgram.of("num_threads", num_threads, '"auto" or an integer >= 1')
+        return int(threads)
+
+    def _key(self, backend: Backend, given: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+        """What names its results under these options; see `result_store`."""
+        own = {name: value for name, value in given.items() if name not in _NO_RESULTS}
+        named = [self._bound, own, shared]
+        model = str(backend.channel.info.get("model", ""))
+        return program_key(self._fn, model) + run_key("", named, {}).hex()
 
     async def arun_batch(
         self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any
@@ -339,9 +462,13 @@ class Function:
 
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
         """Separates the run's options from the function's arguments."""
+        given, rest = self._divide(kwargs)
+        return self._options(given), rest
+
+    def _divide(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         given = {name: value for name, value in kwargs.items() if name in self._run_options}
         rest = {name: value for name, value in kwargs.items() if name not in self._run_options}
-        return self._options(given), rest
+        return given, rest
 
     async def _await_backend(self, kwargs: Mapping[str, Any]) -> None:
         """Before `_split`, which would keep an event loop waiting. Raises EngineError."""
@@ -405,20 +532,28 @@ def open_program(
 
 
 @overload
-def function(fn: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
+def function(
+    fn: Callable[..., Any],
+    num_api_spec_tokens: int | None = None,
+    cache: str | Path | None = None,
+) -> Function: ...
 @overload
 def function(
-    fn: None = None, num_api_spec_tokens: int | None = None
+    fn: None = None, num_api_spec_tokens: int | None = None, cache: str | Path | None = None
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
-    fn: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+    fn: Callable[..., Any] | None = None,
+    num_api_spec_tokens: int | None = None,
+    cache: str | Path | None = None,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a program of a function whose first parameter is the state. `@function` or
     `@function()`.
 
     `num_api_spec_tokens`: on a backend that asks a server call by call, request this many extra
     tokens and reuse those that fit the text that follows; saves calls and changes no result.
+    `cache`: the path of an SQLite file where results of `run` and `arun` are kept; a run with the
+    same arguments, options and model, of the same source, returns the `Result` that is there.
     """
     if fn is None:
-        return lambda fn: Function(fn, num_api_spec_tokens=num_api_spec_tokens)
-    return Function(fn, num_api_spec_tokens=num_api_spec_tokens)
+        return lambda fn: Function(fn, None, num_api_spec_tokens, cache)
+    return Function(fn, None, num_api_spec_tokens, cache)

@@ -9,11 +9,13 @@ from typing import Any
 
 from ...errors import EngineError, InvalidRequest
 from ..client.backend import Backend
+from ..protocol.numbers import Range
 from .calls import TokenUsage
 from .channel import OpenAIChannel, models_of
 from .flavors import FLAVORS, Flavor, flavor_of
 from .http_client import Endpoint
 
+_RATES = Range(0, 1e12, is_above=True)
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _ENVIRONMENT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 # Models that OpenAI serves at the completions endpoint; all others use chat.
@@ -41,6 +43,8 @@ class OpenAI(Backend):
         timeout: seconds of silence after which a call counts as lost.
         max_retries: further attempts after 429, 5xx, timeouts and broken connections.
         max_concurrency: concurrent calls; further ones wait.
+        requests_per_minute: above 0; further calls wait. None: no limit.
+        tokens_per_minute: the same for tokens of prompts (estimated) and `max_tokens`.
 
     Raises InvalidRequest for arguments that are not allowed, with "auto" also EngineError.
     """
@@ -64,6 +68,8 @@ class OpenAI(Backend):
         timeout: float = 600.0,
         max_retries: int = 4,
         max_concurrency: int = 256,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
         azure_endpoint: str | None = None,
         api_version: str | None = None,
     ) -> None:
@@ -74,6 +80,13 @@ class OpenAI(Backend):
             raise InvalidRequest.of("chat_template", chat_template, allowed)
         if max_concurrency < 1:
             raise InvalidRequest.of("max_concurrency", max_concurrency, "an integer >= 1")
+        rates = {
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+        }
+        for name, rate in rates.items():
+            if rate is not None:
+                _RATES.require(name, rate)
         if is_azure:
             url, headers, query = _azure(model_name, azure_endpoint, api_key, api_version)
         else:
@@ -87,6 +100,8 @@ class OpenAI(Backend):
             timeout,
             max_retries,
             max_concurrency,
+            requests_per_minute,
+            tokens_per_minute,
         )
         known = _detected(endpoint, model_name) if flavor == "auto" else flavor_of(flavor)
         has_text, has_chat = _endpoints(model_name, known, is_chat_model)

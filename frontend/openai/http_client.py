@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from ...errors import EngineError, InvalidRequest
+from .rate_limit import RateLimit
 
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})  # as OpenAI's own client does
 FIRST_DELAY_S = 0.5
@@ -23,6 +24,7 @@ MAX_DELAY_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 MAX_ERROR_CHARS = 1000
+_CHARS_PER_TOKEN = 4.0  # of English, about
 
 OnPayload = Callable[[dict[str, Any]], bool]
 """Takes a body, or an event of a stream; False: it has seen enough."""
@@ -38,6 +40,8 @@ class Endpoint:
     timeout_s: float = 600.0  # of silence
     max_retries: int = 4  # after the first attempt
     max_concurrency: int = 256
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None  # estimated: of prompts, and what may be generated
 
 
 @dataclass(slots=True)
@@ -54,6 +58,8 @@ class HttpClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
+        self._requests = RateLimit(endpoint.requests_per_minute)
+        self._tokens = RateLimit(endpoint.tokens_per_minute)
         self._client = httpx.AsyncClient(
             headers=dict(endpoint.headers),
             params=dict(endpoint.query),
@@ -88,6 +94,8 @@ class HttpClient:
             timing = Timing(queue_s=time.monotonic() - queued)
             while True:
                 timing.num_attempts += 1
+                await self._requests.take(1)
+                await self._tokens.take(_num_tokens(body))
                 attempt = _Attempt(on_payload)
                 try:
                     await self._attempt(path, body, attempt)
@@ -150,6 +158,13 @@ async def _read_events(response: httpx.Response, attempt: _Attempt) -> None:
         if not attempt.hand_over(payload):
             return
     raise _Retryable("the stream broke off")
+
+
+def _num_tokens(body: Mapping[str, Any]) -> float:
+    """About how many a call counts with, its prompt's and those that it may generate."""
+    prompt = body.get("prompt", body.get("messages", ""))
+    most = body.get("max_tokens", body.get("max_completion_tokens", 0))
+    return float(len(json.dumps(prompt)) / _CHARS_PER_TOKEN + most * body.get("n", 1))
 
 
 def _decoded(data: str | bytes) -> dict[str, Any]:

@@ -1,0 +1,291 @@
+"""Batches whose results come as they are done, are kept, and go on after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from openai_stand_in import standing_in
+from waiting import wait_until
+
+import stemma as st
+from stemma.frontend.dsl.batch_stream import BatchSummary
+from stemma.frontend.openai.rate_limit import RateLimit
+
+
+class Person(pydantic.BaseModel):
+    name: str
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[st.Engine]:
+    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+        yield engine
+
+
+RUN: list[str] = []  # which questions were run
+
+
+@st.function
+def ask(s: st.ProgramState, question: str) -> str:
+    RUN.append(question)
+    s += st.user(question) + st.assistant(st.gen("answer", max_tokens=4, temperature=0))
+    if question == "bad":
+        raise LookupError("the author's own")
+    return question.upper()
+
+
+def questions(*names: str) -> list[dict[str, str]]:
+    return [{"question": name} for name in names]
+
+
+def test_results_come_from_any_iterable_and_can_be_read_and_pickled(engine: st.Engine) -> None:
+    async def later() -> AsyncIterator[list[str]]:
+        for name in "ab":
+            yield [name]
+
+    async def all_of(inputs: Any) -> list[st.Result]:
+        return [result async for result in ask.stream_batch(inputs, backend=engine)]
+
+    streams = [
+        list(ask.stream_batch(({"question": name} for name in "ab"), backend=engine)),
+        list(ask.stream_batch(later(), backend=engine)),
+        asyncio.run(all_of(later())),
+        asyncio.run(all_of(questions("a", "b"))),
+    ]
+    for results in streams:
+        results.sort(key=lambda result: result.index)
+        assert [result.ret_value for result in results] == ["A", "B"]
+        again: st.Result = pickle.loads(pickle.dumps(results[0]))
+        assert again["answer"] == again.text("answer") == results[0]["answer"] and again.names()
+        assert again.messages()[0] == {"role": "user", "content": "a"}
+        assert again.text() == str(again) and again["answer"] in again.text()
+        assert again.get_meta_info("answer")["completion_tokens"] == again.tokens.completion == 4
+        with pytest.raises(KeyError, match="no value called 'x'"):
+            again["x"]
+
+
+def test_what_is_in_the_store_is_not_run_again(engine: st.Engine, tmp_path: Path) -> None:
+    store = tmp_path / "runs.sqlite"
+    RUN.clear()
+    asked = questions("a", "bad", "a", "b")
+    with pytest.raises(st.BatchError, match=r"1 of 4 .*\n.*\[1\] the author's own") as raised:
+        ask.run_batch(asked, backend=engine, store=store)
+    assert [state is None for state in raised.value.states] == [False, True, False, False]
+    first = [state["answer"] for state in raised.value.states if state is not None]
+    assert sorted(RUN) == ["a", "a", "b", "bad"], "equal inputs are runs of their own"
+    RUN.clear()
+    again = ask.run_batch(
+        iter([*asked, {"question": "c"}]), backend=engine, store=store, raise_errors=False
+    )
+    assert sorted(RUN) == ["bad", "c"] and [r.is_stored for r in again] == [1, 0, 1, 1, 0]
+    assert [r["answer"] for r in again if r.is_stored] == first
+    assert isinstance(again[1].error(), LookupError)
+    with pytest.raises(LookupError):
+        again[1]["answer"]
+    RUN.clear()
+    ask.run_batch(asked[:1], backend=engine, store=store, max_tokens=3)
+    assert RUN == ["a"], "another option is another run"
+
+
+CRASHING = """
+import os, sys, threading
+import stemma as st
+
+@st.function
+def ask(s, number):
+    s += st.user(f"Question {number}")
+    s += st.assistant(st.gen("answer", max_tokens=4, temperature=1))
+    with open(sys.argv[2], "a") as ran:
+        ran.write(f"{number}\\n")
+
+if __name__ == "__main__":
+    st.set_default_backend(st.Engine(num_threads=1, max_total_tokens=4096))
+    stream = ask.stream_batch([[n] for n in range(40)], store=sys.argv[1], max_in_flight=4)
+    for count, result in enumerate(stream):
+        print(result.index, result["answer"].encode().hex(), flush=True)
+        if count == 11 and len(sys.argv) > 3:
+            threading.Event().wait()  # until it is killed
+"""
+
+
+def test_a_batch_goes_on_where_its_process_was_killed(tmp_path: Path) -> None:
+    script, store, ran = tmp_path / "crash.py", tmp_path / "runs.sqlite", tmp_path / "ran"
+    script.write_text(CRASHING)
+    command = [sys.executable, str(script), str(store), str(ran)]
+    seen: dict[str, str] = {}
+    with subprocess.Popen([*command, "waits"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in itertools.islice(process.stdout, 12):
+            index, answer = line.split(maxsplit=1)
+            seen[index] = answer
+        process.send_signal(signal.SIGKILL)
+    ran_before = ran.read_text().split()
+    done = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    after = dict(line.split(maxsplit=1) for line in done)
+    assert len(after) == 40
+    assert {index: after[index] for index in seen} == {i: a.strip() for i, a in seen.items()}
+    ran_again = ran.read_text().split()[len(ran_before) :]
+    assert not set(ran_again) & set(seen) and len(ran_again) <= 28
+
+
+def test_at_most_so_many_are_in_flight(engine: st.Engine) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+    taken: list[int] = []
+
+    def inputs() -> Iterator[list[int]]:
+        for number in range(60):
+            taken.append(number)
+            yield [number]
+
+    @st.function
+    def count(s: st.ProgramState, number: int) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        s._program.on_end = ended
+        s += f"{number}" + st.gen("x", max_tokens=8, ignore_eos=True)
+
+    ending: set[int] = set()
+
+    def ended(program: Any) -> None:
+        nonlocal now
+        with lock:
+            if program.id not in ending and program._is_done:
+                ending.add(program.id)
+                now -= 1
+
+    stream = count.stream_batch(inputs(), backend=engine, max_in_flight=3)
+    next(stream)
+    assert sum(1 for _ in stream) == 59 and most <= 3 and len(taken) == 60
+
+
+def test_a_stream_that_is_given_up_leaves_nothing_running(engine: st.Engine) -> None:
+    endless = ({"question": str(number)} for number in itertools.count())
+    stream = ask.stream_batch(endless, backend=engine, max_in_flight=4)
+    assert [next(stream) for _ in range(3)]
+    stream.close()
+    with pytest.raises(StopIteration):
+        next(stream)
+    wait_until(lambda: engine.get_server_info()["num_programs"] == 0)
+
+    async def some() -> None:
+        stream = ask.stream_batch(endless, backend=engine, max_in_flight=4)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(some())
+    wait_until(lambda: engine.get_server_info()["num_programs"] == 0)
+
+
+def test_an_input_that_raises_ends_the_stream_with_that(engine: st.Engine) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield {"question": "a"}
+        raise OSError("the file has ended")
+
+    with pytest.raises(OSError, match="the file has ended"):
+        list(ask.stream_batch(broken(), backend=engine))
+    (result,) = ask.stream_batch([7], backend=engine)
+    assert isinstance(result.error(), st.InvalidProgram)
+
+
+def test_a_summary_counts_tokens_and_cost(
+    engine: st.Engine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine.flush_cache()
+    prices = st.Prices(prompt=1e6, completion=2e6, cached=0)
+    stream = ask.stream_batch(
+        questions("a", "a", "bad"), backend=engine, max_in_flight=1, prices=prices,
+        progress_bar=True,
+    )  # fmt: skip
+    tokens = [result.tokens for result in stream]
+    summary = stream.summary
+    assert (summary.num_done, summary.num_failed, summary.num_stored) == (3, 1, 0)
+    assert summary.tokens.completion == sum(each.completion for each in tokens) >= 8
+    assert 0 < summary.tokens.cached < summary.tokens.prompt
+    computed = summary.tokens.prompt - summary.tokens.cached
+    assert summary.cost == computed + 2 * summary.tokens.completion
+    assert "3 done in" in str(summary) and "1 failed" in str(summary) and "cost" in str(summary)
+    assert "hits" in capfd.readouterr().err and BatchSummary().cost is None
+
+
+def test_a_file_that_is_no_store_is_refused(engine: st.Engine, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    other.write_text("no database at all, but long enough to be looked at as one" * 20)
+    with pytest.raises(st.InvalidRequest, match="store="):
+        ask.run_batch(questions("a"), backend=engine, store=other)
+    with pytest.raises(st.InvalidRequest, match="store="):
+        ask.run_batch(questions("a"), backend=engine, store=tmp_path / "no" / "folder")
+
+
+def test_what_cannot_be_kept_fails_alone_and_says_what_it_is(
+    engine: st.Engine, tmp_path: Path
+) -> None:
+    @st.function
+    def odd(s: st.ProgramState, value: Any) -> None:
+        s["lock"] = threading.Lock() if value else 1
+
+    store = tmp_path / "runs.sqlite"
+    results = odd.run_batch([[0], [1]], backend=engine, store=store, raise_errors=False)
+    assert results[0]["lock"] == 1
+    assert "store: the value 'lock' cannot be pickled" in str(results[1].error())
+    with pytest.raises(st.InvalidProgram, match="arguments that cannot be compared"):
+        odd.run_batch([[threading.Lock()]], backend=engine, store=store)
+
+
+def test_a_function_with_a_cache_is_run_once(engine: st.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    runs: list[Any] = []
+
+    @st.function(cache=path)
+    def extract(s: st.ProgramState, text: str, person: Person | None = None) -> None:
+        runs.append(text)
+        s += st.user(f"Text: {text}\nExtract name as JSON.")
+        s += st.assistant(st.gen("person", type=Person))
+
+    first = extract.run("Ada Moor is old.", person=Person(name="x"), backend=engine)
+    again = extract.run("Ada Moor is old.", person=Person(name="x"), backend=engine)
+    other = extract.run("Ada Moor is old.", person=Person(name="y"), backend=engine)
+    assert isinstance(again["person"], Person) and first["person"] == again["person"]
+    assert (first.is_stored, again.is_stored, other.is_stored) == (False, True, False)
+    assert asyncio.run(extract.arun("Ada Moor is old.", backend=engine, temperature=0)) is not None
+    assert len(runs) == 3
+    with sqlite3.connect(path) as file:
+        file.execute("update stemma_results set result = x'00'")
+    assert not extract.run("Ada Moor is old.", person=Person(name="x"), backend=engine).is_stored
+
+
+def test_calls_to_an_endpoint_keep_to_a_rate() -> None:
+    async def taken(limit: RateLimit, amounts: list[float]) -> list[float]:
+        loop, times = asyncio.get_running_loop(), []
+        for amount in amounts:
+            await limit.take(amount)
+            times.append(loop.time())
+        return [time - times[0] for time in times]
+
+    times = asyncio.run(taken(RateLimit(600), [1] * 15))
+    assert times[14] >= 0.28, "600 a minute are one each 0.1 s, behind a second's worth at once"
+    assert asyncio.run(taken(RateLimit(None), [1e9] * 3))[2] < 1
+    with standing_in() as server:
+        for rate in (0, -1, float("nan"), "7"):
+            with pytest.raises(st.InvalidRequest, match="requests_per_minute"):
+                st.OpenAI("m", base_url=server.url, requests_per_minute=rate)  # type: ignore[arg-type]
+        backend = st.OpenAI(
+            "m", base_url=server.url, api_key="k", is_chat_model=True,
+            requests_per_minute=6000, tokens_per_minute=1e6,
+        )  # fmt: skip
+        ask.run_batch(questions(*"abc"), backend=backend)
+        assert len(server.bodies) == 3
