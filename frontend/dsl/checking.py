@@ -7,42 +7,43 @@ token, and goes on as if the others had never been.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ProgramError
 from ..client.program import Pending
 from .expr import Check, GenExpr
 from .forks import Forks
-
-if TYPE_CHECKING:
-    from .state import ProgramState
+from .writing import BranchWriter
 
 RETRY_TEMPERATURE = 0.7  # where the first attempt took the likeliest tokens: they stay the same
+Fork = Callable[[], Forks[Any]]  # a branch that goes on from where the one at hand is
 _Steps = Generator[Pending, None, None]
 
 
-def append_checked(state: ProgramState, asked: GenExpr, source: str | None) -> None:
+def append_checked(state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None) -> None:
     """Append a value that will do, once there is one. Raises ProgramError."""
-    with contextlib.closing(_steps(state, asked, source)) as steps:
+    with contextlib.closing(_steps(state, fork, asked, source)) as steps:
         for pending in steps:
             state._program.wait(pending)
 
 
-async def append_checked_async(state: ProgramState, asked: GenExpr, source: str | None) -> None:
+async def append_checked_async(
+    state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None
+) -> None:
     """`append_checked` for async functions."""
-    with contextlib.closing(_steps(state, asked, source)) as steps:
+    with contextlib.closing(_steps(state, fork, asked, source)) as steps:
         for pending in steps:
             await state._program.wait_async(pending)
 
 
-def _steps(state: ProgramState, asked: GenExpr, source: str | None) -> _Steps:
+def _steps(state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None) -> _Steps:
     """Yields each attempt, to be waited for."""
     assert asked.check is not None
     problem = ""
     for number in range(asked.check.retries + 1):
-        attempts = state._fork(1, source)
+        attempts = fork()
         attempts[0]._append(_attempt(state, asked, number), source)
         pending = attempts[0]._pieces[-1]
         assert isinstance(pending, Pending)
@@ -57,7 +58,7 @@ def _steps(state: ProgramState, asked: GenExpr, source: str | None) -> _Steps:
     )
 
 
-def _attempt(state: ProgramState, asked: GenExpr, number: int) -> GenExpr:
+def _attempt(state: BranchWriter, asked: GenExpr, number: int) -> GenExpr:
     params = asked.params
     if number:
         defaults = state._program.defaults
@@ -82,7 +83,7 @@ def _problem_of(pending: Pending, check: Check) -> str:
         return f"{type(error).__name__}: {error}; the output was {pending.value!r:.200}"
 
 
-def _take_over(state: ProgramState, attempts: Forks[ProgramState], pending: Pending) -> None:
+def _take_over(state: BranchWriter, attempts: Forks[Any], pending: Pending) -> None:
     attempts.join("concate_and_append")
     if pending.name is not None:
         state._vars[pending.name] = state._own_vars[pending.name] = pending

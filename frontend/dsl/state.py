@@ -11,6 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import InvalidProgram
@@ -79,7 +80,7 @@ class ProgramState(BranchWriter):
         source = source_line(sys._getframe(1))
         for item in other.items if isinstance(other, Sum) else (other,):
             if isinstance(item, GenExpr) and item.check is not None:
-                await append_checked_async(self, item, source)
+                await append_checked_async(self, partial(self._fork, 1, source), item, source)
             else:
                 self._append(item, source)
         return self
@@ -91,7 +92,7 @@ class ProgramState(BranchWriter):
                 "await s.aappend(...) in an async function",
                 "validate",
             )
-        append_checked(self, gen, source)
+        append_checked(self, partial(self._fork, 1, source), gen, source)
 
     # --- roles and scopes ------------------------------------------------------------------------
 
