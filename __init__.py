@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         set_default_backend,
     )
     from .frontend.dsl.batch_stream import BatchStream, Prices
+    from .frontend.dsl.evaluation import Evaluation, evaluate
     from .frontend.dsl.expr import (
         assistant,
         assistant_begin,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
+    from .frontend.dsl.few_shot import choose_examples
     from .frontend.dsl.forks import Forks, first
     from .frontend.dsl.function import Function, function
     from .frontend.dsl.generation import (
@@ -99,6 +101,8 @@ _ROOMS = {
         "set_default_backend",
     ),
     "frontend.dsl.batch_stream": ("BatchStream", "Prices"),
+    "frontend.dsl.evaluation": ("Evaluation", "evaluate"),
+    "frontend.dsl.few_shot": ("choose_examples",),
     "frontend.dsl.expr": (
         "assistant",
         "assistant_begin",
@@ -139,6 +143,7 @@ __all__ = [
     "BatchStream",
     "Engine",
     "EngineError",
+    "Evaluation",
     "Forks",
     "Function",
     "InvalidGrammar",
@@ -164,6 +169,8 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "choose_examples",
+    "evaluate",
     "first",
     "flush_cache",
     "function",

@@ -26,11 +26,19 @@ from .client.engine_options import EngineOptions, require_options
 from .client.engine_process import EngineProcess, start_timeout_s
 from .protocol.keys import client_keys
 from .protocol.wire import RUNTIME_TIMEOUT_S
+from .trace.notebook import RadixTree
 
 log = logging.getLogger(__name__)
 
 
-class Runtime(Backend):
+class _Connected(Backend):
+    """A backend over ZeroMQ."""
+
+    def tree(self, replica: int | None = None) -> RadixTree:
+        return RadixTree(super().tree(replica))
+
+
+class Runtime(_Connected):
     """A runtime that already runs, at an address as `stemma serve` prints it.
 
     Over ZeroMQ it runs whole programs. When the runtime ends and another one with the same model
@@ -103,7 +111,7 @@ def _http_channel(url: str, timeout_s: float) -> OwnedChannel:
     return OpenAIChannel(endpoint, model["id"], flavor, has_text=True, has_chat=True, info=info)
 
 
-class Engine(Backend):
+class Engine(_Connected):
     """A private runtime: a child process, over ipc, ended with this object.
 
     When the process dies, what runs raises EngineError with its last output; the next run starts

@@ -12,7 +12,8 @@ NAMES = """
     InvalidProgram InvalidGrammar UnsupportedSchema PromptTooLong ModelLoadError ModelNotFound
     ProtocolError
     EngineError ProgramError BatchError __version__ tool Tool first image video separate_reasoning
-    role BatchStream Prices Result tool_loop ToolLoop MaxTurnsExceeded
+    role Evaluation evaluate choose_examples BatchStream Prices Result
+    tool_loop ToolLoop MaxTurnsExceeded
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """
 

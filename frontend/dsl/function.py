@@ -94,6 +94,9 @@ class Function:
             )
         self._state_name = parameters[0].name
         self._argument_names = [p.name for p in parameters[1:]]
+        self._required = [
+            p.name for p in parameters[1:] if p.kind in _BY_KEYWORD and p.default is p.empty
+        ]
         self._keywords = {p.name for p in parameters[1:] if p.kind in _BY_KEYWORD}
         self._run_options = RUN_OPTIONS - self._keywords
 
@@ -117,6 +120,11 @@ class Function:
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters except the state, in their order."""
         return tuple(self._argument_names)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Those that have neither a default nor a value by `bind`."""
+        return tuple(name for name in self._required if name not in self._bound)
 
     def bind(self, /, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""

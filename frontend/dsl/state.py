@@ -23,6 +23,7 @@ from .expr import Appendable, Expr, GenExpr, Sum, TokensExpr, VarExpr, role
 from .forks import FORK_SIZES, Forks, require_no_offsets
 from .hint_handle import HintHandle, hint
 from .scopes import PauseScope, RoleScope, VarScope
+from .showing import html_of, repr_of
 from .source_lines import source_line
 from .writing import BranchWriter
 
@@ -60,6 +61,14 @@ class ProgramState(BranchWriter):
     def __str__(self) -> str:
         """The same as `text()`, which waits: what `f"{state}"` writes."""
         return self.text()
+
+    def __repr__(self) -> str:
+        """What its text is so far; it does not wait."""
+        return repr_of(self._pieces, self.names())
+
+    def _repr_html_(self) -> str:
+        """For notebooks; it does not wait."""
+        return html_of(self._pieces)
 
     def __format__(self, spec: str) -> str:
         return format(self.text(), spec)

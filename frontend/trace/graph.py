@@ -6,6 +6,7 @@ from typing import Any
 
 from .graph_picture import page_of, svg_of
 from .graph_text import text_of
+from .notebook import framed
 from .op_graph import Branch, OpGraph, Wait
 
 
@@ -35,6 +36,13 @@ class Graph(OpGraph):
     def to_html(self) -> str:
         """The picture on a page of its own."""
         return page_of([self])
+
+    def __str__(self) -> str:
+        """The same as `to_text()`."""
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return framed(self.to_html())
 
 
 def _branch_as_data(branch: Branch) -> dict[str, Any]:

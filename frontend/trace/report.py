@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from .notebook import framed
 from .recording import record_of
 from .report_text import text_of
 from .run_record import RunRecord
@@ -28,6 +29,13 @@ class Report(RunRecord):
     def to_html(self) -> str:
         """The timeline: one standalone file, no network."""
         return page_of(self)
+
+    def __str__(self) -> str:
+        """The same as `to_text()`."""
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return framed(self.to_html())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: programs with lanes, calls, pauses, hints; totals; the tree or None."""
