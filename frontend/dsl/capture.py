@@ -162,8 +162,14 @@ def _reading(name: str) -> tuple[str, str | None]:
         return f"s[{named}]", source
     if method in ("outcome", "aoutcome"):
         return "a hint's outcome", source
+    if method in _WAITS_WITHIN:
+        return f"{named or 'a value'} in {_WAITS_WITHIN[method]}", source
     return f"s.{method}({named})", source
 
 
+# Methods that wait for what they have appended themselves.
+_WAITS_WITHIN = dict.fromkeys(("append", "aappend", "__iadd__"), "a gen that is checked") | {
+    "__call__": "a tool loop"
+}
 # Methods that read a whole branch; their first wait is not what they read.
 _READS_ALL = ("text", "messages", "sync", "atext", "amessages", "adone")

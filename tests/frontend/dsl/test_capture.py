@@ -236,3 +236,26 @@ def test_boxes_never_overlap_and_stand_below_what_they_need() -> None:
         assert boxes[edge.target].row > boxes[edge.origin].row or edge.kind == "var"
     join = next(b for b in shown if isinstance(b.op, ir.Join))
     assert join.row > max(b.row for b in shown if b.op.branch)
+
+
+def test_what_waits_by_itself_is_named() -> None:
+    @st.tool
+    def weather(city: str) -> str:
+        return city
+
+    @st.function
+    def looped(s: st.ProgramState) -> None:
+        s += st.user("Weather?")
+        st.tool_loop([weather])(s)
+
+    @st.function
+    def checked(s: st.ProgramState) -> None:
+        s += st.gen("x", retries=1)
+
+    for program, reading in (
+        (looped, "'answer' in a tool loop"),
+        (checked, "'x' in a gen that is"),
+    ):
+        wait = program.trace().wait
+        assert wait is not None and wait.reading.startswith(reading)
+        assert "test_capture.py" in str(wait.source)
