@@ -48,6 +48,7 @@ IDLE_POLL_MS = 250
 PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
 MAX_CONSIDERED = 256  # programs of a replica that might be moved, in one look
 LEAVE_S = 30.0  # that a replica which leaves gives the calls that run there
+MAX_KIND_CHARS = 256  # of a line's name: they are kept
 MAX_TREE_BYTES = 256 * 1024 * 1024
 _STOPPING = "the cluster is being stopped: it takes no new programs"
 
@@ -694,7 +695,7 @@ def _kind_of(create: dict[str, Any], ops: Any) -> str:
         return named
     for op in ops if isinstance(ops, list) else ():
         if isinstance(op, list) and len(op) > 3 and op[0] in CALLS and isinstance(op[3], str):
-            return op[3]
+            return op[3][-MAX_KIND_CHARS:]
     return ""
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import orjson
+
 from ..errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError
 from ..frontend.protocol import wire
 from ..runtime.sessions.clients import Client, Clients
@@ -99,6 +101,7 @@ class RouterCalls:
                 client.link.put("reply", id=call_id, ok=True, result=self._started_anew(args))
                 return
             replicas, merge, method, args = self._whom(method, args)
+            encoded = orjson.Fragment(wire.encode_part("args", args))  # now: it is the client's
         except (InvalidRequest, EngineError) as error:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
@@ -110,7 +113,8 @@ class RouterCalls:
         for replica in replicas:
             self._num_asked += 1
             self._asked[self._num_asked] = pending, replica
-            replica.outbox.queue("call", {"id": self._num_asked, "method": method, "args": args})
+            asked = {"id": self._num_asked, "method": method, "args": encoded}
+            replica.outbox.queue("call", asked)
 
     def _whom(
         self, method: str, args: dict[str, Any]

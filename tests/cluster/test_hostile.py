@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from cluster_threads import Cluster, clustered
 from malformed_clients import RawClient
@@ -16,6 +17,7 @@ import stemma as st
 from stemma.frontend.client.backend import Backend
 
 GEN = ["gen", 0, 0, None, "a", {"max_tokens": 3, "ignore_eos": True}]
+NESTED = b"[" * 600 + b"]" * 600
 Running = tuple[Cluster, Backend, RawClient]
 
 
@@ -84,6 +86,27 @@ def test_a_message_that_means_nothing_changes_nothing(
     client.say(op, **header)
     client.hear()
     assert is_well(running)
+
+
+def test_a_call_that_can_be_read_and_not_passed_on_is_refused(running: Running) -> None:
+    """Readers of JSON take deeper nesting than writers."""
+    client = running[2]
+    client.say("call", id="deep", method="tokenize", args={"text": orjson.Fragment(NESTED)})
+    while (reply := client.hear().header).get("id") != "deep":
+        pass
+    assert not reply["ok"] and "cannot be sent" in reply["error"]
+    assert is_well(running)
+
+
+def test_names_of_many_programs_take_no_memory_once_they_have_ended(running: Running) -> None:
+    cluster, _, client = running
+    nameless = ["gen", 0, 0, None, "a", {"max_tokens": 1}]
+    for number in range(300, 330):
+        client.say_ops(number, [nameless], create={"namespace": f"n{number}"}, end=True)
+    ended: list[str] = []
+    while ended.count("done") < 30:
+        ended += [event[3] for event in client.hear().header.get("events", [])]
+    assert cluster.router._on_the_way.num_nodes == 0
 
 
 def test_one_bad_program_of_a_message_harms_no_other(running: Running) -> None:

@@ -40,9 +40,37 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
     for number in range(10):
         tree.insert("", b"%d" % number + b"x" * 99, 0, 100)
     tree.match("", b"3" + b"x" * 99)
-    tree.shrink(500)
-    assert tree.num_bytes <= 500
+    tree.shrink(5000)
+    assert tree.size_bytes <= 5000
     assert tree.match("", b"3" + b"x" * 99) and not tree.match("", b"0" + b"x" * 99)
+    tree.shrink(0)
+    assert tree.size_bytes == 0
+
+
+def test_a_long_chain_is_forgotten_from_its_end() -> None:
+    tree = FleetTree[int]()
+    for length in range(1, 3000):
+        tree.insert("", b"x" * length, 0, length)
+    tree.shrink(tree.size_bytes - 1)
+    assert 1500 < tree.match("", b"x" * 3000)[0] < 2500
+    tree.shrink(0)
+    assert tree.num_nodes == 0
+
+
+def test_names_take_room_too_and_leave_nothing() -> None:
+    """Namespaces are clients' words, and so are adapters that there are not."""
+    tree = FleetTree[int]()
+    for number in range(100):
+        for text in (b"", b"x"):
+            tree.cover(f"n{number}", text, 0, 1)
+            tree.uncover(f"n{number}", text, 0)
+        assert tree.size_bytes == 0
+    for number in range(100):
+        tree.insert(f"n{number}", b"", 0, 0)
+        tree.insert(f"n{number}", b"x", 0, 1)
+    assert tree.size_bytes > 100 * 500
+    tree.shrink(30_000)
+    assert tree.match("n99", b"x") and not tree.match("n0", b"x") and tree.size_bytes <= 30_000
 
 
 def test_a_snapshot_tells_who_has_which_run_and_joins_what_nothing_divides() -> None:
