@@ -407,8 +407,14 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         """Stop a branch at `op`, and with it what can only follow from it."""
         if branch.error is not None:
             return
+        known = self._take_resumed(branch)
+        joins = self._waiters.get(branch.number, {}).pop(_END, []) if known else []
         self._stop(branch, op, message, kind, field)
         self._fail_forks_of(branch.log, branch.error or "")
+        if known:
+            self._waiters.setdefault(branch.number, {})[_END] = joins  # it may yet end well
+            self._go_on(branch, known)
+            return
         self._stop_dropped()
         if self._has_ended:
             self._halt_joined(branch)
@@ -449,6 +455,26 @@ class Interpreter(ABC, Generic[BranchT, ValueT]):
         branch.log.clear()
         branch.log.append(op)
         self._note_resumed(branch)
+
+    def _take_resumed(self, branch: BranchT) -> list[ir.Op]:
+        """What has arrived behind a failure that comes only now, from a Resume on: its client knows
+        of it from another runtime, and went on while this one had other things to do."""
+        at = next((i for i, op in enumerate(branch.log) if isinstance(op, ir.Resume)), None)
+        if at is None or branch.transcript is None:
+            return []
+        return [branch.log.pop() for _ in range(len(branch.log) - at)][::-1]
+
+    def _go_on(self, branch: BranchT, ops: list[ir.Op]) -> None:
+        """The same as if these had come behind the failure; who needs whom has been noted."""
+        resume, *later = ops
+        assert isinstance(resume, ir.Resume), "it begins with one"
+        self._resume(branch, resume)
+        for op in later:
+            branch.log.append(op)
+            self._note_op(branch, op)
+            if isinstance(op, ir.Fork):
+                branch.unforked += [self._branch(number) for number in op.children]
+        self._ready.append(branch)
 
     def _fail_forks_of(self, log: Iterable[ir.Op], reason: str) -> None:
         """Fail the branches that will never be forked, and those forked from them, however deep."""

@@ -7,12 +7,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from program_harness import ProgramHarness, drop, end, fork, gen, join, text, var
+from program_harness import ProgramHarness, drop, end, fork, gen, join, resume, text, var
 
 from stemma.frontend.protocol import wire
 from stemma.runtime.programs import session as session_module
 from stemma.runtime.programs.context import ProgramContext
 from stemma.runtime.programs.engine_branch import EngineBranch
+from stemma.runtime.programs.kept import Kept
 
 
 def three_tips(
@@ -300,3 +301,25 @@ def test_joins_cost_no_more_a_branch_the_more_there_are(harness: ProgramHarness)
     while harness.prompts:
         harness.generate("x")
     assert harness.is_done and num_looks < 30 * len(children)
+
+
+def test_a_branch_that_failed_elsewhere_goes_on_though_all_of_it_comes_at_once(
+    harness: ProgramHarness,
+) -> None:
+    """As where branches run on several engines: this one learns of a failure and of what its client
+    did then before it takes its next step."""
+    ops = harness.ops(0, text("a"), fork(1, 2))
+    lost = harness.ops(1, text("1"), gen("bad"), fork(3))
+    later = harness.ops(1, resume(), text("on"), fork(4), gen("tip"), end())
+    ops += [*lost, *later, *harness.ops(4, text("deep"), gen("tip"), end())]
+    ops += harness.ops(2, text("2"), end())
+    ops += harness.ops(0, join(1, 2, mode="concate_and_append"), gen("after"))
+    harness.session.give({(1, 1): Kept(failed=("no", "InvalidGrammar"))})
+    harness.send(*ops, end=True)
+    assert harness.failures == {1: "no", 3: "the branch it forks from failed: bad: no"}
+    assert sorted(harness.prompts) == ["a1on", "a1ondeep"]
+    harness.generate("T", index=harness.prompts.index("a1on"))
+    harness.generate("D", index=harness.prompts.index("a1ondeep"))
+    assert harness.prompts == ["a1onT2"]
+    harness.generate("!")
+    assert harness.is_done
