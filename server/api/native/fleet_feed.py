@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from ....errors import EngineError
 from ...generation.service import EngineLink
@@ -20,13 +20,28 @@ POLL_S = 1.0
 CALL_TIMEOUT_S = 10.0
 HIT_RATE_S = 10.0  # as of one engine
 _UNTOLD = frozenset({"stats", "uptime_s"})
+_WORDS = frozenset({"why"})  # an engine's last ones, from its log
 
 
 class FleetListener(Protocol):
     """Who is to be told."""
 
-    def put_fleet(self, told: bytes) -> None:
+    def put_fleet(self, told: FleetEvent) -> None:
         """The newest event."""
+
+
+class FleetEvent(NamedTuple):
+    """How all replicas are, encoded for who may see everything, and for who sees of others only
+    numbers."""
+
+    whole: bytes
+    numbers: bytes
+
+    @classmethod
+    def of(cls, replicas: Sequence[dict[str, Any]]) -> Self:
+        """From the reports."""
+        numbers = [{n: each[n] for n in each if n not in _WORDS} for each in replicas]
+        return cls(*(event({"replicas": told}, "fleet") for told in (replicas, numbers)))
 
 
 class FleetFeed:
@@ -36,7 +51,7 @@ class FleetFeed:
         self._engine = engine
         self._listeners: set[FleetListener] = set()
         self._rates = FleetRates()
-        self._newest: bytes | None = None
+        self._newest: FleetEvent | None = None
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -61,7 +76,7 @@ class FleetFeed:
             except EngineError:
                 replicas = None
             if replicas is not None:
-                self._newest = event({"replicas": self._rates.add_to(replicas)}, "fleet")
+                self._newest = FleetEvent.of(self._rates.add_to(replicas))
                 for listener in self._listeners:
                     listener.put_fleet(self._newest)
             await asyncio.sleep(POLL_S)

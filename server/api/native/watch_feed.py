@@ -10,12 +10,13 @@ from typing import Any
 from ....errors import StemmaError
 from ...generation.service import EngineLink
 from ...protocol.server_sent_events import event
-from .fleet_feed import FleetFeed
+from .fleet_feed import FleetEvent, FleetFeed
 from .watch_picture import Picture
 
 POLL_S = 0.25
 RETRY_S = 0.5  # while the engine cannot be asked
 CALL_TIMEOUT_S = 10.0
+_NO_WORDS = "the engine cannot be asked now"  # why may be the last lines of its log
 
 
 class Watcher:
@@ -61,12 +62,13 @@ class Watcher:
     def put_outage(self, reason: str) -> None:
         """The engine cannot be asked."""
         self._is_behind = True
-        self._waiting = event({"state": "down", "reason": reason}, "engine")
+        told = reason if self._namespace is None else _NO_WORDS
+        self._waiting = event({"state": "down", "reason": told}, "engine")
         self._tell()
 
-    def put_fleet(self, told: bytes) -> None:
-        """How all replicas are, encoded."""
-        self._fleet = told
+    def put_fleet(self, told: FleetEvent) -> None:
+        """How all replicas are."""
+        self._fleet = told.whole if self._namespace is None else told.numbers
         self._is_news.set()
 
     def _tell(self) -> None:

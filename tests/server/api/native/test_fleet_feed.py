@@ -12,7 +12,7 @@ from waiting import until
 
 from stemma.errors import EngineError
 from stemma.server.api.native import fleet_feed
-from stemma.server.api.native.fleet_feed import FleetFeed, FleetRates
+from stemma.server.api.native.fleet_feed import FleetEvent, FleetFeed, FleetRates
 from stemma.server.api.native.watch_feed import Watcher
 from stemma.server.api.native.watch_picture import Picture
 
@@ -43,8 +43,8 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def put_fleet(self, told: bytes) -> None:
-        name, data = told.decode().split("\n")[:2]
+    def put_fleet(self, told: FleetEvent) -> None:
+        name, data = told.whole.decode().split("\n")[:2]
         assert name == "event: fleet"
         self.heard.append(orjson.loads(data.removeprefix("data: ")))
 
@@ -101,13 +101,31 @@ def test_a_watcher_has_one_event_of_the_fleet_and_one_of_what_it_watches() -> No
         watcher = Watcher(Picture(), None)
         watcher.put_outage("it is away")
         for number in range(3):
-            watcher.put_fleet(b"fleet %d" % number)
+            watcher.put_fleet(FleetEvent(b"fleet %d" % number, b""))
         assert await watcher.take() == b"fleet 2"
         assert b"it is away" in await watcher.take()
         taking = asyncio.ensure_future(watcher.take())
         await asyncio.sleep(0)
         assert not taking.done()
-        watcher.put_fleet(b"fleet 3")
+        watcher.put_fleet(FleetEvent(b"fleet 3", b""))
         assert await taking == b"fleet 3"
+
+    asyncio.run(play())
+
+
+def test_who_sees_one_namespace_is_told_numbers_and_no_words_of_an_engine() -> None:
+    lost = {"replica": 0, "state": "lost", "num_calls": 2, "why": "it ended:\n secret path"}
+
+    async def play() -> None:
+        watchers = [Watcher(Picture(), namespace) for namespace in (None, "key/a")]
+        for watcher in watchers:
+            watcher.put_fleet(FleetEvent.of([lost]))
+        whole, numbers = [await watcher.take() for watcher in watchers]
+        assert b"secret path" in whole and b"secret" not in numbers
+        assert b'"num_calls":2' in numbers and b'"state":"lost"' in numbers
+        for watcher in watchers:
+            watcher.put_outage("it ended:\n secret path")
+        whole, numbers = [await watcher.take() for watcher in watchers]
+        assert b"secret path" in whole and b"secret" not in numbers and b"down" in numbers
 
     asyncio.run(play())
