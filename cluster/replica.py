@@ -30,7 +30,7 @@ from .prompt_text import Opening
 
 log = logging.getLogger(__name__)
 
-_FOLLOW, _LOAD = 0, -1  # ids of its own calls; others are above 0
+_FOLLOW, _ADAPTER = 0, -1  # ids of its own calls; others are above 0
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # before the next start; the last one from then on
 STEADY_S = 60.0  # a replica that was ready for so long did not die of its start
 _PROMPT_TOKEN_S = 1e-4  # until a replica has said what its own costs are
@@ -148,10 +148,13 @@ class Replica:
         self.leaves_at_s = 0.0
         self.leaves_for_good = False
         self.outbox = Outbox()
-        self.adapters: Mapping[str, dict[str, Any]] = {}  # loaded at run time, by name
+        # Loaded at run time, by name: the router's. What it was told to load of these, whether or
+        # not it can be had there, may be behind.
+        self.adapters: Mapping[str, dict[str, Any]] = {}
+        self.told_adapters: dict[str, dict[str, Any]] = {}
+        self.is_behind = True
         self._is_welcomed = False
-        self._loading: str | None = None
-        self._loaded: set[str] = set()  # of these, or not to be had there
+        self._telling: str | None = None  # of an adapter
         self._start = start
         self._context = context
         self._connect_s = connect_s
@@ -176,8 +179,9 @@ class Replica:
             return
         self.num_starts += 1
         self.outbox = Outbox()
-        self._is_welcomed, self._loading = False, None
-        self._loaded.clear()
+        self._is_welcomed, self._telling = False, None
+        self.told_adapters.clear()
+        self.is_behind = True
         self.state = ReplicaState.STARTING
 
     def _connect(self) -> None:
@@ -273,11 +277,11 @@ class Replica:
         if self._transport is None:
             return []
         messages = self._transport.poll(0.0)
-        if self.state is ReplicaState.STARTING and self._transport.welcome is not None:
+        if self._transport.welcome is not None:
             if not self._is_welcomed:
                 self._be_welcomed(self._transport.welcome, model)
-            messages = [each for each in messages if not self._has_loaded(each)]
-            self._load_adapters()
+            messages = [each for each in messages if not self._has_followed(each)]
+            self._follow_adapters()
         return messages
 
     def _be_welcomed(self, welcome: dict[str, Any], model: dict[str, Any]) -> None:
@@ -291,28 +295,41 @@ class Replica:
         self._is_welcomed = True
         self.outbox.queue("call", {"id": _FOLLOW, "method": "follow_cache", "args": {}})
 
-    def _load_adapters(self) -> None:
-        """It is ready once it has the adapters that the others were given while they ran."""
-        if self._loading is not None:
+    def _follow_adapters(self) -> None:
+        """Have it load and unload what others were told while it started, or was stopped. It is
+        ready once it has the same."""
+        if self._telling is not None:
             return
-        self._loading = next((name for name in self.adapters if name not in self._loaded), None)
-        if self._loading is not None:
-            args = self.adapters[self._loading]
-            self.outbox.queue("call", {"id": _LOAD, "method": "load_lora_adapter", "args": args})
+        if self.is_behind and (change := self._next_change()) is not None:
+            method, name, args = change
+            self._telling = name
+            self.outbox.queue("call", {"id": _ADAPTER, "method": method, "args": args})
             return
-        self.state = ReplicaState.READY
-        self._ready_s = time.monotonic()
+        self.is_behind = False
+        if self.state is ReplicaState.STARTING:
+            self.state = ReplicaState.READY
+            self._ready_s = time.monotonic()
 
-    def _has_loaded(self, message: wire.Message) -> bool:
-        """Whether this answers for the adapter being loaded. Without one that cannot be had there
-        it is ready all the same: what names it is told so."""
-        if message.op != "reply" or message.header.get("id") != _LOAD or self._loading is None:
+    def _next_change(self) -> tuple[str, str, dict[str, Any]] | None:
+        for name, args in self.told_adapters.items():
+            if self.adapters.get(name) is not args:  # also where another one has its name now
+                del self.told_adapters[name]
+                return "unload_lora_adapter", name, {"lora_name": name}
+        for name, args in self.adapters.items():
+            if name not in self.told_adapters:
+                self.told_adapters[name] = args
+                return "load_lora_adapter", name, args
+        return None
+
+    def _has_followed(self, message: wire.Message) -> bool:
+        """Whether this answers for an adapter. Without one that cannot be had there it is ready all
+        the same: what names it is told so."""
+        if message.op != "reply" or message.header.get("id") != _ADAPTER:
             return False
-        if not message.header.get("ok"):
+        if not message.header.get("ok") and self._telling in self.told_adapters:
             why = message.header.get("error")
-            log.warning("replica %d is without adapter %s: %s", self.number, self._loading, why)
-        self._loaded.add(self._loading)
-        self._loading = None
+            log.warning("replica %d is without adapter %s: %s", self.number, self._telling, why)
+        self._telling = None
         return True
 
     def say(self) -> None:

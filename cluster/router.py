@@ -228,7 +228,6 @@ class Router:
             if program.replica is not None:
                 program.replica.close_program(program)
             self._homeless.pop(program, None)
-        self._calls.forget(client)
 
     def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
         items = program_items(message.header)

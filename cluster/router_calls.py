@@ -42,7 +42,7 @@ class _Pending:
     merge: Merge
     num_missing: int
     needs_one: bool  # it cannot be answered where nobody has
-    note: Callable[[], object]  # once all have done it
+    note: Callable[[bool], object]  # whether all have done it, once that is known
     results: list[tuple[int, Any]] = field(default_factory=list)
     failure: dict[str, Any] | None = None
 
@@ -106,7 +106,8 @@ class RouterCalls:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
             return
-        note = partial(self._note_done, method, args)
+        self._begin_change(method, args, replicas)
+        note = partial(self._end_change, method, args)
         pending = _Pending(client, call_id, merge, len(replicas), merge != self._fleet, note)
         if not replicas:
             self._answer(pending)
@@ -177,36 +178,53 @@ class RouterCalls:
                     pending.failure = {"error": reason, "kind": "EngineError"}
                 self._count(pending)
 
-    def forget(self, client: Client[RoutedProgram]) -> None:
-        """A client has gone."""
-        for number, (pending, _) in list(self._asked.items()):
-            if pending.client is client:
-                del self._asked[number]
-
     def _count(self, pending: _Pending) -> None:
         pending.num_missing -= 1
         if not pending.num_missing:
             self._answer(pending)
 
     def _answer(self, pending: _Pending) -> None:
-        link = pending.client.link
+        link = pending.client.link  # which takes what it is told also when its client has gone
+        pending.note(pending.failure is None)
         if pending.failure is not None:
             link.put("reply", id=pending.call_id, ok=False, **pending.failure)
             return
         pending.results.sort(key=lambda result: result[0])
-        pending.note()
         try:
             link.put("reply", id=pending.call_id, ok=True, result=pending.merge(pending.results))
         except Exception as error:  # too large together, or not alike
             told = {"error": f"{type(error).__name__}: {error}", "kind": "EngineError"}
             link.put("reply", id=pending.call_id, ok=False, **told)
 
-    def _note_done(self, method: str, args: dict[str, Any]) -> None:
-        """Replicas that come later are to have the same adapters."""
-        if method == "load_lora_adapter":
-            self.adapters[str(args.get("lora_name"))] = args
-        elif method == "unload_lora_adapter":
-            self.adapters.pop(str(args.get("lora_name")), None)
+    def _begin_change(self, method: str, args: dict[str, Any], asked: Sequence[Replica]) -> None:
+        """Replicas that are not asked, as they start or are stopped, are to have the same
+        adapters."""
+        name = str(args.get("lora_name"))
+        if method == "load_lora_adapter" and name not in self.adapters:
+            self.adapters[name] = args
+            for replica in asked:
+                replica.told_adapters[name] = args
+        elif method == "unload_lora_adapter" and self.adapters.pop(name, None) is not None:
+            for replica in asked:
+                replica.told_adapters.pop(name, None)
+        else:
+            return
+        self._have_all_follow()
+
+    def _end_change(self, method: str, args: dict[str, Any], is_done: bool) -> None:
+        """An adapter that one of those asked cannot have, none is to have."""
+        name = str(args.get("lora_name"))
+        if method != "load_lora_adapter":
+            return
+        if is_done:
+            self.adapters.setdefault(name, args)
+        elif self.adapters.get(name) is args:
+            del self.adapters[name]
+        self._have_all_follow()
+
+    def _have_all_follow(self) -> None:
+        for replica in self._replicas:
+            replica.is_behind = True
 
     def _least_loaded(self) -> Replica:
         return min(self._ready(), key=lambda replica: replica.num_calls)

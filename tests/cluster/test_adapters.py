@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from adapters import make_adapter
 from cluster_programs import GEN
 from cluster_threads import Cluster, clustered
+from waiting import wait_until
 
 import stemma as st
 from stemma.frontend.client.backend import Backend
@@ -60,3 +62,53 @@ def test_one_that_was_unloaded_or_is_gone_keeps_no_replica_from_being_ready(
         assert cluster.engines[0].gateway._control._lora_adapters() == []
         with pytest.raises(st.ProgramError, match="sql"):
             story.run(seed=1, backend=backend)
+
+
+def names(cluster: Cluster, number: int) -> list[str]:
+    return [a["name"] for a in cluster.engines[number].gateway._control._lora_adapters()]
+
+
+@contextmanager
+def stopped(cluster: Cluster, number: int) -> Iterator[None]:
+    """As the router sees it."""
+    engine: Any = cluster.engines[number]
+    engine.is_stopped = lambda: True
+    wait_until(lambda: cluster.replicas[number].is_paused)
+    yield
+    engine.is_stopped = lambda: False
+    wait_until(lambda: not cluster.replicas[number].is_paused)
+
+
+def test_one_that_was_stopped_meanwhile_has_them_too(checkpoint: Path, tmp_path: Path) -> None:
+    make_adapter(tmp_path / "sql", checkpoint)
+    make_adapter(tmp_path / "old", checkpoint, seed=1)
+    with adapted(checkpoint, tmp_path, placement="round_robin") as (cluster, backend):
+        backend.load_lora_adapter("old", tmp_path / "old")
+        with stopped(cluster, 1):
+            backend.unload_lora_adapter("old")
+            backend.load_lora_adapter("sql", tmp_path / "sql")
+        wait_until(lambda: names(cluster, 0) == names(cluster, 1) == ["sql"])
+        said = {story.run(seed=1, backend=backend)["a"] for _ in range(4)}
+        assert len(said) == 1 and min(cluster.router.num_placed.values()) > 1
+
+
+def test_one_that_not_all_can_have_nobody_has(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_adapter(tmp_path / "sql", checkpoint)
+    with adapted(checkpoint, tmp_path) as (cluster, backend):
+        loader: Any = cluster.engines[1].gateway._control.adapter_loader
+        with monkeypatch.context() as broken:
+            broken.setattr(loader, "_read", lambda job: _fail(loader, job))
+            with pytest.raises(st.EngineError, match="its disk is gone"):
+                backend.load_lora_adapter("sql", tmp_path / "sql")
+        wait_until(lambda: not names(cluster, 0) and not cluster.replicas[0].is_behind)
+        assert not names(cluster, 1)
+        backend.load_lora_adapter("sql", tmp_path / "sql")
+        wait_until(lambda: names(cluster, 0) == names(cluster, 1) == ["sql"])
+
+
+def _fail(loader: Any, job: Any) -> None:
+    job.outcome = OSError("its disk is gone")
+    loader._done.append(job)
+    os.write(loader._wake_w, b"\0")

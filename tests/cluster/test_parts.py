@@ -74,11 +74,26 @@ def watched(s: st.ProgramState, number: int) -> None:
         s += f" turn {turn} {said[1]} " + st.gen(f"t{turn}", max_tokens=5, **GEN)
 
 
+@st.function
+def caught(s: st.ProgramState, number: int) -> None:
+    """Branches fail, and go on."""
+    s += f"Try {number}: " + st.gen("a", max_tokens=4, **GEN)
+    branches = s.fork(4)
+    for i, branch in enumerate(branches):
+        branch += f" part {i} " + st.gen("a", max_tokens=3, **GEN) + st.gen("bad", regex="(")
+        with pytest.raises(st.ProgramError, match="not closed"):
+            branch["bad"]
+        branch += " then " + st.gen("b", max_tokens=4, **GEN)
+    branches.join("concate_and_append")
+    s += " end " + st.gen("end", max_tokens=4, **GEN)
+
+
 def said_by(backend: Backend, num: int = 5) -> list[str]:
     numbers = [{"number": n} for n in range(num)]
     states = [
         *planned.run_batch(numbers, seed=5, backend=backend),
         *watched.run_batch(numbers, seed=6, backend=backend),
+        *caught.run_batch(numbers, seed=7, backend=backend),
     ]
     return [state.text() for state in states]
 
