@@ -15,6 +15,7 @@ from ..errors import InvalidRequest, StemmaError
 from ..flags import add_flags, from_flags
 from ..frontend.client.progress import byte_progress
 from ..runtime.config import EngineConfig, add_engine_flags, engine_config, located
+from ..runtime.schedule.queue.fairness import tenant_weights
 from ..runtime.sessions.listener import LINGER_MS, server_keys
 from ..runtime.sessions.process import parse, process_parser
 from .local import hire_local
@@ -68,12 +69,14 @@ def _router(
     if settings.engines:
         replicas = remote_replicas(settings, context)
         return Router(replicas, placement=settings.placement, stop_fd=stop_fd)
-    hire = _hire(engine_config(args), settings, context)
+    config = engine_config(args)
+    hire = _hire(config, settings, context)
     return Router(
         [hire(number) for number in range(settings.replicas)],
         placement=settings.placement,
         scaling=_scaling(settings, hire),
         stop_fd=stop_fd,
+        tenant_weights=tenant_weights(config.tenant_weights),
     )
 
 

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -66,10 +66,11 @@ class Router:
         scaling: Scaling | None = None,
         stop_fd: int | None = None,
         spread: Spread = spread,
+        tenant_weights: Mapping[Hashable, float] | None = None,
     ) -> None:
         """`placement`: of `placement.policies.PLACEMENTS`; `scaling`: when there are to be more or
         fewer, None: never; `stop_fd`: as of a `Gateway`; `spread`: where the branches of forks run,
-        with the placement "program"."""
+        with the placement "program"; `tenant_weights`: as the engines have them."""
         self._replicas = list(replicas)
         self._policy = policy_of(placement)
         self._scaling = scaling
@@ -92,8 +93,9 @@ class Router:
         self._calls = RouterCalls(
             self._replicas, lambda each: self.retire(each, for_good=False), self._view
         )
+        self._tenant_weights = dict(tenant_weights or {})
         for replica in replicas:
-            replica.adapters = self._calls.adapters
+            self._equip(replica)
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
@@ -527,8 +529,12 @@ class Router:
         """One more, under a number that none of them has; it is started."""
         self._mirrors[replica.number] = CacheMirror(self._cached, replica.number)
         self.num_placed.setdefault(replica.number, 0)
-        replica.adapters = self._calls.adapters
+        self._equip(replica)
         self._replicas.append(replica)
+
+    def _equip(self, replica: Replica) -> None:
+        replica.adapters = self._calls.adapters
+        replica.load.weights = self._tenant_weights
 
     def _scale(self, scaling: Scaling) -> None:
         """Start another one, or have one leave, if that is wanted."""

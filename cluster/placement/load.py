@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -69,6 +69,7 @@ class AllHabits:
 
 @dataclass(slots=True)
 class _TenantLoad:
+    weight: float
     num_programs: int = 0
     expected_tokens: float = 0.0
 
@@ -81,17 +82,35 @@ class ReplicaLoad:
     expected_tokens: float = 0.0  # what they will have it compute in about the time of one call
     held_tokens: float = 0.0  # KV that they will want again
     tenants: dict[Hashable, _TenantLoad] = field(default_factory=dict)  # of those with programs
+    weights: Mapping[Hashable, float] = field(default_factory=dict)  # 1 for who is not in it
+    _sum_of_weights: float = 0.0  # of those with programs
+
+    def enter(self, tenant: Hashable) -> _TenantLoad:
+        """One more program of a tenant's; returns what counts for all of them."""
+        load = self.tenants.get(tenant)
+        if load is None:
+            load = self.tenants[tenant] = _TenantLoad(self.weights.get(tenant, 1.0))
+            self._sum_of_weights += load.weight
+        load.num_programs += 1
+        return load
+
+    def leave(self, tenant: Hashable) -> None:
+        """One fewer."""
+        load = self.tenants[tenant]
+        load.num_programs -= 1
+        if not load.num_programs:
+            del self.tenants[tenant]
+            self._sum_of_weights = self._sum_of_weights - load.weight if self.tenants else 0.0
 
     def ahead_of(self, tenant: Hashable, num_tokens: float) -> float:
         """Of `expected_tokens`, what is computed before so many more of a tenant's: engines have
-        tenants take turns, so of each other one no more than its own. As if all weighed the same.
-        """
+        tenants take turns, so of each other one no more than its own, by what both weigh."""
         own = self.tenants.get(tenant)
         if own is None:
-            before = len(self.tenants) * num_tokens
+            before = self._sum_of_weights / self.weights.get(tenant, 1.0) * num_tokens
         else:
             before = own.expected_tokens
-            before += (len(self.tenants) - 1) * (before + num_tokens)
+            before += (self._sum_of_weights / own.weight - 1.0) * (before + num_tokens)
         return before if before < self.expected_tokens else self.expected_tokens
 
 
@@ -112,14 +131,13 @@ class ProgramLoad:
         self._since_s = 0.0  # of the first call in flight, or of the last one's end
         self._total: ReplicaLoad | None = None  # None: it is nowhere
         self._part = ReplicaLoad()
-        self._tenant_load = _TenantLoad()  # all that its tenant has there
+        self._tenant_load = _TenantLoad(1.0)  # all that its tenant has there
 
     def enter(self, total: ReplicaLoad, missing_tokens: float) -> None:
         """It runs on this replica from now on, which has to compute so much of its prompt."""
         self.leave()
         self._total = total
-        self._tenant_load = total.tenants.setdefault(self.tenant, _TenantLoad())
-        self._tenant_load.num_programs += 1
+        self._tenant_load = total.enter(self.tenant)
         self.missing_tokens = missing_tokens
         self._count()
 
@@ -127,9 +145,7 @@ class ProgramLoad:
         """It is nowhere."""
         if self._total is not None:
             self._become(0, 0.0, 0.0)
-            self._tenant_load.num_programs -= 1
-            if not self._tenant_load.num_programs:
-                del self._total.tenants[self.tenant]
+            self._total.leave(self.tenant)
         self._total = None
         self.num_calls = 0
 

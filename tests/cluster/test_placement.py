@@ -76,6 +76,21 @@ def test_a_tenant_waits_for_no_more_of_another_one_than_it_wants_itself() -> Non
     assert total.ahead_of("mine", 50.0) == pytest.approx(one) and set(total.tenants) == {"mine"}
 
 
+def test_who_weighs_more_waits_for_less_of_the_others() -> None:
+    total = ReplicaLoad(weights={"big": 4.0})
+    flood = [ProgramLoad(Habits(), Clock(), tenant="flood") for _ in range(10)]
+    big = ProgramLoad(Habits(), Clock(), tenant="big")
+    for each in (*flood, big):
+        each.enter(total, 100.0)
+        each.begin_call()
+    one = big.expected_tokens
+    assert total.ahead_of("big", 50.0) == pytest.approx(one + (one + 50.0) / 4)
+    assert total.ahead_of("new", 20.0) == pytest.approx(5 * 20.0)
+    big.leave()
+    assert total.ahead_of("big", 20.0) == pytest.approx(20.0 / 4)
+    assert total.ahead_of("new", 20.0) == pytest.approx(20.0)
+
+
 def test_what_all_replicas_have_counts_for_nothing() -> None:
     policy = policy_of("program")
     busy, idle = Replica(0, expected_tokens=50.0), Replica(1)

@@ -11,13 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
 from cluster_threads import Cluster, clustered
 from waiting import wait_until
 
 import stemma as st
+from stemma.cluster.__main__ import _router
+from stemma.cluster.replica import Replica
+from stemma.cluster.settings import ClusterSettings
 from stemma.errors import StemmaError
+from stemma.flags import add_flags, from_flags
 from stemma.frontend.client.backend import Backend
+from stemma.runtime.config import add_engine_flags
 from stemma.runtime.programs.calls import GenCall
+from stemma.runtime.sessions.process import parse, process_parser
 
 GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True}
 QUANTUM = 64  # as many tokens a row as there are on an engine of 128 rows, or fewer
@@ -84,3 +91,15 @@ def shares_beside_a_flood(cluster: Cluster, num_tokens: Counter[str]) -> float:
             flood.shutdown()
             other.shutdown()
     return after["other"] / after.total()
+
+
+def test_the_router_knows_what_tenants_weigh_that_its_engines_are_told() -> None:
+    parser = process_parser("test", None)
+    add_flags(parser, ClusterSettings)
+    add_engine_flags(parser)
+    flags = ["--endpoint", "inproc://none", "--replicas", "2", "--tenant-weights", "big=4"]
+    args = parse(parser, flags)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    router = _router(args, from_flags(ClusterSettings, args), context)
+    router.add(Replica(2, lambda: pytest.fail("it is not started"), context=context, connect_s=1.0))
+    assert [each.load.weights for each in router._replicas] == [{"big": 4.0}] * 3
