@@ -298,7 +298,8 @@ def _send_given(program: RoutedProgram, ops: Sequence[list[Any]]) -> None:
     for given in program.log.given({(op[1], op[2]) for op in ops}):
         program.replica.outbox.give(program.number_there, given)
     for op in ops:
-        _send(program, op)
+        is_done = op[0] == "hint" and program.log.is_answered(op)  # of KV that is elsewhere
+        _send(program, ["pause", *op[1:3], None, None, ""] if is_done else op)
 
 
 def _send_there(part: Part, op: list[Any]) -> None:
@@ -313,7 +314,6 @@ def _send_there(part: Part, op: list[Any]) -> None:
     if log.knows((branch, seq)):  # from another replica
         for given in log.given({(branch, seq)}):
             part.replica.outbox.give(part.number_there, given)
-    part.num_ops[branch] = seq + 1
     part.replica.outbox.add(part.number_there, wire.encode_op(op))
 
 
@@ -322,8 +322,8 @@ def _stop(part: Part, branch: int) -> None:
     if branch in part.stopped or not part.is_open or part.replica is None:
         return
     part.stopped.add(branch)
-    drop = ["drop", branch, part.num_ops.get(branch, 0), None]
-    part.replica.outbox.add(part.number_there, wire.encode_op(drop))
+    part.replica.outbox.flush(part.number_there)
+    part.replica.outbox.queue("cancel", {"program": part.number_there, "branch": branch})
 
 
 def _end_gens(part: Part) -> None:

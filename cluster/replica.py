@@ -111,7 +111,6 @@ class Part:
     waiting: list[list[Any]] = field(default_factory=list)  # its ops, until then
     num_idle: int = 0  # looks in a row at which nothing was under way, meanwhile
     begins_with: dict[int, int] = field(default_factory=dict)  # ops that it was given, by branch
-    num_ops: dict[int, int] = field(default_factory=dict)  # sent there, by own branch
     stopped: set[int] = field(default_factory=set)  # of its branches, what nobody waits for
     ended: set[int] = field(default_factory=set)  # all that becomes of them is known at home
     used: list[int] = field(default_factory=lambda: [0, 0, 0])  # as `ProgramLog.add_used`

@@ -298,8 +298,14 @@ class ProgramLog:
         kind, branch, seq = op[:3]
         if branch in self._failed and seq >= self._failed[branch][0]:
             return True
+        if kind == "hint":  # its outcome is told once
+            return self.is_answered(op)
         is_race = kind == "join" and len(op) > 6 and op[6] is not None
         return (branch, seq) in self._given if kind in CALLS or is_race else True
+
+    def is_answered(self, op: list[Any]) -> bool:
+        """Whether the reader has heard of this op, or of a later one of its branch."""
+        return bool(op[2] <= self._seen.get(op[1], -1))
 
     def num_bytes_before(self, branch: int, end: int) -> float:
         """Of the text with which a branch goes on at its op `end`, about."""

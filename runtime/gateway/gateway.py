@@ -155,14 +155,19 @@ class Gateway:
         elif message.op == "call":
             self._control.answer(client, message)
         elif message.op == "cancel":
-            self._take_cancel(client, integer(header, "program"), keeps=header.get("keep") is True)
+            self._take_cancel(client, header)
 
-    def _take_cancel(self, client: EngineClient, number: int, *, keeps: bool) -> None:
-        """With `keeps` its gens end with their output so far, which the client receives."""
+    def _take_cancel(self, client: EngineClient, header: dict[str, Any]) -> None:
+        """With `keep` its gens end with their output so far, which the client receives; with
+        `branch` only that one is stopped."""
+        number = integer(header, "program")
         program = client.programs.get(number)
         if program is None:
             return
-        if keeps:
+        if "branch" in header:
+            program.session.stop(integer(header, "branch"))
+            self._ready[program.session] = None
+        elif header.get("keep") is True:
             program.session.end_gens()
             self._ready[program.session] = None
         else:

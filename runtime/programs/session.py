@@ -144,6 +144,12 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         for branch in list(self._branches.values()):
             self._end_gen(branch)
 
+    def stop(self, number: int) -> None:
+        """Stop a branch and those forked from it, as a join does that has enough: nobody waits for
+        what they make."""
+        if number in self._branches:
+            self._halt_trees([self._branches[number]], "nobody waits for this branch any more")
+
     def _end_gen(self, branch: EngineBranch) -> None:
         if isinstance(branch.call, GenCall | SamplesCall | BeamCall):
             branch.call.end_now(self._context.queue)

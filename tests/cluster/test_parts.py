@@ -20,6 +20,7 @@ from stemma.cluster.placement.spread import ForkedWork, Home
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.protocol import ir, wire
 from stemma.frontend.protocol.program_log import MAX_LOST
+from stemma.runtime.programs.session import ProgramSession
 
 
 class RandomSpread:
@@ -418,3 +419,56 @@ def test_what_is_given_must_be_what_can_be_passed_on(apart: tuple[Cluster, Backe
     assert sink.failures[0]["kind"] == "InvalidProgram"
     assert said_by(backend, 1)
     hostile.shutdown()
+
+
+def test_who_has_lost_a_race_stops_though_others_beside_it_go_on(checkpoint: Path) -> None:
+    """All of it was sent before: what still runs of a part is told by its number alone."""
+
+    @st.function
+    def race(s: st.ProgramState) -> None:
+        s += "Race: "
+        runners = s.fork(3)
+        runners += lambda i: f"{i} " + st.gen("r", max_tokens=(3, 900, 900)[i], **GEN)
+        runners[:2].join(st.first(1))
+        runners[2:].join()
+
+    long = {"max_model_len": 1000, "max_total_tokens": 8192}
+    with clustered(checkpoint, spread=all_away, **long) as (cluster, run):
+        race.run(seed=1, backend=run)
+        num_made = [
+            engine.loaded.engine.describe()["stats"]["num_generated_tokens"]
+            for engine in cluster.engines.values()
+        ]
+        assert 903 <= max(num_made) < 1500, num_made
+        assert min(num_made) == 0
+
+
+def test_hints_of_branches_are_carried_out_where_these_run(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @st.function
+    def hinted(s: st.ProgramState) -> None:
+        s += "Hints: " + st.gen("a", max_tokens=3, **GEN)
+        branches = s.fork(2)
+        for branch in branches:
+            branch += " on " + st.gen("b", max_tokens=4, **GEN)
+            branch.pin(ttl_s=1)
+            branch += " and " + st.gen("c", max_tokens=4, **GEN)
+        branches.join("concate_and_append")
+        s.pin(ttl_s=1)
+
+    done: list[tuple[ProgramSession, int]] = []
+    carried_out = ProgramSession._hinted
+
+    def noted(session: ProgramSession, branch: Any, op: Any) -> Any:
+        done.append((session, branch.number))
+        return carried_out(session, branch, op)
+
+    with serving(checkpoint, max_total_tokens=8192) as alone:
+        wanted = hinted.run(seed=1, backend=alone).text()
+    monkeypatch.setattr(ProgramSession, "_hinted", noted)
+    with clustered(checkpoint, spread=all_away) as (_, backend):
+        assert hinted.run(seed=1, backend=backend).text() == wanted
+    assert sorted(number for _, number in done) == [0, 1, 2]
+    sessions = {number: session for session, number in done}
+    assert sessions[1] is sessions[2] is not sessions[0]
