@@ -59,6 +59,7 @@ class ProgramLog:
         self.ops: list[list[Any]] = []
         self._by_branch: dict[int, list[int]] = {}  # places in `ops`
         self.wanted: set[int] = set()  # branches that others join, or have values of
+        self._roles: dict[int, list[int]] = {}  # by branch: where messages begin and end
         self._forked_at: dict[int, Place] = {}  # by branch: the fork that it begins with
         self.has_ended = False  # no op follows
         self.ends_gens = False  # the client has asked for what its gens have
@@ -124,6 +125,8 @@ class ProgramLog:
                 for child in op[4]:
                     if child not in self._by_branch:
                         self._forked_at.setdefault(child, (branch, seq))
+            elif kind in ("role_begin", "role_end"):
+                self._roles.setdefault(branch, []).append(seq)
             if branch in self._failed:
                 if kind == "resume":
                     self._resume(branch, drops_message=bool(op[4:] and op[4]))
@@ -133,20 +136,20 @@ class ProgramLog:
     def _resume(self, branch: int, *, drops_message: bool) -> None:
         """A branch that failed goes on from before the op that did."""
         first, _ = self._failed.pop(branch)
-        own = self._by_branch[branch]
-        before = [i for i in own if self.ops[i][2] < first]
-        self._undo(own[len(before) :])
-        marks = [i for i in before if self.ops[i][0] in ("role_begin", "role_end")]
-        if drops_message and marks and self.ops[marks[-1]][0] == "role_begin":
-            self._undo([i for i in before if i >= marks[-1]])
+        own = self._by_branch[branch]  # by seq
+        self._undo(own[first:])
+        roles = self._roles.get(branch, [])
+        while roles and roles[-1] >= first:
+            roles.pop()
+        if drops_message and roles and self.ops[own[roles[-1]]][0] == "role_begin":
+            self._undo(own[roles.pop() : first])
 
     def _fail(self, branch: int, first: int, payload: Any) -> None:
         """A branch has stopped at its op `first`."""
         told = payload if isinstance(payload, dict) else {}
         self._failed[branch] = first, {n: str(told.get(n, "")) for n in ("message", "kind")}
-        for index in self._by_branch.get(branch, ()):
-            if self.ops[index][2] >= first:
-                self.open_calls.pop((branch, self.ops[index][2]), None)
+        for seq in range(first, len(self._by_branch.get(branch, ()))):
+            self.open_calls.pop((branch, seq), None)
 
     def _undo(self, indices: Iterable[int]) -> None:
         """These ops append nothing, and make no calls."""
