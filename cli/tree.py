@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from typing import Any
 
 from ..frontend.backend import Runtime
@@ -44,14 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(backend: Backend, *, max_depth: int = 8, max_children: int = 8) -> str:
-    """The backend's tree for this terminal, and how full the pool is."""
+    """The backend's tree for standard output, and how full the pool is."""
     return picture_of(backend.tree(), max_depth=max_depth, max_children=max_children)
 
 
 def picture_of(tree: dict[str, Any], *, max_depth: int, max_children: int) -> str:
     """One engine's tree, or that of all with who has what, and how full the pools are."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 140)
-    bounds = {"width": width, "max_depth": max_depth, "max_children": max_children}
+    bounds = {"width": _width(), "max_depth": max_depth, "max_children": max_children}
     nodes = tree["nodes"]
     if "replicas" in tree:
         names = [str(each["replica"]) for each in tree["replicas"]]
@@ -61,6 +61,11 @@ def picture_of(tree: dict[str, Any], *, max_depth: int, max_children: int) -> st
     texts = {tuple(node["token_ids"]): node["text"] for node in nodes}
     picture = render(nodes, lambda ids: texts.get(tuple(ids), ""), **bounds)
     return f"{picture}\n{_summary(tree)}"
+
+
+def _width() -> int | None:
+    """The terminal's; a file or another program gets texts as long as they are."""
+    return min(shutil.get_terminal_size().columns, 140) if sys.stdout.isatty() else None
 
 
 def _report(replica: dict[str, Any]) -> str:

@@ -27,22 +27,25 @@ class Columns(Generic[R]):
 
 
 def draw(
-    rows: Sequence[R], columns: Columns[R], *, width: int, max_depth: int, max_children: int
+    rows: Sequence[R], columns: Columns[R], *, width: int | None, max_depth: int, max_children: int
 ) -> str:
-    """Draws rows, parents first: at most `width` cells a line (never under 17 more than the
-    columns take), `max_depth` levels and `max_children` children a node, the biggest subtrees
-    first; omitted nodes are counted. No line break at the end."""
+    """Draws rows, parents first: texts cut so that a line has at most `width` cells (never under 17
+    more than the columns take; None: as many as it takes), `max_depth` levels and `max_children`
+    children a node, the biggest subtrees first; omitted nodes are counted. No line break at the
+    end."""
     roots = _subtrees(rows)
     if not roots:
         return "(empty)"
-    text_width = max(width - len(columns.heading) - 1, 16)
+    text_width = None if width is None else max(width - len(columns.heading) - 1, 16)
     picture = _Picture(columns, text_width, max_depth, max_children)
-    lines = [f"{'':{text_width}} {columns.heading}"]
+    lines = [("", columns.heading)]
     for root in roots:
         name = root.row["namespace"] or "(default)"
-        lines.append(picture.line(name, root.total_tokens, root.row, is_root=True))
+        lines.append((name, columns.cells(root.row, root.total_tokens, True)))
         lines.extend(picture.below(root))
-    return "\n".join(line.rstrip() for line in lines)
+    if text_width is None:
+        text_width = max(_cells(label) for label, cells in lines)
+    return "\n".join(_line(label, cells, text_width) for label, cells in lines)
 
 
 @dataclass(slots=True)
@@ -71,24 +74,24 @@ def _subtrees(rows: Sequence[R]) -> list[_Subtree[R]]:
 @dataclass(frozen=True, slots=True)
 class _Picture(Generic[R]):
     columns: Columns[R]
-    text_width: int
+    text_width: int | None
     max_depth: int
     max_children: int
 
-    def below(self, top: _Subtree[R]) -> list[str]:
-        """The lines of everything under `top`, depth first; a long chain costs no recursion."""
-        lines: list[str] = []
+    def below(self, top: _Subtree[R]) -> list[tuple[str, str]]:
+        """Labels and cells of everything under `top`, depth first; a long chain costs no recursion.
+        A label without cells is never cut."""
+        lines: list[tuple[str, str]] = []
         stack = [(item, "", 1) for item in reversed(self._branches(top, 1))]
         while stack:
             (subtree, hidden, is_last), indent, depth = stack.pop()
             joint = "└─ " if is_last else "├─ "
             if subtree is None:
-                lines.append(_fit(indent + joint + hidden, self.text_width))
+                lines.append((indent + joint + hidden, ""))
                 continue
             row = subtree.row
-            room = self.text_width - _cells(indent + joint)
-            label = indent + joint + self._text(row, room)
-            lines.append(self.line(label, row["num_tokens"], row))
+            label = indent + joint + self._text(row, _cells(indent + joint))
+            lines.append((label, self.columns.cells(row, row["num_tokens"], False)))
             deeper = indent + ("   " if is_last else "│  ")
             branches = self._branches(subtree, depth + 1)
             stack.extend((item, deeper, depth + 1) for item in reversed(branches))
@@ -115,17 +118,20 @@ class _Picture(Generic[R]):
             branches[-1] = (branches[-1][0], "", True)
         return branches
 
-    def _text(self, row: R, room: int) -> str:
-        """The run's text on one line, quoted, cut to `room` cells with an ellipsis if needed."""
+    def _text(self, row: R, indent: int) -> str:
+        """The run's text on one line, quoted, cut with an ellipsis to what fits behind `indent`
+        cells. An ellipsis is also behind a text that is not all of the run's."""
         text, is_whole = self.columns.text(row)
         text = _one_line(text)
+        room = _cells(text) + 3 if self.text_width is None else self.text_width - indent
         if is_whole and _cells(text) + 2 <= room:
             return f'"{text}"'
         return f'"{_cut(text, room - 3)}…"'
 
-    def line(self, label: str, num_tokens: int, row: R, *, is_root: bool = False) -> str:
-        cells = self.columns.cells(row, num_tokens, is_root)
-        return f"{_fit(label, self.text_width)} {cells}"
+
+def _line(label: str, cells: str, text_width: int) -> str:
+    """A label in its column, then cells; without cells it takes what it needs."""
+    return (f"{_fit(label, text_width)} {cells}" if cells else label).rstrip()
 
 
 def _one_line(text: str) -> str:

@@ -21,16 +21,16 @@ def render(
     snapshot: Sequence[NodeSnapshot],
     decode: Callable[[Sequence[int]], str],
     *,
-    width: int = 100,
+    width: int | None = 100,
     max_depth: int = 8,
     max_children: int = 8,
 ) -> str:
     """Draws the tree: a line a node with its text, number of tokens, lock_ref and hits; if any
     exist, also pins and leases, and how many of its first tokens the host has.
 
-    At most `width` cells a line (never under 39, or 54 with all columns), `max_depth` levels and
-    `max_children` children a node, the biggest subtrees first; omitted nodes are counted. No line
-    break at the end.
+    Texts are cut so that a line has at most `width` cells (never under 39, or 54 with all columns;
+    None: nothing is cut), `max_depth` levels and `max_children` children a node, the biggest
+    subtrees first; omitted nodes are counted. No line break at the end.
     """
     has_leases = any(row["lease_ref"] for row in snapshot)
     has_host = any(row["host_tokens"] for row in snapshot)
@@ -58,7 +58,7 @@ def render_fleet(
     snapshot: Sequence[FleetNodeSnapshot],
     holders: Sequence[str],
     *,
-    width: int = 100,
+    width: int | None = 100,
     max_depth: int = 8,
     max_children: int = 8,
 ) -> str:

@@ -12,14 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from ... import __version__
 
 DEFAULT_FOLDER = Path("build/bench")
+MAX_CELLS = 100_000  # of a table's line: more than any has
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,16 +67,22 @@ def write_file(
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows with the same keys; nothing for no rows."""
+    """Print rows with the same keys; nothing for no rows. It is as wide as it needs, wherever it
+    goes: a narrow terminal breaks its lines, but nothing is cut."""
     if not rows:
         return
-    table = Table(title=title)
     first = rows[0]
+    table = Table()
     for key in first:
-        table.add_column(key, justify="left" if isinstance(first[key], str) else "right")
+        justify: JustifyMethod = "left" if isinstance(first[key], str) else "right"
+        table.add_column(escape(key), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*(escape(shown_value(value)) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    console.print(Text(title, style="table.title"), soft_wrap=True)
+    needed = Console(width=MAX_CELLS, height=1).measure(table).maximum
+    console.size = (max(console.width, needed), console.height)  # a dumb terminal obeys both alone
+    console.print(table)
 
 
 def console_progress() -> Progress:

@@ -13,7 +13,8 @@ _LEAST_GAP = 2
 
 
 def text_of(graph: OpGraph, width: int = WIDTH) -> str:
-    """No line break at the end; source lines are at the right, `width` cells away."""
+    """No line break at the end; source lines are at the right, `width` cells away, or behind what
+    takes more."""
     lines = [_fit(line, source, width) for line, source in _lines(graph)]
     head = f"{graph.name}: {_counts(graph)}"
     return "\n".join([head, *lines])
@@ -83,7 +84,5 @@ def _listed(paths: list[str]) -> str:
 def _fit(line: str, source: str, width: int) -> str:
     if not source:
         return line
-    room = width - len(source) - _LEAST_GAP
-    if len(line) > room:
-        line = line[: room - 1] + "…"
-    return f"{line:<{room + _LEAST_GAP}}{source}"
+    room = max(width - len(source), len(line) + _LEAST_GAP)
+    return f"{line:<{room}}{source}"
