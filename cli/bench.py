@@ -6,12 +6,17 @@ is its help. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+
 from ..bench import gpu
 from ..bench.cache import radix
 from ..bench.cluster import replicas, router, shared_kv
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
 from ..bench.device import beam, determinism, quantization, step
 from ..bench.harness import limits, model, workloads
+from ..bench.harness.descendants import ending_descendants
 from ..bench.harness.report import add_report_flags
 from ..bench.scheduling import dsl, placement, programs, schedule, stall
 from ..bench.serving import latency, load, plan, serving, startup, threads, watch
@@ -37,4 +42,10 @@ def add_parser(commands: Commands) -> None:
         module.add_flags(command)
         if module in BENCHMARKS:
             add_report_flags(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=partial(_run, module.run))
+
+
+def _run(run: Callable[[Namespace], int], args: Namespace) -> int:
+    """It leaves no process behind, however it ends, and ends soon when it is asked to."""
+    with ending_descendants():
+        return run(args)

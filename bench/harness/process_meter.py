@@ -61,6 +61,12 @@ def process_tree(root: int) -> list[int]:
     return tree
 
 
+def has_ended(pid: int) -> bool:
+    """Whether it is gone, or waits only to be waited for."""
+    fields = _stat_fields(pid)
+    return not fields or fields[0] in "ZX"
+
+
 def peak_rss_bytes(root: int) -> int:
     """The sum of the tree's peaks; shared pages count once per process: an upper bound."""
     return sum(_peak_rss_kib(pid) for pid in process_tree(root)) * 1024

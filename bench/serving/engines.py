@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import EngineError, InvalidRequest
+from ..harness.descendants import kill_tree
 from ..harness.process_meter import ProcessMeter, peak_rss_bytes
 
 if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not need
@@ -160,7 +161,7 @@ class RunningEngine:
     def close(self) -> None:
         """End the runner, and so its engine; escalates the longer it takes."""
         assert self._process.stdin is not None
-        for end in (self._process.stdin.close, self._process.terminate, self._process.kill):
+        for end in (self._process.stdin.close, self._process.terminate, self._kill):
             with contextlib.suppress(BrokenPipeError):
                 end()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,6 +174,10 @@ class RunningEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _kill(self) -> None:
+        """With its engine, which it cannot end any more."""
+        kill_tree(self.pid)
 
     def _ask(self, request: dict[str, object]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -62,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest.of("model", str(args.model), "a folder with a config.json")
     specs = stemma_specs(args.model, has_http=args.http)
     specs += [peer_spec(given, args.model) for given in args.peer]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     if args.startup:
         _report_startup(specs, args)
     else:

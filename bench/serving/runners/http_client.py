@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ....errors import EngineError
+from ...harness.descendants import kill_tree
 from ...harness.workloads import PromptBook, WorkItem, Workload
 
 READY_TIMEOUT_S = 300.0
@@ -75,12 +76,12 @@ def wait_until_healthy(client: HttpClient, server: subprocess.Popen[bytes]) -> N
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """End a server started here."""
+    """End a server started here; one that takes too long is killed with what it has started."""
     server.terminate()
     try:
         server.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        server.kill()
+        kill_tree(server.pid)
         server.wait()
 
 

@@ -23,6 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO
 
+from ...harness.descendants import (
+    GRACE_S,
+    INTERRUPTS,
+    become_subreaper,
+    end_descendants,
+    end_with_parent,
+    killing_after,
+)
+from ...harness.process_meter import process_tree
 from ...harness.workloads import PromptBook, Workload
 
 
@@ -64,21 +73,34 @@ def main(start: Callable[[argparse.Namespace], Runner]) -> int:
     add("--kv-tokens", type=int, help="capacity of the KV cache")
     add("--speculate", help="kind of drafts, as the engine names them (default: its own)")
     args = parser.parse_args()
+    become_subreaper()  # of an engine's processes, all of which end with this one
+    end_with_parent()
+    try:
+        _run(start, args)
+    finally:
+        end_descendants()
+    return 0
+
+
+def _run(start: Callable[[argparse.Namespace], Runner], args: argparse.Namespace) -> None:
     replies = _take_stdout()
+    for number in INTERRUPTS:
+        signal.signal(number, lambda *_: sys.exit(1))  # ends what is being started
     runner = start(args)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in INTERRUPTS:
         signal.signal(number, lambda *_: _abandon(runner))
     try:
         _reply(replies, {"engine": runner.engine, "version": runner.version, "mode": runner.mode})
         _serve(runner, replies)
     finally:
         runner.close()
-    return 0
 
 
 def _abandon(runner: Runner) -> NoReturn:
     """Exit in the middle of a workload, without waiting for threads that wait for the engine."""
-    runner.close()
+    with killing_after(GRACE_S, process_tree(os.getpid())[1:]):
+        runner.close()
+    end_descendants()
     os._exit(1)
 
 
