@@ -12,7 +12,7 @@ COMPILE = for room in kernels constrained runtime.speculate; do $(BIN)/python -m
 
 COVERAGE := --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --cov-report=html
 
-.PHONY: help demo test test-coverage test-lowest audit check docs bench soak clean
+.PHONY: help demo test test-coverage test-lowest audit check dist docs bench soak clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 16
 
@@ -61,6 +61,10 @@ check: $(TEST_ENV)  ## format, lint, links of the docs, types (mypy strict on th
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/check .
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
 
+dist: $(TEST_ENV)  ## a wheel and an sdist: dist/
+	@rm -rf build/lib build/bdist*
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 docs: $(DOCS_ENV)  ## the documentation as a site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -78,4 +82,4 @@ soak: $(TEST_ENV)  ## the long random runs
 	$(BIN)/python -m pytest -q -m slow --timeout=0
 
 clean:  ## remove the environment and build products
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

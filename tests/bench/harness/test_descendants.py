@@ -14,10 +14,13 @@ from stemma.bench.harness.process_meter import has_ended
 SLEEP = "['sleep', '600'], stdout=-3, start_new_session=True"
 ORPHAN = f"import subprocess as s; print(s.Popen({SLEEP}).pid)"
 FORK = """
-import multiprocessing, signal
+import multiprocessing, time
 from stemma.bench.harness.descendants import ending_descendants
+def work():
+    while True:  # a signal before a single long wait would not end that
+        time.sleep(0.01)
 with ending_descendants():
-    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.terminate()
     child.join()
