@@ -469,6 +469,7 @@ class LoadedModel:
                 "size": model.hidden_size,
                 "pooling": self.embedding.pooling,
                 "refusal": self.embedding.refusal,
+                "is_declared": self.embedding.is_declared,
                 "suffix_ids": self.tokenizer.suffix_ids,
             },
             "chat_format": self.template.describe(),

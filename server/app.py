@@ -13,6 +13,9 @@ from .access.middleware import EXPOSED_HEADERS, AccessMiddleware
 from .api import metrics
 from .api.anthropic import messages
 from .api.native import abort, cache, generate, health, kv_hints, lora, score, tokens, watch
+from .api.ollama import embed as ollama_embed
+from .api.ollama import generation as ollama_generation
+from .api.ollama import models as ollama_models
 from .api.openai import chat, completions, embeddings, models
 from .api.openapi import document_errors
 from .api.responses import routes as responses
@@ -41,6 +44,9 @@ ROOMS = (
     embeddings,
     messages,
     responses,
+    ollama_generation,
+    ollama_embed,
+    ollama_models,
     page,
 )  # each with its `router`
 

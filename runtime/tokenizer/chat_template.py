@@ -140,6 +140,11 @@ class ChatTemplate:
         self._guarded_args: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
 
+    @property
+    def source(self) -> str:
+        """The template's jinja2."""
+        return self._source
+
     def delimiters(
         self,
         messages: Sequence[str | Turn],

@@ -150,6 +150,11 @@ class Tokenizer:
         """One token as text, special ones by name."""
         return self.decode([token_id], skip_special=False)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is called so, special or not; None where there is none."""
+        found: int | None = self._special.token_to_id(text)
+        return found
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the tokenizer knows, added ones included."""

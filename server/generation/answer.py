@@ -16,6 +16,7 @@ from ..protocol.caller import Caller, caller_of
 from ..protocol.disconnect import refuse_the_gone
 from ..protocol.json_route import beside_loop
 from ..protocol.pieces import Outcome
+from ..protocol.stream_format import EVENT_STREAM, StreamFormat
 from ..protocol.task import Reply, Task
 from .admission import admitted, ticket_of
 from .generation import Generation
@@ -23,8 +24,16 @@ from .service import Service
 from .stream import EventStream
 
 
-async def answer(service: Service, request: Request, task: Task, reply: Reply) -> Response:
-    """Raises InvalidRequest, Refusal, EngineError and GenerationFailed before the first byte."""
+async def answer(
+    service: Service,
+    request: Request,
+    task: Task,
+    reply: Reply,
+    stream_format: StreamFormat = EVENT_STREAM,
+) -> Response:
+    """`stream_format`: that of the reply's pieces.
+
+    Raises InvalidRequest, Refusal, EngineError and GenerationFailed before the first byte."""
     if task.hints is not None:
         task.hints.check(needs_targets=False)
     caller = caller_of(request).salted(task.cache_salt)
@@ -55,7 +64,9 @@ async def answer(service: Service, request: Request, task: Task, reply: Reply) -
             raise generation.failure
         _require_reader(generation)
         is_streaming = True
-        return EventStream(generation, reply, carry_out_hints, running.streaming, running.clock)
+        return EventStream(
+            generation, reply, carry_out_hints, running.streaming, running.clock, stream_format
+        )
     finally:
         if not is_streaming:
             running.end(generation)

@@ -8,11 +8,13 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import InvalidRequest, ModelLoadError
 from ..protocol.task import MAX_MESSAGES, Message
+from .infill import InfillText, InfillTokens
 
 if TYPE_CHECKING:
     from ...runtime.tokenizer.chat_template import ChatTemplate
@@ -23,6 +25,17 @@ MAX_TOKEN_IDS = 1 << 16  # to decode at once, or a context's: 0.2 us each withou
 NUM_THREADS = 2  # more would only wait for the GIL
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateText:
+    """What a model's files say of its prompts: the chat template in jinja2, BOS and EOS as text
+    ("" where there is none), and whether it can fill in text before a suffix."""
+
+    source: str
+    bos_token: str
+    eos_token: str
+    can_infill: bool
 
 
 class ModelText:
@@ -88,6 +101,41 @@ class ModelText:
         tokenizer, _ = self._load()
         self._require_ids(ids)
         return [tokenizer.token_text(token_id) for token_id in ids]
+
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat up to where the assistant begins, without BOS."""
+        tokenizer, _ = self._load()
+        ids = self.encode_chat(messages, tools=tools, variables=variables).tolist()
+        num_bos = len(tokenizer.bos_ids)
+        if ids[:num_bos] == tokenizer.bos_ids:
+            ids = ids[num_bos:]
+        return tokenizer.decode(ids, skip_special=False)
+
+    def infill(self, text: InfillText) -> tuple[list[int], tuple[int, ...]]:
+        """A prompt that asks for what is between two texts, and the tokens that end its output.
+        Raises InvalidRequest where the model has no tokens for it."""
+        tokenizer, _ = self._load()
+        tokens = InfillTokens.of(tokenizer.token_id)
+        if tokens is None:
+            raise InvalidRequest(
+                "suffix: this model's tokenizer has no tokens to fill in text before a suffix",
+                "suffix",
+            )
+        return [*tokenizer.bos_ids, *tokens.prompt(text, tokenizer.encode)], tokens.ends
+
+    @property
+    def template(self) -> TemplateText:
+        """The chat template and the tokens that it writes."""
+        tokenizer, template = self._load()
+        can_infill = InfillTokens.of(tokenizer.token_id) is not None
+        return TemplateText(
+            template.source, tokenizer.bos_token or "", tokenizer.eos_token or "", can_infill
+        )
 
     def _require_ids(self, ids: Sequence[int], field: str = "tokens") -> None:
         vocab_size = self._info()["vocab_size"]

@@ -1,4 +1,5 @@
-"""A response as server-sent events: output is sent at once, a backlog is sent together.
+"""A response as a stream, mostly of server-sent events: output is sent at once, a backlog is sent
+together.
 
 A plain ASGI response. Its writes wait for the connection (the server's flow control); meanwhile
 output waits in the generation, the pieces of a sample joined. A reader that takes nothing is cut
@@ -18,13 +19,12 @@ from starlette.types import Receive, Scope, Send
 from ...frontend.protocol.awake_clock import AwakeClock
 from ..protocol.connections import HttpProtocol, connection_of
 from ..protocol.pieces import Outcome
-from ..protocol.server_sent_events import PING
+from ..protocol.stream_format import EVENT_STREAM, StreamFormat
 from ..protocol.task import Reply
 from ..settings import ServerSettings
 from .generation import Generation
 
 HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would buffer events
 }
@@ -50,10 +50,11 @@ class EventStream(Response):
         carry_out_hints: CarryOutHints,
         watched_over: Callable[[EventStream], AbstractContextManager[None]],
         clock: AwakeClock,
+        stream_format: StreamFormat = EVENT_STREAM,
     ) -> None:
         """`watched_over`: context around the sending; calls `check` periodically, with the time of
         `clock`: a server that was stopped holds that against no reader."""
-        super().__init__(headers=HEADERS)
+        super().__init__(headers={"Content-Type": stream_format.media_type, **HEADERS})
         del self.headers["content-length"]
         self.reply_id = reply.id
         self.generation = generation
@@ -65,6 +66,7 @@ class EventStream(Response):
         self._blocked_s: float | None = None  # since when a write waits for the connection
         self._sent_s = 0.0  # when the last write completed
         self._should_ping = False
+        self._ping = stream_format.ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection = connection_of(scope)
@@ -88,7 +90,7 @@ class EventStream(Response):
 
     def _body(self) -> bytes:
         """Events of all output."""
-        reply, ping = self._reply, PING if self._should_ping else b""
+        reply, ping = self._reply, self._ping if self._should_ping else b""
         self._should_ping = False
         events = [
             reply.end(item) if isinstance(item, Outcome) else reply.piece(item)

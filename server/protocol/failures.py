@@ -1,5 +1,5 @@
-"""Errors as HTTP responses: OpenAI's error objects, Anthropic's for its API, with the status that
-says whose fault it is.
+"""Errors as HTTP responses: OpenAI's error objects, Anthropic's and Ollama's for their APIs, with
+the status that says whose fault it is.
 
 Every error becomes a `Failure` here, and every error response is made from one; an unforeseen error
 shows only the id by which the log names it.
@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError
 from . import anthropic_errors as anthropic
+from . import ollama_errors as ollama
 from .pieces import GRAMMAR_KINDS, GenerationFailed
 
 RETRY_AFTER_S = 2  # about the time an engine takes to restart
@@ -85,6 +86,8 @@ class Failure:
         """The whole response, in the format of the API that the request is of."""
         if anthropic.is_spoken(scope):
             body = anthropic.error_body(self.status, self.message)
+        elif ollama.is_spoken(scope):
+            body = ollama.error_body(self.message)
         else:
             body = self.body
         later = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}

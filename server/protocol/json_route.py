@@ -24,9 +24,10 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
+from ...errors import InvalidRequest
 from .caller import ANSWER_HEADERS
 from .disconnect import refuse_the_gone
 from .failures import Refusal
@@ -44,6 +45,7 @@ _NUM_BYTES = "stemma.num_bytes"  # of the body; in a request's scope
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound=BaseModel)
 
 
 def json_routes() -> APIRouter:
@@ -140,6 +142,16 @@ def _note_unknown(request: Request, known: KnownFields, value: object) -> None:
         )
     headers = {**request.scope.get(ANSWER_HEADERS, {}), WARNINGS: warning_of(unknown)}
     request.scope[ANSWER_HEADERS] = headers
+
+
+def validated(kind: type[_M], fields: dict[str, Any]) -> _M:
+    """A body of another API that a request amounts to. Raises InvalidRequest."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
 
 
 def _validated(adapter: TypeAdapter[Any], value: object) -> Any:

@@ -116,7 +116,8 @@ def _size_of(prompt: Prompt) -> int:
 
 
 class Reply(Protocol):
-    """Formats one response of an endpoint. Streams are encoded server-sent events."""
+    """Formats one response of an endpoint. What it returns for streams is encoded, as
+    server-sent events unless the endpoint has another stream format."""
 
     @property
     def id(self) -> str:

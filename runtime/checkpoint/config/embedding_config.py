@@ -24,6 +24,7 @@ class EmbeddingConfig:
 
     pooling: Pooling = "last"
     refusal: str | None = None  # why this runtime cannot make this model's embeddings
+    is_declared: bool = False  # there are such files: the model was trained for embeddings
 
     @classmethod
     def from_folder(cls, folder: Path) -> EmbeddingConfig:
@@ -31,9 +32,9 @@ class EmbeddingConfig:
         if not (folder / "modules.json").is_file():
             return cls()
         try:
-            return cls(_pooling(folder))
+            return cls(_pooling(folder), is_declared=True)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return cls(refusal=f"its sentence-transformers files: {error}")
+            return cls(refusal=f"its sentence-transformers files: {error}", is_declared=True)
 
 
 def _pooling(folder: Path) -> Pooling:

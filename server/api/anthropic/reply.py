@@ -6,8 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
+from ...parsers.call_arguments import object_of
 from ...protocol.anthropic_errors import error_body
 from ...protocol.failures import failure_of
 from ...protocol.pieces import GenerationFailed, Outcome, Piece
@@ -149,17 +148,8 @@ def _blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     for call in message.get("tool_calls", ()):
         function = call["function"]
         block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
-        blocks.append({**block, "input": _object(function["arguments"])})
+        blocks.append({**block, "input": object_of(function["arguments"])})
     return blocks
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; arguments that were cut off are given as text."""
-    try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _usage(prompt: int, cached: int, output: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.chat_format.chat_format import ChatFormat
@@ -22,7 +22,7 @@ from ...generation.answer import answer
 from ...generation.service import Served, Service
 from ...parsers.output_reader import OutputReader
 from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reasoning
-from ...protocol.json_route import beside_loop, json_routes
+from ...protocol.json_route import beside_loop, json_routes, validated
 from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Message, Task
@@ -199,12 +199,7 @@ class ChatRequest(ReasoningFields, SamplingFields):
 
 def chat_request(fields: dict[str, Any]) -> ChatRequest:
     """A chat that another API's request amounts to. Raises InvalidRequest."""
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{field}: {first['msg']}", field) from error
+    return validated(ChatRequest, fields)
 
 
 class ChatReply(CompletionReply["ChatSample"]):

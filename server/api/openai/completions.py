@@ -17,7 +17,7 @@ from ....frontend.protocol.ir import GenParams
 from ....frontend.protocol.numbers import MAX_LOGPROBS, MAX_SAMPLES
 from ...generation.answer import answer
 from ...generation.service import Service
-from ...protocol.json_route import beside_loop, json_routes
+from ...protocol.json_route import beside_loop, json_routes, validated
 from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
@@ -120,6 +120,11 @@ class CompletionRequest(SamplingFields):
         if isinstance(prompt[0], int):
             return [[int(i) for i in prompt]]
         return list(prompt)
+
+
+def completion_request(fields: dict[str, Any]) -> CompletionRequest:
+    """A completion that another API's request amounts to. Raises InvalidRequest."""
+    return validated(CompletionRequest, fields)
 
 
 class TextReply(CompletionReply["TextSample"]):

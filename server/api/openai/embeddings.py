@@ -92,14 +92,14 @@ class EmbeddingRequest(BaseModel):
 
 def _answer(model: str, body: EmbeddingRequest, answers: Sequence[dict[str, Any]]) -> bytes:
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(body, answer["value"])}
+        {"object": "embedding", "index": index, "embedding": vector_of(body, answer["value"])}
         for index, answer in enumerate(answers)
     ]
     usage = usage_of_values(answers)
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
 
 
-def _vector(body: EmbeddingRequest, values: list[float]) -> list[float] | str:
+def vector_of(body: EmbeddingRequest, values: list[float]) -> list[float] | str:
     """In the requested form: perhaps only its first values, scaled to length 1 again."""
     if body.dimensions is not None:
         values = values[: body.dimensions]

@@ -26,7 +26,7 @@ def folder_with(folder: Path, pooling: Any, *more: str) -> Path:
 
 
 def test_a_model_without_such_files_pools_its_last_token(tmp_path: Path) -> None:
-    assert EmbeddingConfig.from_folder(tmp_path) == EmbeddingConfig("last", None)
+    assert EmbeddingConfig.from_folder(tmp_path) == EmbeddingConfig("last", None, is_declared=False)
 
 
 @pytest.mark.parametrize(("mode", "pooling"), [("mean_tokens", "mean"), ("lasttoken", "last")])
@@ -36,7 +36,7 @@ def test_the_files_say_which_pooling_the_model_was_trained_with(
     modes = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens")}
     config = {"word_embedding_dimension": 64, **modes, f"pooling_mode_{mode}": True}
     found = EmbeddingConfig.from_folder(folder_with(tmp_path, config))
-    assert found == EmbeddingConfig(pooling, None)  # type: ignore[arg-type]
+    assert found == EmbeddingConfig(pooling, None, is_declared=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

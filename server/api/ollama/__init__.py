@@ -1,0 +1,1 @@
+"""Ollama's API: chats, completions, embeddings, and what models there are."""

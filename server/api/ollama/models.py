@@ -1,0 +1,140 @@
+"""What models there are, in Ollama's words: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+
+from ....frontend.chat_format.chat_format import ChatFormat
+from ...generation.service import Service
+from ...protocol.json_route import json_routes
+from .names import tagged, untagged
+from .reply import timestamp
+from .schema import NullableFields
+
+VERSION = "0.12.11"  # of the API that this follows; clients compare it with what they need
+NEVER = "9999-12-31T23:59:59Z"  # a model is not unloaded
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+class ShowBody(NullableFields):
+    """Body of /api/show; `name` is the older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool = False
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = json_routes()
+
+    async def listed() -> list[dict[str, Any]]:
+        size = await service.text.in_thread(lambda: _num_bytes(service.info["model_path"]))
+        adapters = [told["name"] for told in await service.adapters()]
+        return [_listed(service, name, size) for name in (service.model, *adapters)]
+
+    @routes.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """The model that is served, and its adapters."""
+        return {"models": await listed()}
+
+    @routes.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        """The same, since all of it is loaded."""
+        info = service.info
+        in_vram = info["device"] != "cpu"
+        more = {"expires_at": NEVER, "context_length": info["max_model_len"]}
+        return {
+            "models": [
+                {**model, **more, "size_vram": model["size"] if in_vram else 0}
+                for model in await listed()
+            ]
+        }
+
+    @routes.post("/api/show")
+    async def show(body: ShowBody) -> dict[str, Any]:
+        """What is known of the model."""
+        await service.require_model(untagged(body.model or body.name))
+        template = await service.text.in_thread(lambda: service.text.template)
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": template.source,
+            "details": _details(service),
+            "model_info": _model_info(service.info),
+            "capabilities": _capabilities(service, can_infill=template.can_infill),
+            "modified_at": timestamp(service.created_s),
+        }
+
+    @routes.head("/api/version", include_in_schema=False)
+    @routes.get("/api/version")
+    async def version() -> dict[str, str]:
+        """The version of Ollama whose API this is; /version is Stemma's own."""
+        return {"version": VERSION}
+
+    return routes
+
+
+def _listed(service: Service, name: str, size: int) -> dict[str, Any]:
+    revisions = [name, *service.info["revisions"]]
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": timestamp(service.created_s),
+        "size": size,
+        "digest": hashlib.sha256("\n".join(revisions).encode()).hexdigest(),
+        "details": _details(service, parent="" if name == service.model else service.model),
+    }
+
+
+def _details(service: Service, parent: str = "") -> dict[str, Any]:
+    info = service.info
+    quantization = info["quantization"]
+    family = _family(info)
+    return {
+        "parent_model": parent,
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": info["dtype"] if quantization == "none" else quantization,
+    }
+
+
+def _model_info(info: dict[str, Any]) -> dict[str, Any]:
+    family = _family(info)
+    return {
+        "general.architecture": family,
+        f"{family}.context_length": info["max_model_len"],
+        f"{family}.embedding_length": info["embedding"]["size"],
+        f"{family}.vocab_size": info["vocab_size"],
+    }
+
+
+def _capabilities(service: Service, *, can_infill: bool) -> list[str]:
+    """Calls of tools work with every model: they can be forced."""
+    settings = service.settings
+    chat_format = ChatFormat.of(service.info, settings.tool_call_parser, settings.reasoning_parser)
+    is_there = {
+        "completion": True,
+        "tools": True,
+        "thinking": chat_format.reasoning is not None,
+        "insert": can_infill,
+        "embedding": bool(service.info["embedding"].get("is_declared")),
+    }
+    return [name for name, has in is_there.items() if has]
+
+
+def _family(info: dict[str, Any]) -> str:
+    return str(info["architecture"]).removesuffix("ForCausalLM").lower()
+
+
+def _num_bytes(model_path: str) -> int:
+    """Of the files of weights; 0 where they are not on this host."""
+    folder = Path(model_path)
+    files = [path for pattern in _WEIGHTS for path in folder.glob(pattern)]
+    return sum(path.stat().st_size for path in files)
