@@ -10,9 +10,23 @@ from starlette.middleware.cors import CORSMiddleware
 from .access.api_keys import KeyRing
 from .access.drain import DrainMiddleware
 from .access.middleware import EXPOSED_HEADERS, AccessMiddleware
-from .api import metrics
+from .api import docs_page, metrics
 from .api.anthropic import messages
-from .api.native import abort, cache, generate, health, kv_hints, lora, score, tokens, watch
+from .api.llamacpp import generation as llamacpp_generation
+from .api.llamacpp import props as llamacpp_props
+from .api.native import (
+    abort,
+    cache,
+    generate,
+    health,
+    kv_hints,
+    load,
+    lora,
+    rerank,
+    score,
+    tokens,
+    watch,
+)
 from .api.ollama import embed as ollama_embed
 from .api.ollama import generation as ollama_generation
 from .api.ollama import models as ollama_models
@@ -33,6 +47,8 @@ ROOMS = (
     generate,
     abort,
     score,
+    rerank,
+    load,
     kv_hints,
     lora,
     cache,
@@ -47,6 +63,9 @@ ROOMS = (
     ollama_generation,
     ollama_embed,
     ollama_models,
+    llamacpp_generation,
+    llamacpp_props,
+    docs_page,
     page,
 )  # each with its `router`
 
@@ -70,7 +89,7 @@ def create_app(engine: EngineLink, settings: ServerSettings | None = None) -> Fa
         AccessMiddleware,
         settings=settings,
         keys=keys,
-        max_body_bytes=lambda: service.max_body_bytes,
+        body_limit=lambda: service.body_limit,
     )
     if settings.cors_origins:  # outside the access middleware: its refusals can be read too
         app.add_middleware(

@@ -31,7 +31,7 @@ from .cors import BrowserRules
 from .framing import require_one_meaning
 from .load import Load, Ticket
 from .rates import KeyUsage
-from .request_body import RequestBody
+from .request_body import BodyLimit, RequestBody
 from .route_access import PROBES, RouteAccess, door_of
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ class AccessMiddleware:
         app: ASGIApp,
         settings: ServerSettings,
         keys: KeyRing,
-        max_body_bytes: Callable[[], int],
+        body_limit: Callable[[], BodyLimit],
     ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._body_limit = body_limit
         self._rules = BrowserRules.of(
             settings.host, settings.allowed_hosts, settings.cors_origins, has_keys=keys.is_used
         )
@@ -85,7 +85,7 @@ class AccessMiddleware:
             scope[CALLER] = caller = self._let_in(scope, headers, request_id, ticket)
             ticket.tenant = owner = caller.tenant if self._keys.is_used else _peer_of(scope)
             length = _one(headers, "content-length")
-            with RequestBody(receive, self._room, owner, self._max_body_bytes(), length) as body:
+            with RequestBody(receive, self._room, owner, self._body_limit(), length) as body:
                 await self._app(scope, body.receive, answer.send)
         except Exception as error:
             await self._answer_error(error, scope, receive, answer)

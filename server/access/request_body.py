@@ -6,6 +6,7 @@ The bytes of all bodies under way are a `SharedLimit`.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +31,24 @@ def default_max_bytes(context_tokens: int) -> int:
     return min(max(LEAST_DEFAULT_BYTES, BYTES_PER_TOKEN * context_tokens), MOST_DEFAULT_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """How large a body may be, and how long a context the model has, where that is known."""
+
+    num_bytes: int
+    max_model_len: int | None = None
+
+    @property
+    def text(self) -> str:
+        """In the words by which clients recognise a context that is exceeded, as it mostly is by
+        a body that is too large."""
+        known = self.max_model_len
+        context = (
+            "" if known is None else f". This model's maximum context length is {known} tokens"
+        )
+        return f"a body may have at most {self.num_bytes / 1e6:g} MB{context}"
+
+
 class RequestBody:
     """Receives one body. Its room is given back when the context is left."""
 
@@ -38,14 +57,14 @@ class RequestBody:
         receive: Receive,
         room: SharedLimit,
         owner: str | None,
-        max_bytes: int,
+        limit: BodyLimit,
         length: str | None,
     ) -> None:
         """`length`: the announced Content-Length. Raises Refusal where that is too much."""
         self._receive = receive
         self._room = room
         self._owner = owner
-        self._max_bytes = max_bytes
+        self._limit = limit
         self._num_bytes = self._num_held = 0
         self._timer = AwakeTimer(asyncio.get_running_loop())
         self._left_s = GRACE_S  # that may be spent on waiting for it
@@ -53,7 +72,7 @@ class RequestBody:
         if (
             length is not None
             and length.isdecimal()
-            and (len(length) > 18 or int(length) > max_bytes)
+            and (len(length) > 18 or int(length) > limit.num_bytes)
         ):
             raise self._too_large()
 
@@ -84,19 +103,18 @@ class RequestBody:
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._left_s += num_bytes / LEAST_BYTES_PER_S
-        if self._num_bytes > self._max_bytes:
+        if self._num_bytes > self._limit.num_bytes:
             raise self._too_large()
         fresh = max(0, self._num_bytes - SMALL_BYTES) - self._num_held
         if fresh:
-            room_bytes = max(ROOM_BYTES, LARGEST_IN_ROOM * self._max_bytes)
+            room_bytes = max(ROOM_BYTES, LARGEST_IN_ROOM * self._limit.num_bytes)
             if self._room.num_missing(self._owner, fresh, room_bytes):
                 raise self._too_much(room_bytes)
             self._room.take(self._owner, fresh)
             self._num_held += fresh
 
     def _too_large(self) -> Refusal:
-        most = f"{self._max_bytes / 1e6:g} MB"
-        return Refusal(413, f"a body may have at most {most}", headers={"connection": "close"})
+        return Refusal(413, self._limit.text, headers={"connection": "close"})
 
     def _too_much(self, room_bytes: int) -> Refusal:
         used_bytes, own_bytes = self._room.num_used, self._room.used_by(self._owner)

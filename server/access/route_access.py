@@ -5,18 +5,23 @@ from __future__ import annotations
 from enum import Enum
 
 # What a probe or a load balancer asks; they only show that the server is there.
-PROBES = frozenset({"/health", "/health_generate", "/live", "/ping", "/ready", "/version"})
-_PAGE = frozenset({"/", "/favicon.ico"})  # holds no data; its API calls need a key
+PROBES = frozenset(
+    {"/health", "/health_generate", "/live", "/ping", "/ready", "/v1/health", "/version"}
+)
+_PAGE = frozenset({"/", "/docs", "/favicon.ico"})  # hold no data; API calls need a key
 _PAGE_FILES = "/assets/"
 # What shows or changes data of others: every namespace's texts, counters and KV.
 _OF_ALL = frozenset(
     {
         "/flush_cache",
+        "/get_load",
         "/get_server_info",
+        "/load",
         "/load_lora_adapter",
         "/metrics",
         "/restart_replica",
         "/server_info",
+        "/slots",
         "/tree",
         "/unload_lora_adapter",
         "/v1/load_lora_adapter",

@@ -116,15 +116,16 @@ class ModelText:
             ids = ids[num_bos:]
         return tokenizer.decode(ids, skip_special=False)
 
-    def infill(self, text: InfillText) -> tuple[list[int], tuple[int, ...]]:
-        """A prompt that asks for what is between two texts, and the tokens that end its output.
-        Raises InvalidRequest where the model has no tokens for it."""
+    def infill(self, text: InfillText, field: str = "suffix") -> tuple[list[int], tuple[int, ...]]:
+        """A prompt that asks for what is between two texts, and the tokens that end its output;
+        `field`: the client's name for the second text. Raises InvalidRequest where the model has no
+        tokens for it."""
         tokenizer, _ = self._load()
         tokens = InfillTokens.of(tokenizer.token_id)
         if tokens is None:
             raise InvalidRequest(
-                "suffix: this model's tokenizer has no tokens to fill in text before a suffix",
-                "suffix",
+                f"{field}: this model's tokenizer has no tokens to fill in text before a suffix",
+                field,
             )
         return [*tokenizer.bos_ids, *tokens.prompt(text, tokenizer.encode)], tokens.ends
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ...errors import MAX_MODEL_NAME_CHARS, EngineError, InvalidRequest, model_not_found
 from ...frontend.client.client import Connection
 from ..access.drain import DrainState
-from ..access.request_body import LEAST_DEFAULT_BYTES, default_max_bytes
+from ..access.request_body import LEAST_DEFAULT_BYTES, BodyLimit, default_max_bytes
 from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .active_requests import ActiveRequests
@@ -69,14 +69,16 @@ class Service:
         return int(self.info["max_running_requests"])
 
     @property
-    def max_body_bytes(self) -> int:
+    def body_limit(self) -> BodyLimit:
         """Of a request; what a context can hold, unless it was set."""
-        if self.settings.max_body_mb is not None:
-            return int(self.settings.max_body_mb * 1e6)
         try:
-            return default_max_bytes(int(self.info["max_model_len"]))
-        except EngineError:  # none runs, so no request needs more
-            return LEAST_DEFAULT_BYTES
+            max_model_len = int(self.info["max_model_len"])
+        except EngineError:  # none runs, so no request needs more than the least
+            max_model_len = None
+        if self.settings.max_body_mb is not None:
+            return BodyLimit(int(self.settings.max_body_mb * 1e6), max_model_len)
+        default = LEAST_DEFAULT_BYTES if max_model_len is None else default_max_bytes(max_model_len)
+        return BodyLimit(default, max_model_len)
 
     def require_open(self) -> None:
         """Raises Refusal or EngineError where no work is accepted."""

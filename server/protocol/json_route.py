@@ -28,12 +28,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
 from ...errors import InvalidRequest
+from . import ollama_errors as ollama
 from .caller import ANSWER_HEADERS
 from .disconnect import refuse_the_gone
 from .failures import Refusal
 from .json_bounds import require_bounded
 from .known_fields import MAX_REPORTED, KnownFields, warning_of
 
+_UNTYPED = ("", "application/x-www-form-urlencoded")
+_OF_PAGES = ("origin", "sec-fetch-site")
 WARNINGS = "x-stemma-warnings"
 LARGE_BYTES = 16 * 1024  # a body of so many takes the loop 3 ms at worst; most chats have fewer
 NUM_THREADS = (
@@ -126,9 +129,16 @@ def _require_json(request: Request) -> None:
     is_json = name == "application/json" or (
         name.startswith("application/") and name.endswith("+json")
     )
-    if not is_json:
+    if not is_json and not _is_untyped(request, name):
         shown = "none" if given is None else repr(given[:80])
         raise Refusal(415, f"content-type is {shown}; this takes application/json")
+
+
+def _is_untyped(request: Request, name: str) -> bool:
+    """Whether it is of Ollama's API, whose clients name no type, or curl's by default, and comes
+    from no page: a browser says where a request comes from."""
+    is_from_page = any(header in request.headers for header in _OF_PAGES)
+    return ollama.is_spoken(request.scope) and name in _UNTYPED and not is_from_page
 
 
 def _note_unknown(request: Request, known: KnownFields, value: object) -> None:

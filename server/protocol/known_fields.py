@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_ENTRIES = 1024  # of a mapping, and of a list that is not prompts: each is looked at by itself
 
@@ -28,6 +28,19 @@ _V = TypeVar("_V")
 Items = Annotated[list[_V], Field(fail_fast=True)]
 FewItems = Annotated[list[_V], Field(fail_fast=True, max_length=MAX_ENTRIES)]
 Entries = Annotated[dict[_K, _V], BeforeValidator(few)]
+
+
+class NullableFields(BaseModel):
+    """A body in which a field that is null is one that was left out."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
 
 
 MAX_REPORTED = 16

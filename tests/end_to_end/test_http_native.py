@@ -136,7 +136,7 @@ def test_tokens_are_those_that_the_engine_computes_and_come_back_as_text(
     assert answer["count"] == len(answer["tokens"]) == completion.usage.prompt_tokens
     assert len(answer["token_strs"]) == answer["count"] and answer["max_model_len"] > 100
     back = http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
-    assert back == {"text": text, "prompt": text}
+    assert back == {"text": text, "prompt": text, "content": text}
     batch = http.post("/tokenize", json={"text": [text, "a"]}).json()
     assert batch["tokens"][0] == answer["tokens"] and batch["count"][0] == answer["count"]
     texts = http.post("/detokenize", json={"input_ids": batch["tokens"]}).json()["text"]

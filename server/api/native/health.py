@@ -24,6 +24,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health")
     @routes.head("/health_generate", include_in_schema=False)
     @routes.get("/health_generate", include_in_schema=False)  # SGLang's name
+    @routes.head("/v1/health", include_in_schema=False)
+    @routes.get("/v1/health", include_in_schema=False)  # llama.cpp's
     @routes.head("/ping", include_in_schema=False)
     @routes.get("/ping", include_in_schema=False)  # SageMaker's
     async def health() -> dict[str, Any]:

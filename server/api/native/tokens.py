@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`, with the engine's tokenizer. Accepts SGLang's and vLLM's field
-names."""
+"""`/tokenize` and `/detokenize`, with the engine's tokenizer. Accepts the field names of SGLang,
+vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ...protocol.task import MAX_PROMPTS
 from ..openai.chat_messages import ChatMessage
 
 SLICE_TOKENS = 16_384  # 0.3 ms
+_INPUTS = ("text", "prompt", "content", "messages")
 
 
 def router(service: Service) -> APIRouter:
@@ -48,19 +49,23 @@ def router(service: Service) -> APIRouter:
 
 
 class TokenizeRequest(BaseModel):
-    """Body of /tokenize: exactly one of `text`, `prompt` and `messages`. `add_special_tokens`: BOS
-    before a text, where the model has one."""
+    """Body of /tokenize: exactly one of `text`, `prompt`, `content` and `messages`.
+    `add_special_tokens`: BOS before a text, where the model has one; before llama.cpp's `content`
+    only with `add_special`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
     text: str | Items[str] | None = None
     prompt: str | Items[str] | None = None
+    content: str | None = None
     messages: Items[ChatMessage] | None = None
     tools: FewItems[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
     return_token_strs: bool = False
+    add_special: bool = False
+    with_pieces: bool = False  # llama.cpp's: tokens as objects of `id` and `piece`
 
     def answer(self, texts: ModelText, max_model_len: int) -> dict[str, Any]:
         """The response body. Raises InvalidRequest, ModelLoadError."""
@@ -75,18 +80,23 @@ class TokenizeRequest(BaseModel):
             body["token_strs"] = (
                 [each_text(each) for each in ids] if isinstance(ids, list) else each_text(ids)
             )
+        if self.with_pieces and isinstance(ids, array):
+            pieces = zip(ids, texts.token_texts(ids), strict=True)
+            body["tokens"] = [{"id": token_id, "piece": piece} for token_id, piece in pieces]
         return body
 
     def _ids(self, texts: ModelText) -> array[int] | list[array[int]]:
-        given = [name for name in ("text", "prompt", "messages") if getattr(self, name) is not None]
+        given = [name for name in _INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise InvalidRequest(f"one of text, prompt and messages is needed, not {given}", "text")
+            raise InvalidRequest(f"one of {', '.join(_INPUTS)} is needed, not {given}", "text")
         if self.messages is not None:
             plain = [message.plain(index) for index, message in enumerate(self.messages)]
             opens_turn = self.add_generation_prompt
             tools = self.tools or ()
             tools_text(tools)
             return texts.encode_chat(plain, opens_turn=opens_turn, tools=tools)
+        if self.content is not None:
+            return texts.encode(self.content, has_bos=self.add_special)
         text = self.text if self.prompt is None else self.prompt
         has_bos = self.add_special_tokens
         if isinstance(text, list):
@@ -107,8 +117,8 @@ class DetokenizeRequest(BaseModel):
     skip_special_tokens: bool = True
 
     def answer(self, texts: ModelText) -> dict[str, Any]:
-        """The response body: `text` is SGLang's name, `prompt` vLLM's. Raises InvalidRequest,
-        ModelLoadError."""
+        """The response body: `text` is SGLang's name, `prompt` vLLM's, `content` llama.cpp's.
+        Raises InvalidRequest, ModelLoadError."""
         if (self.tokens is None) == (self.input_ids is None):
             raise InvalidRequest("one of tokens and input_ids is needed", "tokens")
         ids: list[Any] = self.tokens or self.input_ids or []
@@ -118,7 +128,7 @@ class DetokenizeRequest(BaseModel):
             text: str | list[str] = [texts.decode(each, skip_special=skip) for each in ids]
         else:
             text = texts.decode(ids, skip_special=skip)
-        return {"text": text, "prompt": text}
+        return {"text": text, "prompt": text, "content": text}
 
 
 def _json(answer: dict[str, Any]) -> Response:

@@ -11,11 +11,10 @@ from pydantic import Field
 from ...generation.service import Service
 from ...generation.values import values_of
 from ...protocol.json_route import beside_loop, json_routes, validated
-from ...protocol.known_fields import Items
+from ...protocol.known_fields import Items, NullableFields
 from ..openai.embeddings import EmbeddingRequest, vector_of
 from .names import served_as
 from .options import Options
-from .schema import NullableFields
 
 
 class EmbedBody(NullableFields):

@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from ....frontend.chat_format.chat_format import ChatFormat
 from ...generation.service import Service
 from ...protocol.json_route import json_routes
+from ...protocol.known_fields import NullableFields
 from .names import tagged, untagged
 from .reply import timestamp
-from .schema import NullableFields
 
 VERSION = "0.12.11"  # of the API that this follows; clients compare it with what they need
 NEVER = "9999-12-31T23:59:59Z"  # a model is not unloaded

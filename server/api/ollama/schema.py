@@ -6,33 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from ....errors import InvalidRequest
 from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.numbers import MAX_LOGPROBS
 from ...parsers.tools import MAX_TOOLS
-from ...protocol.known_fields import FewItems, Items
+from ...protocol.known_fields import FewItems, Items, NullableFields
 from ...protocol.task import UNBOUNDED
 from ..openai.chat import ChatRequest, chat_request
 from ..openai.completions import CompletionRequest, completion_request
 from .options import Options
 
-_LENIENT = ConfigDict(extra="ignore", strict=True)
 _NO_IMAGES = "left out: the model reads text only"
-
-
-class NullableFields(BaseModel):
-    """A field that is null is one that was left out."""
-
-    model_config = _LENIENT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None}
 
 
 class GenerationFields(NullableFields):

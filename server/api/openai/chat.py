@@ -45,6 +45,7 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
 
+    @routes.post("/chat/completions", include_in_schema=False)
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """OpenAI's chat completions."""

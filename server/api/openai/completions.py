@@ -38,6 +38,7 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
 
+    @routes.post("/completions", include_in_schema=False)
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """OpenAI's text completions."""

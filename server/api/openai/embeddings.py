@@ -30,12 +30,19 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
 
+    @routes.post("/embeddings", include_in_schema=False)
     @routes.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """OpenAI's embeddings."""
         served = service.served(body.model, body.lora_path)
         info = service.info["embedding"]
-        programs = await beside_loop(request, lambda: body.programs(info))
+        vocab_size = service.info["vocab_size"]
+
+        def build() -> list[list[ir.Op]]:
+            body.require_ids(vocab_size)
+            return body.programs(info)
+
+        programs = await beside_loop(request, build)
         answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
         answer = await asyncio.to_thread(_answer, served.name, body, answers)
         return Response(answer, media_type="application/json")
@@ -58,6 +65,19 @@ class EmbeddingRequest(BaseModel):
     user: str | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
+
+    def require_ids(self, vocab_size: int) -> None:
+        """Raises InvalidRequest for token ids that the model does not have."""
+        for item in self._inputs():
+            wrong = None if isinstance(item, str) else _out_of(item, vocab_size)
+            if wrong is not None:
+                raise InvalidRequest.of(
+                    "input",
+                    wrong,
+                    f"texts, or ids of this model's own tokenizer, in [0, {vocab_size - 1}]; "
+                    "langchain's OpenAIEmbeddings sends ids of OpenAI's tokenizer unless it has "
+                    "check_embedding_ctx_length=False",
+                )
 
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
         """One program per input; `model`: the engine's report on its embeddings. Raises
@@ -88,6 +108,13 @@ class EmbeddingRequest(BaseModel):
         is_whole = self.dimensions is None
         normalize = self.normalize and is_whole
         return [*ops, ir.Embed(0, len(ops), None, "embedding", pooling, normalize)]
+
+
+def _out_of(ids: Sequence[int], vocab_size: int) -> int | None:
+    largest, smallest = max(ids), min(ids)
+    if largest >= vocab_size:
+        return largest
+    return smallest if smallest < 0 else None
 
 
 def _answer(model: str, body: EmbeddingRequest, answers: Sequence[dict[str, Any]]) -> bytes:

@@ -18,6 +18,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.head("/v1/models", include_in_schema=False)  # some clients ask so whether it is there
+    @routes.get("/models", include_in_schema=False)
     @routes.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, and its adapters: OpenAI's list, or Anthropic's for clients
@@ -29,6 +30,7 @@ def router(service: Service) -> APIRouter:
         return {"object": "list", "data": found}
 
     @routes.head("/v1/models/{name:path}", include_in_schema=False)
+    @routes.get("/models/{name:path}", include_in_schema=False)
     @routes.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> dict[str, Any]:
         """The model of this name, or the adapter."""

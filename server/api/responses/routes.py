@@ -27,6 +27,7 @@ def router(service: Service) -> APIRouter:
     routes = json_routes()
     store = ResponseStore(service.settings.responses_ttl_s)
 
+    @routes.post("/responses", include_in_schema=False)
     @routes.post("/v1/responses")
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """OpenAI's Responses; `previous_response_id` continues what this server still keeps."""
@@ -50,17 +51,20 @@ def router(service: Service) -> APIRouter:
         reply = ResponsesReply(served.name, new_reader(), body.echo(), keep, num_logprobs=num)
         return await answer(service, request, task, reply)
 
+    @routes.get("/responses/{response_id}", include_in_schema=False)
     @routes.get("/v1/responses/{response_id}")
     async def get_response(response_id: str, request: Request) -> dict[str, Any]:
         """A response that is still kept."""
         return _kept(store, caller_of(request), response_id).body
 
+    @routes.get("/responses/{response_id}/input_items", include_in_schema=False)
     @routes.get("/v1/responses/{response_id}/input_items")
     async def get_input_items(response_id: str, request: Request) -> dict[str, Any]:
         """What it was asked with."""
         items = _kept(store, caller_of(request), response_id).input_items
         return {"object": "list", "data": items, "has_more": False}
 
+    @routes.delete("/responses/{response_id}", include_in_schema=False)
     @routes.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
         """Forget it; what continues it already is not touched."""

@@ -1,0 +1,1 @@
+"""llama.cpp's own endpoints: completions, infilling, and what its clients ask of a server."""
