@@ -42,11 +42,10 @@ class BodyLimit:
     def text(self) -> str:
         """In the words by which clients recognise a context that is exceeded, as it mostly is by
         a body that is too large."""
-        known = self.max_model_len
-        context = (
-            "" if known is None else f". This model's maximum context length is {known} tokens"
-        )
-        return f"a body may have at most {self.num_bytes / 1e6:g} MB{context}"
+        most = f"a body may have at most {self.num_bytes / 1e6:g} MB"
+        if self.max_model_len is None:
+            return most
+        return f"{most}. This model's maximum context length is {self.max_model_len} tokens"
 
 
 class RequestBody:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from ..protocol import anthropic_errors as anthropic
+from ..protocol import ollama_errors as ollama
 
 _ERROR = {
     "type": "object",
@@ -37,6 +38,11 @@ _ANTHROPIC_ERROR = {
         },
     },
 }
+_OLLAMA_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")  # here those are 400, with an Error
 _METHODS = ("get", "post", "put", "patch", "delete", "head")
 
@@ -60,6 +66,7 @@ def _complete(document: dict[str, Any], has_keys: bool) -> None:
     for name in _OF_FASTAPI:
         schemas.pop(name, None)
     schemas["Error"], schemas["AnthropicError"] = _ERROR, _ANTHROPIC_ERROR
+    schemas["OllamaError"] = _OLLAMA_ERROR
     if has_keys:
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -76,10 +83,13 @@ def _complete(document: dict[str, Any], has_keys: bool) -> None:
 
 
 def _error_at(path: str) -> dict[str, Any]:
-    """The schema of errors: Anthropic's, OpenAI's, or whichever the client speaks."""
-    ours, theirs = (
-        {"$ref": f"#/components/schemas/{name}"} for name in ("Error", "AnthropicError")
+    """The schema of errors: Anthropic's, Ollama's, OpenAI's, or whichever the client speaks."""
+    ours, theirs, ollamas = (
+        {"$ref": f"#/components/schemas/{name}"}
+        for name in ("Error", "AnthropicError", "OllamaError")
     )
+    if path.startswith(ollama.ROOT):
+        return ollamas
     if path.startswith(anthropic.PATH):
         return theirs
     return {"anyOf": [ours, theirs]} if path.startswith(anthropic.SHARED_PATH) else ours

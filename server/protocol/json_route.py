@@ -25,6 +25,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from ...errors import InvalidRequest
@@ -114,6 +115,8 @@ class _ReadRequest(Request):
     def __init__(self, request: Request, value: object) -> None:
         super().__init__(request.scope, request.receive)
         self._value = value
+        others = [each for each in request.headers.raw if each[0] != b"content-type"]
+        self._headers = Headers(raw=[*others, (b"content-type", b"application/json")])
 
     async def body(self) -> bytes:
         return b"{}"  # there was one; its text is not kept

@@ -123,6 +123,22 @@ def test_langchain_embeds_documents_and_queries(served: Any) -> None:
     assert documents[0] == pytest.approx(embeddings.embed_query("a red kite"), abs=1e-4)
 
 
+def test_langchains_default_of_openais_ids_is_told_its_remedy(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its encoding is loaded from the network: here another one stands for it."""
+    langchain, tiktoken = map(pytest.importorskip, ("langchain_openai", "tiktoken"))
+    ranks = {bytes([byte]): 90_000 + byte for byte in range(256)}
+    pattern: dict[str, Any] = {"pat_str": r"[\s\S]", "special_tokens": {}}
+    encoding = tiktoken.Encoding("cl100k_base", mergeable_ranks=ranks, **pattern)
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", encoding)
+    asked = {"model": MODEL, "base_url": f"{served.url}/v1", "api_key": "none", "max_retries": 0}
+    embeddings = langchain.OpenAIEmbeddings(**asked)
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as caught:
+        embeddings.embed_query("a red kite")
+    assert caught.value.param == "input"
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 

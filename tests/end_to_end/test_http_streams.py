@@ -297,6 +297,21 @@ def test_a_silent_stream_pings_and_openais_client_does_not_mind(narrow: st.Engin
         second.close()
 
 
+def test_a_silent_stream_of_lines_pings_with_an_empty_text(narrow: st.Engine) -> None:
+    with serving(narrow, stream_ping_s=0.1) as server:
+        first, second = RawClient(server.url), RawClient(server.url)
+        first.post("/v1/completions", {**STREAMED, "max_tokens": 4000})
+        first.read_until(b"data: ")
+        options = {"num_predict": 3, "temperature": 3.0}
+        second.post("/api/generate", {"prompt": "x", "raw": True, "options": options})
+        ping = b'"response":"","done":false}\n'
+        second.read_until(ping)
+        assert PING not in second.read_until(ping)
+        first.close()
+        assert second.read_all().count(b'"done":true') == 1
+        second.close()
+
+
 def test_a_refusal_of_a_stream_has_its_own_status(wide_url: Serving) -> None:
     answer = httpx.post(f"{wide_url.url}/v1/completions", json={**STREAMED, "regex": "("})
     assert answer.status_code == 400

@@ -87,7 +87,9 @@ def is_sound(reply: Any) -> bool:
     if reply.status_code == 200:
         return True
     error = reply.json()["error"]
-    assert {"message", "type"} <= set(error) and "Traceback" not in reply.text  # Anthropic's too
-    asked_for = reply.status_code == 503 and "deadline" in error["message"]
+    message = error if isinstance(error, str) else error["message"]  # Ollama's is a text
+    assert message and "Traceback" not in reply.text
+    assert isinstance(error, str) or "type" in error  # Anthropic's too
+    asked_for = reply.status_code == 503 and "deadline" in message
     assert reply.status_code in REFUSED or asked_for, reply.text
     return False
