@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .access.api_keys import KeyRing
 from .access.drain import DrainMiddleware
 from .access.middleware import EXPOSED_HEADERS, AccessMiddleware
-from .api import docs_page, metrics
+from .api import metrics
 from .api.anthropic import messages
 from .api.llamacpp import generation as llamacpp_generation
 from .api.llamacpp import props as llamacpp_props
@@ -36,7 +36,7 @@ from .api.responses import routes as responses
 from .generation.service import EngineLink, Service
 from .metrics.observed import Observed, Observer
 from .metrics.request_log import log_request
-from .page import page
+from .page import docs_page, page
 from .protocol.failures import add_error_handlers
 from .protocol.json_route import body_threads
 from .settings import ServerSettings

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+from ...errors import InvalidRequest
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import GenParams
 from .caller import digest_of
@@ -33,6 +34,7 @@ _SYSTEM = ("system", "developer")
 MESSAGE_CHARS = 256  # to send a message's ops takes as long as so many characters more (guess)
 LARGE = 65_536  # characters and token ids: sending them takes milliseconds
 MAX_PROMPTS = 2048  # of a request: as many as OpenAI embeds at once
+MAX_TOGETHER = 1 << 25  # characters, or ids, of prompts that a text of the request is part of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,15 @@ class Task:
     def num_rows(self) -> int:
         """What it has the engine run: its samples, of beam searches their hypotheses."""
         return len(self.prompts) * (self.params.beam or self.n)
+
+
+def require_together(field: str, num_each: int, num_prompts: int) -> None:
+    """For a text that is part of every prompt: it is small in the request, and large in all of
+    these. Raises InvalidRequest."""
+    if num_each * num_prompts > MAX_TOGETHER:
+        most = MAX_TOGETHER // num_prompts
+        allowed = f"at most {most} characters or ids, as {num_prompts} prompts have them"
+        raise InvalidRequest.of(field, f"{num_each} of them", allowed)
 
 
 def _op_key(is_text: bool, form: Constraint | None, tools: str | None, system: str) -> str | None:

@@ -631,8 +631,9 @@ def test_every_body_is_read_strictly(http: httpx.Client) -> None:
 
 
 def error_of_any(reply: httpx.Response) -> str:
-    """The message, in OpenAI's error object or Anthropic's."""
-    return str(reply.json()["error"]["message"])
+    """The message, in OpenAI's error object or Anthropic's; Ollama's is a text."""
+    error = reply.json()["error"]
+    return error if isinstance(error, str) else str(error["message"])
 
 
 def test_the_document_tells_of_errors_and_keys(http: httpx.Client, isolated: str) -> None:

@@ -110,6 +110,7 @@ def test_a_model_made_for_embeddings_gives_cosines(embedder: httpx.Client) -> No
         ({"documents": ["a"] * 2049}, "documents"),
         ({"documents": [{"title": "a"}]}, None),
         ({"top_n": 0}, "top_n"),
+        ({"documents": ["a"] * 2000, "query": "q" * 20_000}, "query"),
         ({"method": "bm25"}, "method"),
         ({"max_tokens_per_doc": 100}, "max_tokens_per_doc"),
         ({"documents": ["word " * 9000]}, None),

@@ -13,7 +13,7 @@ from ...generation.infill import InfillText
 from ...generation.model_text import ModelText
 from ...generation.service import Served
 from ...protocol.fixed_fields import only, refuse_others
-from ...protocol.known_fields import FewItems, Items, NullableFields
+from ...protocol.known_fields import MAX_ENTRIES, FewItems, Items, NullableFields
 from ...protocol.task import MAX_PROMPTS, UNBOUNDED, Prompt, Task
 from ..openai.completions import CompletionRequest, completion_request
 
@@ -230,9 +230,12 @@ def _is_parts(prompt: Sequence[Any]) -> bool:
 
 
 def _prompt_of(given: str | Sequence[int | str], texts: ModelText) -> Prompt:
-    """BOS comes before a text only."""
+    """BOS comes before a text only. Raises InvalidRequest."""
     if isinstance(given, str):
         return given
+    num_texts = sum(isinstance(part, str) for part in given)
+    if num_texts > MAX_ENTRIES:
+        raise InvalidRequest.of("prompt", f"{num_texts} texts", f"at most {MAX_ENTRIES} in one")
     ids: list[int] = []
     for index, part in enumerate(given):
         ids += [part] if isinstance(part, int) else texts.encode(part, has_bos=index == 0)

@@ -25,7 +25,7 @@ from ...generation.values import usage_of_values, values_of
 from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items, NullableFields
-from ...protocol.task import MAX_PROMPTS, Message
+from ...protocol.task import MAX_PROMPTS, Message, require_together
 from ..openai.embeddings import EmbeddingRequest
 
 ASKED = ("yes", "no")
@@ -73,6 +73,8 @@ class RerankRequest(NullableFields):
         refuse_others(self)
         if not all(self.texts):
             raise InvalidRequest("documents: none may be empty", "documents")
+        num_chars = len(self.query) + len(self.instruction)
+        require_together("query", num_chars, len(self.documents))
         trained: Method = "cosine" if embedding.get("is_declared") else "yes_no"
         return self.method or trained
 

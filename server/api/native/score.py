@@ -17,7 +17,7 @@ from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
-from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt
+from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt, require_together
 from ..openai.chat_messages import ChatMessage
 from .prompts import PromptFields
 
@@ -120,6 +120,7 @@ class LabelScoreRequest(BaseModel):
         if not 1 <= len(items) <= MAX_PROMPTS:
             raise InvalidRequest.of("items", f"{len(items)} items", f"1 to {MAX_PROMPTS}")
         _require_scores(len(items) * len(self.label_token_ids), "label_token_ids")
+        require_together("query", len(self.query), len(items))
         labels = tuple((token_id,) for token_id in self.label_token_ids)
         return [_select(self._prompt(item), ids=labels) for item in items]
 

@@ -12,7 +12,7 @@ from ...generation.answer import answer
 from ...generation.infill import InfillText
 from ...generation.service import Served, Service
 from ...protocol.json_route import beside_loop, json_routes
-from ...protocol.task import Task
+from ...protocol.task import Prompt, Task
 from ..openai.chat import chat_task
 from ..openai.completions import CompletionRequest
 from ..openai.message_reader import MessageReader, PlainReader
@@ -73,14 +73,16 @@ async def _task(
 ) -> tuple[Task, Callable[[], MessageReader]]:
     """Raises InvalidRequest."""
     if body.suffix:
-        text = InfillText(body.prompt, body.suffix)
-        ids, ends = await service.text.in_thread(lambda: service.text.infill(text))
-        return _completion(body.completion(ids, ends), served), PlainReader
+        return await service.text.in_thread(lambda: _infilling(service, body, served)), PlainReader
     if body.raw:
-        task = await beside_loop(request, lambda: _completion(body.completion(body.prompt), served))
-        return task, PlainReader
+        return _completion(body.completion(), body.prompt, served), PlainReader
     return await beside_loop(request, lambda: chat_task(service, body.chat(), served))
 
 
-def _completion(request: CompletionRequest, served: Served) -> Task:
-    return request.to_task(request.prompts(), request.params(), served)
+def _infilling(service: Service, body: GenerateBody, served: Served) -> Task:
+    ids, ends = service.text.infill(InfillText(body.prompt, body.suffix))
+    return _completion(body.completion(ends), ids, served)
+
+
+def _completion(request: CompletionRequest, prompt: Prompt, served: Served) -> Task:
+    return request.to_task([prompt], request.params(), served)

@@ -142,12 +142,10 @@ class GenerateBody(GenerationFields):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.chat_of([*system, {"role": "user", "content": self.prompt}])
 
-    def completion(
-        self, prompt: str | list[int], stop_token_ids: tuple[int, ...] = ()
-    ) -> CompletionRequest:
-        """A completion of `prompt`. Raises InvalidRequest."""
+    def completion(self, stop_token_ids: tuple[int, ...] = ()) -> CompletionRequest:
+        """The sampling as OpenAI's completions have it, of no prompt. Raises InvalidRequest."""
         fields = {
-            "prompt": prompt,
+            "prompt": "",
             "max_tokens": self.options.max_tokens or UNBOUNDED,
             "logprobs": self.num_logprobs,
             "stop_token_ids": list(stop_token_ids) or None,

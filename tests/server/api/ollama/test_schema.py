@@ -76,10 +76,10 @@ def test_thinking_is_told_to_the_template(think: Any, effort: Any, variables: An
 
 
 def test_a_completion_is_as_long_as_fits_unless_told() -> None:
-    assert GenerateBody(prompt="x").completion("x").max_tokens == UNBOUNDED
+    assert GenerateBody(prompt="x").completion().max_tokens == UNBOUNDED
     body = GenerateBody.model_validate({"prompt": "x", "options": {"num_predict": 4}})
-    assert body.completion([5, 6], (9,)).stop_token_ids == [9]
-    assert body.completion("x").max_tokens == 4
+    assert body.completion((9,)).stop_token_ids == [9]
+    assert body.completion().max_tokens == 4
 
 
 @pytest.mark.parametrize("name", ["images", "template", "context"])

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from ..generation.service import Service
-from ..page.page import CONTENT_SECURITY_POLICY
+from .page import CONTENT_SECURITY_POLICY
 
 _HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
