@@ -423,6 +423,11 @@ def test_labels_are_scored_as_sglang_does(http: httpx.Client) -> None:
         ("/v1/score", {"query": "a", "items": [[1]], "label_token_ids": [1]}, "items"),
         ("/v1/score", {"query": "a", "items": [], "label_token_ids": [1]}, "items"),
         ("/v1/score", {"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
+        (
+            "/v1/score",
+            {"query": "q" * 20_000, "items": ["b"] * 2000, "label_token_ids": [1]},
+            "query",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
