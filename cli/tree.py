@@ -51,7 +51,8 @@ def draw(backend: Backend, *, max_depth: int = 8, max_children: int = 8) -> str:
 
 def picture_of(tree: dict[str, Any], *, max_depth: int, max_children: int) -> str:
     """One engine's tree, or that of all with who has what, and how full the pools are."""
-    bounds = {"width": _width(), "max_depth": max_depth, "max_children": max_children}
+    bounds: dict[str, Any] = {"max_depth": max_depth, "max_children": max_children}
+    bounds["width"] = _width()
     nodes = tree["nodes"]
     if "replicas" in tree:
         names = [str(each["replica"]) for each in tree["replicas"]]
