@@ -299,7 +299,7 @@ class Chat:
         self.sample.reply(reply)
 
     def small_talk(self, kind: str) -> None:
-        message = self._fill(self.world.rng.choice(MESSAGES[kind]))
+        message = self.fill(self.world.rng.choice(MESSAGES[kind]))
         greeting = f", {self.name}" if self.name else ""
         if kind == "hello":
             self.say(message, f"Hello{greeting}! How can I help you?")
@@ -371,7 +371,7 @@ class Chat:
         listed = ", ".join(clauses[:-1]) + " and " + clauses[-1] if len(clauses) > 1 else clauses[0]
         return f"You told me that {listed}."
 
-    def _fill(self, form: str) -> str:
+    def fill(self, form: str) -> str:
         if "{" not in form:
             return form
         world = self.world

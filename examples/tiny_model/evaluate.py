@@ -7,7 +7,9 @@ being its history, and a case is right if every reply is the expected one, chara
 "As programs": the same cases as a user would write them (`programs.py`), classifications and
 yes/no by `select`, behind the fact that decides where it is asked for, extractions under the JSON
 schema of the fields they name and compared as values. A ReAct case runs the real loop with a real
-calculator and the case's facts, and is right if every final answer is.
+calculator and the case's facts, and is right if every final answer is. Conversations with tools are
+asked for over HTTP (`tool_programs.py`), as a whole and by calls and texts; the shipped weights do
+not know them yet.
 """
 
 import argparse
@@ -22,11 +24,13 @@ from dataclasses import asdict, dataclass
 from generate import samples
 from programs import Outcome, is_same, run
 from samples import Sample
+from tool_programs import parts, run_tools
 
 import stemma as st
 
 AS_PROGRAMS = ("react", "extract", "chat", "classify", "yes_no", "yes_no_stated", "tips")
 SKILLS = (*AS_PROGRAMS, "extract_many", "copy")
+WITH_TOOLS = "tools"
 SEED = 4242
 
 
@@ -100,7 +104,7 @@ def show_mistakes(outcomes: list[Outcome], as_program: bool, limit: int) -> None
     is_right = judge(as_program)
     wrong = [o for o in outcomes if not all(is_right(*pair) for pair in pairs(o))]
     for outcome in random.Random(0).sample(wrong, min(limit, len(wrong))):
-        questions = outcome.sample.messages("user")
+        questions = _questions(outcome)
         for question, pair in zip(questions, pairs(outcome), strict=True):
             if not is_right(*pair):
                 print(
@@ -109,10 +113,24 @@ def show_mistakes(outcomes: list[Outcome], as_program: bool, limit: int) -> None
                 )
 
 
+def _questions(outcome: Outcome) -> list[str]:
+    """What each reply answers: the user's message or, with tools, also a result."""
+    if outcome.sample.skill != WITH_TOOLS:
+        return outcome.sample.messages("user")
+    before, found = [], []
+    for message in outcome.sample.dialogue:
+        if message["role"] == "assistant":
+            found.append(" ".join(before))
+        before = [] if message["role"] == "assistant" else [*before, message["content"]]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--samples", type=int, default=300, help="cases of each skill")
-    parser.add_argument("--skill", choices=SKILLS, action="append", help="default: all")
+    parser.add_argument(
+        "--skill", choices=(*SKILLS, WITH_TOOLS), action="append", help="default: all"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--model", help="a model folder (default: the embedded model)")
     parser.add_argument("--quantization", default="none", help="none, int8, w8a8 or int4")
@@ -130,12 +148,19 @@ def main() -> None:
                 outcomes = run(cases(skill, args.samples, args.seed), as_program, engine)
                 rows.append(score(skill, outcomes, as_program))
                 show_mistakes(outcomes, as_program, args.mistakes)
+        if WITH_TOOLS in (args.skill or (WITH_TOOLS,)):
+            outcomes = run_tools(cases(WITH_TOOLS, args.samples, args.seed), engine)
+            rows.append(score(WITH_TOOLS, outcomes, as_program=True))
+            rows.append(score("tools: calls", parts(outcomes, True), as_program=True))
+            rows.append(score("tools: texts", parts(outcomes, False), as_program=True))
+            show_mistakes(outcomes, True, args.mistakes)
     if args.json:
         result = {"seconds": time.time() - started, "rows": [asdict(row) for row in rows]}
         print(json.dumps(result, indent=2))
     else:
-        show([row for row in rows if not row.as_program], "To the character")
-        show([row for row in rows if row.as_program], "\nAs programs")
+        for is_program, title in ((False, "To the character"), (True, "As programs")):
+            if shown := [row for row in rows if row.as_program == is_program]:
+                show(shown, title)
 
 
 if __name__ == "__main__":

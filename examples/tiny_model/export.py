@@ -21,9 +21,46 @@ from safetensors.torch import save_file
 from samples import BEGIN, END, MARKERS, PAD
 from tokenizer import SPECIAL, Encoder
 
+# A tool is one line, as in `samples.told`: its name, its parameters, what it is for. That is a
+# third of the tokens of its schema, and the same whatever else a framework writes into that.
+TOOLS = (
+    "{% set told %}Tools:{% for tool in tools %}{% set function = tool.function or tool %}"
+    "{% set schema = function.parameters or {} %}{% set required = schema.required or [] %}"
+    "{{ '\n' ~ function.name ~ '(' }}"
+    "{% for name, value in (schema.properties or {}).items() %}"
+    "{% set given = (value.anyOf or [value])[0] %}{% set kind = given.type or 'string' %}"
+    "{% set kind = kind if kind is string else kind[0] %}"
+    "{% set kind = given.enum | join('|') if given.enum else kind %}"
+    "{{ ',' if not loop.first }}{{ name }}{{ '?' if name not in required }}"
+    "{{ ':' ~ kind if kind != 'string' }}{% endfor %}{{ ')' }}"
+    "{{ ' ' ~ function.description.strip().split('\n')[0][:200] if function.description }}"
+    "{% endfor %}{% endset %}"
+)
+# A call in Hermes' form, as the model generates it.
+CALL = (
+    """{{ '<tool_call>\n{"name": "' ~ call.function.name ~ '", "arguments": ' }}"""
+    "{{ call.function.arguments | tojson(separators=(',', ':')) "
+    "if call.function.arguments is mapping else call.function.arguments }}"
+    "{{ '}\n</tool_call>' }}"
+)
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}{% endfor %}"
+    "{{ bos_token }}{% set told = '' %}"
+    "{% if tools %}" + TOOLS + "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|system|>' + told + eos_token }}{% endif %}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<|user|>' if loop.first or loop.previtem['role'] != 'tool' else '\n' }}"
+    "{{ '<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+    "{{ eos_token if loop.last or loop.nextitem['role'] != 'tool' }}"
+    "{% elif message['tool_calls'] %}"
+    "{{ '<|assistant|>' }}{{ message['content'] + '\n' if message['content'] }}"
+    "{% for call in message['tool_calls'] %}{{ '\n' if not loop.first }}" + CALL + "{% endfor %}"
+    "{{ eos_token }}"
+    "{% else %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{{ '\n\n' + told if tools and loop.first and message['role'] == 'system' }}"
+    "{{ eos_token }}"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 

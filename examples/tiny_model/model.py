@@ -170,3 +170,24 @@ def hugging_face_state(model: Llama) -> dict[str, Tensor]:
             name + "mlp.down_proj.weight": block.down.weight,
         }
     return {key: value.detach().to(torch.bfloat16).contiguous() for key, value in state.items()}
+
+
+def load_hugging_face_state(model: Llama, state: dict[str, Tensor]) -> None:
+    """The reverse of `hugging_face_state`; the weights stay rounded to bfloat16."""
+    layers = "model.layers.{}."
+    own = {"embed.weight": state["model.embed_tokens.weight"],
+           "final_norm": state["model.norm.weight"]}  # fmt: skip
+    for index in range(model.config.layers):
+        name, block = layers.format(index), f"blocks.{index}."
+        attention, mlp = name + "self_attn.", name + "mlp."
+        own |= {
+            block + "attention_norm": state[name + "input_layernorm.weight"],
+            block + "mlp_norm": state[name + "post_attention_layernorm.weight"],
+            block + "qkv.weight": torch.cat([state[f"{attention}{x}_proj.weight"] for x in "qkv"]),
+            block + "out.weight": state[attention + "o_proj.weight"],
+            block + "gate_up.weight": torch.cat(
+                [state[f"{mlp}{x}_proj.weight"] for x in ("gate", "up")]
+            ),
+            block + "down.weight": state[mlp + "down_proj.weight"],
+        }
+    model.load_state_dict({key: value.float() for key, value in own.items()})

@@ -2,6 +2,7 @@
 
     python train.py --out run --compile             # under two hours on two CPU cores
     python train.py --out run --compile --resume
+    python train.py --out more --compile --init ../../runtime/checkpoint/assets/stemma-tiny
 
 Loss is on generated tokens only, and only their logits are computed. Matrices are trained by
 Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks"), the rest by
@@ -14,6 +15,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -22,13 +24,23 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from generate import MIX, WARMUP_MIX, samples
-from model import Config, Llama, compile_pointwise
+from model import Config, Llama, compile_pointwise, load_hugging_face_state
+from safetensors.torch import load_file
 from samples import Sample
 from tokenizer import Encoder, train_tokenizer
 from torch import Tensor
 from world import use_pieces
 
-HELD_OUT_SKILLS = ("react", "extract", "chat", "classify", "yes_no", "yes_no_stated", "tips")
+HELD_OUT_SKILLS = (
+    "react",
+    "extract",
+    "chat",
+    "classify",
+    "yes_no",
+    "yes_no_stated",
+    "tips",
+    "tools",
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,11 @@ class Trainer:
         torch.save(state, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
 
+    def begin_from(self, folder: Path) -> None:
+        """Take the weights of an exported model; the optimizers begin anew."""
+        load_hugging_face_state(self.model, load_file(folder / "model.safetensors"))
+        self.average = copy.deepcopy(self.model)
+
     def load(self, path: Path) -> None:
         saved = torch.load(path, map_location=self.device, weights_only=False)
         self.model.load_state_dict(saved["model"])
@@ -129,11 +146,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.init:
+        shutil.copy(args.init / "tokenizer.json", args.out)
     encoder = load_encoder(args.out / "tokenizer.json")
     trainer = Trainer(args, "cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = args.out / "checkpoint.pt"
     if args.resume:
         trainer.load(checkpoint)
+    elif args.init:
+        trainer.begin_from(args.init)
     if args.compile:
         compile_pointwise()
     run(trainer, Data(encoder, args), held_out_batches(encoder), checkpoint)
@@ -277,6 +298,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--mix", type=json.loads, default=MIX, help="JSON: weight of each skill")
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--init", type=Path, help="a folder of export.py's, to begin from")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()

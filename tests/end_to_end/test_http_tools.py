@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from fastapi.testclient import TestClient
-from templates import TINY_TOOLS
+from templates import TINY_PLAIN, TINY_TOOLS
 
 import stemma as st
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
@@ -39,20 +40,34 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_c
 
 @pytest.fixture
 def client(served: Any) -> openai.OpenAI:
-    """On the embedded model, whose template knows neither tools nor calls."""
+    """On the embedded model as it is."""
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
 def knowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """On the embedded model with a template that knows them, and a switch for reasoning."""
-    folder = tmp_path_factory.mktemp("knowing") / "tiny-tools"
-    shutil.copytree(EMBEDDED_MODEL, folder)
-    (folder / "chat_template.jinja").write_text(TINY_TOOLS)
+    """On the embedded model with a switch for reasoning, and tags that are special tokens."""
+    folder = with_template(tmp_path_factory.mktemp("knowing") / "tiny-tools", TINY_TOOLS)
     tokens = (folder / "tokenizer.json").read_text()
-    for number, mark in enumerate(MARKS):  # special tokens of it
+    for number, mark in enumerate(MARKS):
         tokens = tokens.replace(f"<|reserved_{number}|>", mark)
     (folder / "tokenizer.json").write_text(tokens)
+    yield from clients_of(folder)
+
+
+@pytest.fixture(scope="module")
+def untold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """On the embedded model with a template that knows neither tools nor calls."""
+    yield from clients_of(with_template(tmp_path_factory.mktemp("untold") / "tiny", TINY_PLAIN))
+
+
+def with_template(folder: Path, template: str) -> Path:
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def clients_of(folder: Path) -> Iterator[openai.OpenAI]:
     with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
         with TestClient(create_app(engine), base_url="http://localhost") as http:
             yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
@@ -74,12 +89,16 @@ def with_result(message: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_call_and_its_result_go_around(client: openai.OpenAI, choice: Any) -> None:
-    first = ask(client, tools=[WEATHER], tool_choice=choice)
+@pytest.mark.parametrize("kind", ["client", "untold"])
+def test_a_forced_call_and_its_result_go_around(
+    request: pytest.FixtureRequest, kind: str, choice: Any
+) -> None:
+    asked: openai.OpenAI = request.getfixturevalue(kind)
+    first = ask(asked, tools=[WEATHER], tool_choice=choice)
     assert first.choices[0].finish_reason == "tool_calls"
-    second = ask(client, tools=[WEATHER], messages=with_result(first.choices[0].message))
+    second = ask(asked, tools=[WEATHER], messages=with_result(first.choices[0].message))
     assert second.choices[0].message.content
-    if choice == "required":  # the calls stand in the prompt as they were written
+    if choice == "required" and kind == "untold":  # the prompt has calls as they were written
         known = first.usage.prompt_tokens + first.usage.completion_tokens - 2
         assert second.usage.prompt_tokens_details.cached_tokens >= known
 
@@ -126,16 +145,21 @@ def test_a_call_that_is_cut_keeps_what_there_is_of_it(
 
 
 def test_a_model_that_is_told_of_no_tools_answers_as_without_and_warns(
-    client: openai.OpenAI,
+    untold: openai.OpenAI,
 ) -> None:
-    """The embedded model's template does not know tools."""
-    plain = ask(client).choices[0].message.content
-    told = ask(client, tools=[WEATHER]).choices[0]
+    plain = ask(untold).choices[0].message.content
+    told = ask(untold, tools=[WEATHER]).choices[0]
     assert told.message.content == plain and "does not know tools" in told.warnings[0]
-    none = ask(client, tools=[WEATHER], tool_choice="none").choices[0]
+    none = ask(untold, tools=[WEATHER], tool_choice="none").choices[0]
     assert none.message.content == plain and not hasattr(none, "warnings")
-    last = list(ask(client, tools=[WEATHER], stream=True))[-1].choices[0]
+    last = list(ask(untold, tools=[WEATHER], stream=True))[-1].choices[0]
     assert "does not know tools" in last.warnings[0]
+
+
+def test_a_model_is_told_of_no_tools_that_it_may_not_call(client: openai.OpenAI) -> None:
+    plain = ask(client).choices[0].message
+    none = ask(client, tools=[WEATHER], tool_choice="none").choices[0]
+    assert none.message.content == plain.content and not hasattr(none, "warnings")
 
 
 def test_a_turn_of_calls_meets_its_own_ids_in_the_cache(knowing: openai.OpenAI) -> None:

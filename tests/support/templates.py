@@ -82,6 +82,12 @@ R1_TOOLS = (
     "{% else %}{{ '<|Assistant|>' + m.content + eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
 )
+# The embedded model's role delimiters, without tools.
+TINY_PLAIN = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 # The embedded model's role delimiters, with tools as in Hermes and a switch for reasoning.
 TINY_TOOLS = (
     "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
