@@ -12,12 +12,14 @@ millisecond, because each wake-up takes the interpreter lock from the author's t
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import itertools
 import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -110,6 +112,7 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name="stemma-client", daemon=True)
         self._connect_s = timeout_s
         self._thread.start()
+        _open.add(self)
         self._await_welcome()
 
     # --- for programs -------------------------------------------------------------------------
@@ -559,3 +562,16 @@ class _Call(Future[Any]):
             self.set_exception(refusal(str(reply.get("error"))))
         else:
             self.set_exception(EngineError(f"{self.method}: {reply.get('error')}"))
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At the interpreter's end: a runtime that hears nothing lets programs run on for a while."""
+    for connection in list(_open):
+        if connection._pid == os.getpid():  # else a parent's
+            connection.close()
+
+
+atexit.register(_close_all)
