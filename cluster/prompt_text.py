@@ -39,7 +39,9 @@ class MarkMemory:
 class Opening:
     """A program's beginning on its first branch: grows with its ops until the first call."""
 
-    __slots__ = ("_marks", "_memory", "_parts", "_roles", "_template", "is_over", "max_tokens")
+    __slots__ = (
+        "_chats", "_marks", "_memory", "_parts", "_roles", "_template", "is_over", "max_tokens",
+    )  # fmt: skip
 
     def __init__(self, create: dict[str, Any], memory: MarkMemory) -> None:
         self._memory = memory
@@ -48,6 +50,7 @@ class Opening:
         self._parts: list[str] = []
         self._roles: list[str] = []
         self._marks: dict[int, tuple[object, ...]] = {}  # contexts by seq
+        self._chats: dict[int, list[tuple[tuple[object, ...], str]]] = {}  # with what is behind
         self.is_over = False
         self.max_tokens = inf  # that the call behind it may generate
 
@@ -71,11 +74,38 @@ class Opening:
                 self._parts.append(self._memory.text(context))
             elif kind == "tools":
                 self._template = hash((self._template, str(op[4:])))
+            elif kind == "chat" and isinstance(op[2], int):
+                self._take_chat(op[2], op[4] if len(op) > 4 and isinstance(op[4], list) else [])
             elif kind == "tokens":
                 self._parts.append(f"\0{op[4:]}\0")
 
+    def _take_chat(self, seq: int, messages: list[Any]) -> None:
+        """A mark before each content, and one behind the last."""
+        marks = self._chats[seq] = []
+        for message in (*messages, ("assistant", "")):
+            if not isinstance(message, list | tuple) or len(message) < 2:
+                continue
+            self._roles.append(f"{hash((str(message[0]), *map(str, message[2:3])))}")
+            context = (self._template, *self._roles[-_MAX_ROLES:])
+            content = str(message[1])
+            marks.append((context, content))
+            self._parts += [self._memory.text(context), content]
+
+    def _note_chat(self, seq: int, text: str) -> None:
+        """A template that changes a content leaves the marks behind it unknown."""
+        begin = 0
+        for context, content in self._chats.pop(seq):
+            place = text.find(content, begin) if content else len(text)
+            if place < 0:
+                return
+            self._memory.note(context, text[begin:place])
+            begin = place + len(content)
+
     def note_mark(self, seq: int, payload: Any) -> None:
         """An engine has said what an op about a role appended."""
+        if seq in self._chats and isinstance(payload, dict):
+            self._note_chat(seq, str(payload.get("text", "")))
+            return
         context = self._marks.pop(seq, None)
         if context is not None and isinstance(payload, dict) and not payload.get("replace"):
             self._memory.note(context, str(payload.get("text", "")))

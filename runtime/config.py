@@ -65,6 +65,11 @@ class EngineConfig:
     served_model_name: str | None = flag(
         None, "name shown to clients (default: the model's)", metavar="NAME"
     )
+    chat_template: str | None = flag(
+        None, metavar="NAME_OR_FILE",
+        help="of the checkpoint's chat templates the one to use for everything, or a jinja file "
+        "(default: the one named default, with tools the one named tool_use)",
+    )
     load_format: LoadFormat = flag(
         "auto", "dummy: random weights of the model's shapes, for benchmarks", choices=LOAD_FORMATS
     )

@@ -297,7 +297,7 @@ class LoadedModel:
         self.folder = Path(config.model)
         self.model_config = read_model_config(self.folder)
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
-        self.template = ChatTemplate(self.folder, self.tokenizer)
+        self.template = ChatTemplate(self.folder, self.tokenizer, config.chat_template)
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner = ModelRunner(
@@ -451,6 +451,7 @@ class LoadedModel:
         return {
             "model": self.config.model_name,
             "model_path": str(self.folder.resolve()),
+            "chat_template": self.config.chat_template,
             "revisions": self._revisions,
             "architecture": model.architecture,
             "dtype": dtype_name(self.runner.dtype),

@@ -102,6 +102,10 @@ class ScriptedEngine:
             kind, branch, seq = op[:3]
             if kind == "text":
                 self._append(program, op[4])
+            elif kind == "chat":
+                text = "".join(f"<{m[0]}>{m[1]}\n" for m in op[4]) + "<assistant>"
+                self._append(program, text)
+                client.events.append(number, branch, seq, wire.MARK, {"text": text})
             elif kind in ("role_begin", "role_end"):
                 text = f"<{op[4]}>" if kind == "role_begin" else "\n"
                 self._append(program, text)

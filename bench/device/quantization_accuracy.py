@@ -78,7 +78,8 @@ def _prompts(model: Path) -> list[list[int]]:
     tokenizer = Tokenizer(model, read_model_config(model).vocab_size)
     template = ChatTemplate(model, tokenizer)
     before, after = (
-        template.encode(text) for text in template.delimiters(["user"], open_turn=True)
+        template.encode(text, goes_on=bool(index))
+        for index, text in enumerate(template.delimiters(["user"], open_turn=True))
     )
     return [[*before, *tokenizer.encode(text), *after] for text in QUESTIONS]
 

@@ -30,8 +30,8 @@ import zmq
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError, ModelNotFound, StemmaError
 from ..protocol import wire
-from ..protocol.interning import MIN_CHARS, SentTexts
-from ..protocol.ir import Gen, GenParams, Op, Text
+from ..protocol.interning import MAX_CHAT_CHARS, MAX_CHAT_SLOTS, MIN_CHARS, SentTexts
+from ..protocol.ir import Chat, Gen, GenParams, Op, Text, message_to_wire
 from ..protocol.keys import ClientKeys
 from ..protocol.program_log import require_same_model
 from .channel import EventSink
@@ -293,9 +293,23 @@ class Connection:
             slot = self._slot(op.kind, op.text)
             if slot is not None:
                 item = [*item[:4], slot]
+        elif type(op) is Chat:
+            item = [*item[:4], self._with_contents_in_slots(op)]
         elif type(op) is Gen:
             item = [*item[:5], self._with_slots(op.params), *item[6:]]
         return wire.encode_op(item)
+
+    def _with_contents_in_slots(self, op: Chat) -> list[list[object]]:
+        """NOTE: a slot must not be emptied before the op is queued: it has few of them."""
+        written, num_slots, num_chars = [], 0, 0
+        for message in op.messages:
+            slot, content = None, message.content
+            if num_slots < MAX_CHAT_SLOTS and num_chars + len(content) <= MAX_CHAT_CHARS:
+                slot = self._slot(op.kind, content)
+            if slot is not None:
+                num_slots, num_chars = num_slots + 1, num_chars + len(content)
+            written.append(message_to_wire(message, slot))
+        return written
 
     def _with_slots(self, params: GenParams) -> dict[str, Any]:
         encoded, constraint = params.to_wire(), params.constraint

@@ -119,6 +119,8 @@ class ClientSession(Interpreter[ClientBranch, str]):
                     "token ids cannot be sent with text over HTTP; use text, or a runtime over "
                     "ZeroMQ"
                 )
+            case ir.Chat():
+                raise InvalidProgram("a whole chat cannot be sent on to an endpoint over HTTP")
             case ir.Gen():
                 return self._gen(branch, op)
             case ir.Select():

@@ -2,9 +2,10 @@
 
 The client alone decides: a long text that it sends a second time gets a slot, which an `intern`
 message fills on the runtime's side before any op that names the slot. An op then has the slot's
-number where the text would stand: a `Text`'s text, a constraint's source, a prediction. Messages
-arrive once and in order (see `link`), so the tables agree whatever becomes of the connection; the
-least recently used slots are filled anew, or emptied, by the client's word too.
+number where the text would stand: a `Text`'s text, the content of a `Chat`'s message, a
+constraint's source, a prediction. Messages arrive once and in order (see `link`), so the tables
+agree whatever becomes of the connection; the least recently used slots are filled anew, or emptied,
+by the client's word too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MIN_CHARS = 256  # guess: below, a text costs about as much as the bookkeeping
 MAX_CHARS = 4 * 1024 * 1024  # of one text
 MAX_TOTAL_CHARS = 16 * 1024 * 1024
 MAX_SLOTS = 1024
+MAX_CHAT_SLOTS = 256  # that one chat may name
+MAX_CHAT_CHARS = MAX_TOTAL_CHARS // 2  # of the texts in these
 MAX_SEEN = 8192  # hashes of texts that were sent once
 
 
@@ -105,6 +108,8 @@ class TakenTexts:
         if op[0] == "text" and _is_slot(op[4]):
             op[4] = self._text(op[4])
             return len(op[4])
+        if op[0] == "chat" and isinstance(op[4], list):
+            return sum(map(self._restore_content, op[4]))
         if op[0] == "gen" and len(op) > 5 and isinstance(op[5], dict):
             params, constraint = op[5], op[5].get("constraint")
             num_chars = self._restore_field(params, "prediction")
@@ -112,6 +117,12 @@ class TakenTexts:
                 num_chars += self._restore_field(constraint, "source")
             return num_chars
         return 0
+
+    def _restore_content(self, message: object) -> int:
+        if not isinstance(message, list) or len(message) < 2 or not _is_slot(message[1]):
+            return 0
+        message[1] = self._text(message[1])
+        return len(message[1])
 
     def _restore_field(self, values: dict[str, Any], name: str) -> int:
         if not _is_slot(values.get(name)):

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import InvalidProgram
+from .chat_message import Message
 from .constraint import Constraint
 from .numbers import FLAGS, RANGES, finite
 
@@ -43,6 +44,8 @@ MAX_OP_NAME_CHARS = 1024
 MAX_SOURCE_CHARS = 4096
 MAX_FIELDS_CHARS = 1024 * 1024
 MAX_TOOLS_CHARS = 512 * 1024  # of JSON given to a template; guess
+MAX_PARTS = 65_536  # of one message
+MAX_MESSAGES = 8192  # of a chat; the context mostly allows fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +200,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Text(Op):
-    """Append literal text. `is_replay` marks text that this runtime may itself have generated
-    (an assistant turn sent back by a chat client): its known token ids are then used again."""
+    """Append literal text."""
 
     kind: ClassVar[str] = "text"
     text: str = ""
-    is_replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,33 @@ class Tokens(Op):
 
     kind: ClassVar[str] = "tokens"
     token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chat(Op):
+    """Begin the branch with a whole chat as the chat template writes it, and with the generation
+    prompt behind it. A last message of the assistant's that says something is left open instead.
+    Turns that this runtime has generated, and that come back in it, keep their token ids."""
+
+    kind: ClassVar[str] = "chat"
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        """Of contents and fields."""
+        return sum(len(m.content) + len(m.fields or "") for m in self.messages)
+
+    def to_wire(self) -> list[object]:
+        written = [message_to_wire(message) for message in self.messages]
+        return [self.kind, self.branch, self.seq, self.source, written]
+
+
+def message_to_wire(message: Message, slot: int | None = None) -> list[object]:
+    """`[role, content, fields?, parts?]`; `slot`: in place of the content."""
+    items: list[object] = [message.role, message.content if slot is None else slot]
+    if message.fields is not None or message.parts:
+        items.append(message.fields)
+    return [*items, message.parts] if message.parts else items
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +446,7 @@ class Places:
 
 
 _KINDS: tuple[type[Op], ...] = (
-    Text, Tokens, Gen, Select, Embed, RoleBegin, RoleEnd, Tools, Image, Fork, Join, Var,
+    Text, Tokens, Chat, Gen, Select, Embed, RoleBegin, RoleEnd, Tools, Image, Fork, Join, Var,
     Pause, Hint, Drop, Resume, End,
 )  # fmt: skip
 _OPS = {op.kind: op for op in _KINDS}
@@ -479,6 +507,24 @@ def _checked_ids(name: str, value: object, most: int = 1 << 24) -> tuple[int, ..
     return tuple(_require_int(name, item) for item in _require_list(name, value, most))
 
 
+def _checked_messages(name: str, value: object) -> tuple[Message, ...]:
+    return tuple(map(_checked_message, _require_list(name, value, MAX_MESSAGES)))
+
+
+def _checked_message(value: object) -> Message:
+    if not isinstance(value, list) or not 2 <= len(value) <= 4:
+        raise InvalidProgram.of("messages", value, "[role, content, fields?, parts?] each")
+    role, content, fields, parts = [*value, None, None][:4]
+    told = None if fields is None else _checked_str("fields", fields)
+    message = Message(_checked_str("role", role), _checked_str("content", content), told)
+    if not parts:
+        return message
+    lengths = _checked_ids("parts", parts, MAX_PARTS)
+    if sum(lengths) != len(message.content):
+        raise InvalidProgram.of("parts", sum(lengths), f"{len(message.content)} characters in all")
+    return message._replace(parts=lengths)
+
+
 def _checked_choices(name: str, value: object) -> tuple[str, ...]:
     if value is None:  # they are given as ids
         return ()
@@ -517,11 +563,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         ("tier", "fields", "lora_path"),
         lambda name, value: None if value is None else _checked_str(name, value),
     ),
-    **dict.fromkeys(("is_replay", "normalize", "drops_message"), lambda _, value: bool(value)),
+    **dict.fromkeys(("normalize", "drops_message"), lambda _, value: bool(value)),
     "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
     "params": lambda _, value: GenParams.from_wire(value),
     "children": lambda name, value: _checked_ids(name, value, 65_536),
     "token_ids": _checked_ids,
+    "messages": _checked_messages,
     "choices": _checked_choices,
     "choice_ids": _checked_choice_ids,
     "expected_s": _checked_seconds,

@@ -17,6 +17,8 @@ def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
             return "text", quoted(op.text, max_text_chars)
         case ir.Tokens():
             return "tokens", f"{len(op.token_ids)} ids"
+        case ir.Chat():
+            return "chat", plural(len(op.messages), "message")
         case ir.Gen():
             return "gen", _spaced(op.name or "(unnamed)", _given(op.params))
         case ir.Select():

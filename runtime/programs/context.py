@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +24,9 @@ from .hint_targets import Responses
 from .prefix_leases import KVLeases, ThinkTimes
 from .text_threads import TextThreads
 
-MAX_REPLAYS = 8192
+MAX_TURNS = 8192
+MAX_TURN_TOKENS = 1 << 24  # 64 MiB of ids
+MAX_ANSWERS = 128  # to one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +66,45 @@ class GrammarSource(Protocol):
 
 
 class AssistantTurnCache:
-    """Ids of assistant turns by what came before them and their text, so that a chat client that
-    sends a turn back as text meets the very ids in the cache. Each namespace
-    has its own. Bounded, least recently used; thread-safe."""
+    """The ids of chats up to the end of a turn that was generated, by the text of the prompt and of
+    that turn, so that a client that sends it back as text meets the very ids in the cache. Each
+    namespace has its own. Bounded, least recently used prompts go first; thread-safe."""
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, bytes], dict[str, array[int]]] = OrderedDict()
+        self._num_tokens = 0
         self._lock = threading.Lock()
 
-    def remember(self, namespace: str, before: array[int], text: str, ids: array[int]) -> None:
-        key = self._key(namespace, before, text)
+    def remember(self, namespace: str, prompt: bytes, text: str, ids: array[int]) -> None:
+        """`prompt`: digest of its text; `ids`: of prompt and turn, not to be changed."""
         with self._lock:
-            self._ids[key] = ids
-            if len(self._ids) > MAX_REPLAYS:
-                self._ids.popitem(last=False)
+            answers = self._answers.setdefault((namespace, prompt), {})
+            self._answers.move_to_end((namespace, prompt))
+            if text not in answers and len(answers) < MAX_ANSWERS:
+                answers[text] = ids
+                self._num_tokens += len(ids)
+            while len(self._answers) > MAX_TURNS or self._num_tokens > MAX_TURN_TOKENS:
+                _, dropped = self._answers.popitem(last=False)
+                self._num_tokens -= sum(map(len, dropped.values()))
 
-    def find(self, namespace: str, before: array[int], text: str) -> array[int] | None:
-        key = self._key(namespace, before, text)
+    def find(
+        self, namespace: str, prompt: bytes, written: str, behind: Sequence[str]
+    ) -> tuple[str, array[int]] | None:
+        """The longest turn generated after a prompt with which `written` begins, followed by one of
+        `behind`, and its ids with the prompt's."""
         with self._lock:
-            if key in self._ids:
-                self._ids.move_to_end(key)
-            return self._ids.get(key)
-
-    @staticmethod
-    def _key(namespace: str, before: array[int], text: str) -> bytes:
-        head = f"{len(namespace)} {len(before)} {namespace}"
-        digest = hashlib.blake2b(head.encode("utf-8", "surrogatepass"), digest_size=16)
-        digest.update(before.tobytes())
-        digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.digest()
+            answers = self._answers.get((namespace, prompt))
+            if answers is None:
+                return None
+            self._answers.move_to_end((namespace, prompt))
+            fitting = [
+                text
+                for text in answers
+                if written.startswith(text)
+                and any(written.startswith(end, len(text)) for end in behind)
+            ]
+            text = max(fitting, key=len, default=None)
+            return None if text is None else (text, answers[text])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 from ...errors import InvalidProgram, InvalidRequest, PromptTooLong
@@ -53,6 +54,9 @@ class Preparation:
                 return num_chars + len(self.op.fields or "")
             case ir.Tools():
                 return num_chars + len(self.op.tools)
+            case ir.Chat():
+                num_chars = self.op.num_chars + TURN_CHARS * len(self.op.messages)
+                return num_chars + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
                 predicted = self.op.params.prediction if isinstance(self.op, ir.Gen) else None
                 num_turns = self.transcript.num_guessed_turns
@@ -88,9 +92,11 @@ class Preparation:
             case ir.RoleEnd():
                 if op.fields is not None:
                     return Prepared(transcript, transcript.end_role_as(op.fields))
-                return Prepared(transcript, transcript.end_role(self._find_replay))
+                return Prepared(transcript, transcript.end_role())
             case ir.Tools():
                 return Prepared(transcript, transcript.use_tools(op.tools))
+            case ir.Chat():
+                return Prepared(transcript, self._begin_with_chat(op))
             case ir.Gen():  # what was before is final now
                 change = transcript.settle()
                 return Prepared(transcript, change, prediction=self._predicted(op.params))
@@ -105,12 +111,12 @@ class Preparation:
         if not self.pending:
             return
         text = "".join(op.text for op in self.pending)
-        if len(text) > self.context.max_text_chars:
-            longest = self.context.tokenizer.longest_token_chars
-            max_model_len = self.context.max_text_chars // longest
-            size = f"at least {-(-len(text) // longest)} tokens"
-            raise PromptTooLong.than(size, max_model_len - 1, max_model_len, "text")
-        ids = self._ids_of(text)
+        self._require_fits(len(text), "text")
+        tokenizer, most = self.context.tokenizer, self.context.max_prompt_tokens
+        if self.transcript.open_role is None or not self.transcript.ids:
+            ids = tokenizer.encode_array(text, most)
+        else:  # it goes on what the template has written before
+            ids = tokenizer.encode_inner(text, most)
         asked = self._unmeasured()
         counts = self._tokens_before(asked, text, len(ids))
         start = len(self.transcript.ids)
@@ -119,12 +125,12 @@ class Preparation:
         for hint, num_before in zip(asked, counts, strict=True):
             hint.num_tokens = start + num_before
 
-    def _ids_of(self, text: str) -> array[int]:
-        if all(op.is_replay for op in self.pending):
-            known = self._find_replay(self.transcript.ids, text)
-            if known is not None:
-                return known
-        return self.context.tokenizer.encode_array(text, self.context.max_prompt_tokens)
+    def _require_fits(self, num_chars: int, field: str) -> None:
+        if num_chars > self.context.max_text_chars:
+            longest = self.context.tokenizer.longest_token_chars
+            max_model_len = self.context.max_text_chars // longest
+            size = f"at least {-(-num_chars // longest)} tokens"
+            raise PromptTooLong.than(size, max_model_len - 1, max_model_len, field)
 
     def _unmeasured(self) -> list[AskedHint]:
         return [hint for hint in self.asked if hint.num_tokens is None]
@@ -139,9 +145,10 @@ class Preparation:
             return [num_tokens] * len(ends)
         return self.context.tokenizer.tokens_before(text, ends)  # which encodes it once more
 
-    def _find_replay(self, before: array[int], text: str) -> array[int] | None:
-        """The ids that were generated as `text` behind `before`, where they are known."""
-        return self.context.assistant_turns.find(self.namespace, before, text)
+    def _begin_with_chat(self, op: ir.Chat) -> TextChange:
+        self._require_fits(sum(len(message.content) for message in op.messages), "messages")
+        find_turn = partial(self.context.assistant_turns.find, self.namespace)
+        return self.transcript.begin_with_chat(op.messages, find_turn)
 
     def _append_tokens(self, op: ir.Tokens) -> TextChange:
         largest, vocab_size = max(op.token_ids, default=0), self.context.vocab_size

@@ -243,7 +243,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
                 if self._gens_end:
                     self._end_gen(branch)
                 return False
-            case ir.Tokens() | ir.RoleBegin() | ir.RoleEnd() | ir.Tools():
+            case ir.Tokens() | ir.Chat() | ir.RoleBegin() | ir.RoleEnd() | ir.Tools():
                 assert prepared.text_change is not None
                 self._emit_text_change(branch, op, prepared.text_change)
                 return True
@@ -370,14 +370,14 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         """What the branch's call has said, here or elsewhere. What is given by a client is its own
         word: others' turns are not told by it."""
         transcript, ids, text, tail = branch.begun, kept.ids, kept.text, kept.tail
-        before = transcript.ids[:] if transcript.open_role == "assistant" else None
         start = len(transcript.ids)
-        is_turn = before is not None and start == transcript.content_start and not tail
-        if is_turn and before is not None and not is_given:
-            self._context.assistant_turns.remember(self._namespace, before, text, ids)
+        prompt = transcript.chat_digest
         transcript.append_ids(ids, text[: len(text) - len(tail)])
         if tail:
             transcript.append_text(tail)
+        elif prompt is not None and not is_given:
+            turns = self._context.assistant_turns
+            turns.remember(self._namespace, prompt, text, transcript.ids[:])
         self._set_value(branch, op, Value(transcript.ids[start:], text))
         if self._response_id is not None and not is_given:
             name = (self._namespace, self._response_id)

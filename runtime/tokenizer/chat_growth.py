@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import InvalidProgram
-from .chat_template import ChatTemplate, TemplateArgs, Turn
+from .chat_template import ChatTemplate, TemplateArgs
+from .template_message import Turn
 
 MIN_TURNS = 8  # conversations of up to so many messages are rendered whole
 _TAIL_TURNS = 4  # at least this many of the last messages are rendered

@@ -1,13 +1,11 @@
-"""The model's chat template: which role delimiters surround the messages of a conversation.
+"""The model's chat template, rendered in two ways.
 
-The template (jinja2, sandboxed) is rendered with a placeholder in place of each content, and split
-at the placeholders. This yields the delimiters between contents, and contents are never tokenized
-again. A template that changes contents (say, drops earlier reasoning) therefore cannot do so here.
+Of a chat that a client sends whole, `write` renders the text, as transformers does. Of a program's
+messages, `delimiters` has what surrounds their contents, which then are tokenized alone: the
+template is rendered with a placeholder in place of each, and split there. A template that changes
+contents (trims them, drops earlier reasoning) cannot do so in a program.
 
-Other client input (tool calls of earlier turns, tools, variables) is rendered into the delimiters,
-in which special tokens are recognised. It must not create any: wherever such text contains a
-special token, or ends like the beginning of one, a seam is inserted, and delimiters are tokenized
-piece by piece between seams.
+Text of clients must create no special token, see `client_text`.
 """
 
 from __future__ import annotations
@@ -16,20 +14,25 @@ import hashlib
 import json
 import re
 import secrets
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 import jinja2.meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import InvalidProgram, ModelLoadError
+from ...frontend.protocol.chat_message import Message
+from .client_text import ClientTextGuard
+from .template_files import DEFAULT, TOOL_USE, find_templates
+from .template_message import NOTHING, TemplateMessage, Turn
+from .template_sandbox import template_sandbox, to_json
 from .tokenizer import STRUCTURE_MARKS, Tokenizer
 
-_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # guess: far above 10,000 messages' delimiters
+_MAX_RENDERED_CHARS = 4 * 1024 * 1024  # beside contents; guess: far above 10,000 messages'
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
 _MAX_VARIABLES = 64  # how many `describe` lists
 _SWITCHES = ("enable_thinking", "thinking")
@@ -43,48 +46,24 @@ _FORMAT_TOKENS = (
     "tool_calls",
     "reasoning_content",
 )
+_READS_THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|['"]thinking['"] in """)
 
-# How to pass messages with fields: (arguments as objects, else as text; stand-in for no content).
-_VARIANTS = ((True, None), (False, None), (True, ""), (False, ""))
+# Messages with calls: (arguments as objects, else as text; stand-in for no content). The first is
+# transformers'; the others are for templates that fail over it.
+_VARIANTS = tuple((as_objects, no) for no in (NOTHING, None, "") for as_objects in (True, False))
 
 _CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_CALLED = (
+    Message("user", ""),
+    Message("assistant", "", json.dumps({"content": None, "tool_calls": [_CALL]})),
+    Message("tool", "", json.dumps({"tool_call_id": _CALL["id"], "name": "f"})),
+)
 
 # Used when a checkpoint has no template: plain labelled turns (a base model's usual prompt).
 _FALLBACK = (
     "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A message without its content. `fields`: JSON text of its other fields for the template."""
-
-    role: str
-    fields: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    has_content: bool = True  # False: the whole message is part of the delimiters
-
-    @classmethod
-    def of(cls, role: str, fields: str | None) -> Turn:
-        """Raises InvalidProgram for fields that are not an object, or that set role or content."""
-        if fields is None:
-            return cls(role)
-        try:
-            values = json.loads(fields)
-        except (ValueError, RecursionError) as error:
-            raise InvalidProgram(f"fields: not JSON: {error}", "fields") from error
-        if not isinstance(values, dict) or "role" in values or values.get("content") is not None:
-            allowed = "an object without role and content, or with a content of null"
-            raise InvalidProgram.of("fields", fields[:100], allowed)
-        has_content = "content" not in values
-        if not has_content and role != "assistant":
-            raise InvalidProgram.of("fields", fields[:100], "without content, but for assistant")
-        return cls(role, fields, values, has_content)
-
-    def without_content(self) -> Turn:
-        """The same turn, written wholly into the delimiters."""
-        return Turn(self.role, self.fields, self.values, has_content=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,42 +87,101 @@ NO_TEMPLATE_ARGS = TemplateArgs()
 
 
 class ChatTemplate:
-    """Renders the delimiters of a list of messages; thread-safe. Raises ModelLoadError for a
-    template that is not jinja2."""
+    """Renders messages; thread-safe. Raises ModelLoadError for a template that is not jinja2,
+    InvalidRequest for a `chosen` one that is not there."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        source = _find_template(folder, tokenizer.config)
-        self.is_fallback = source is None
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
-        environment.filters["tojson"] = _to_json
-        self._source = source or _FALLBACK
+    def __init__(self, folder: Path, tokenizer: Tokenizer, chosen: str | None = None) -> None:
+        """`chosen`: name or file of the template to use for everything."""
+        sources = find_templates(folder, tokenizer.config, chosen)
+        self.is_fallback = not sources
+        sources = sources or {DEFAULT: _FALLBACK}
+        self._default, self._source = sources[DEFAULT], "\n".join(sources.values())
+        self._guard = ClientTextGuard(tokenizer.special_texts, STRUCTURE_MARKS)
+        environment = template_sandbox(self._to_json)
         try:
-            self._template = environment.from_string(self._source)
+            self._templates = {n: environment.from_string(s) for n, s in sources.items()}
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
         self._tokenizer = tokenizer
-        self._variables = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-        self._reads = jinja2.meta.find_undeclared_variables(environment.parse(self._source))
-        self.knows_tools = "tools" in self._reads
+        find_reads = jinja2.meta.find_undeclared_variables
+        self._reads = frozenset().union(
+            *(find_reads(environment.parse(source)) for source in sources.values())
+        )
+        self.knows_tools = "tools" in self._reads or TOOL_USE in sources
         secret = secrets.randbits(64)  # private-use characters and a number that no text can guess
         self._placeholder = f"\ue000{secret}-{{index}}\ue001"
         self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")
-        self._seam = f"\ue002{secret}\ue001"
-        self._guard = _Guard(tokenizer.special_texts, self._seam)
         self._cache: dict[tuple[object, ...], list[str]] = {}
-        self._variants: Sequence[tuple[bool, str | None]] = _VARIANTS
-        self._guarded_turns: dict[tuple[Turn, bool], dict[str, Any]] = {}
         self._guarded_args: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
+        self._takes_parts = self._probe_parts()
+
+    # --- chats ------------------------------------------------------------------------------------
+
+    def messages(self, messages: Sequence[Message]) -> list[TemplateMessage]:
+        """A chat's messages, ready to be written. Raises InvalidProgram."""
+        guarded, takes_parts = self._guard.guarded, self._takes_parts
+        return [
+            TemplateMessage(message, index, guarded, takes_parts=takes_parts)
+            for index, message in enumerate(messages)
+        ]
+
+    def write(
+        self,
+        messages: Sequence[TemplateMessage],
+        *,
+        open_turn: bool = False,
+        args: TemplateArgs = NO_TEMPLATE_ARGS,
+    ) -> str:
+        """The whole text of a chat, with the guard's marks in it; with `open_turn` it ends with a
+        generation prompt. Raises InvalidProgram with the template's own message."""
+        failure: Exception | None = None
+        has_variants = any(message.has_variants for message in messages)
+        for as_objects, nothing in _VARIANTS if has_variants else _VARIANTS[:1]:
+            try:
+                values = [m.values(as_objects=as_objects, nothing=nothing) for m in messages]
+                return self._rendered(values, open_turn, args)
+            except Exception as error:  # a template is a program: it can raise anything
+                failure = failure or error
+        raise self._refusal([message.role for message in messages], failure) from failure
+
+    def write_continued(
+        self, messages: Sequence[TemplateMessage], args: TemplateArgs = NO_TEMPLATE_ARGS
+    ) -> str:
+        """The text of a chat up to the end of its last content, which goes on. Where the template
+        does not write that content as it is, it is put behind a generation prompt. Raises
+        InvalidProgram."""
+        last = messages[-1]
+        end = self._placeholder.format(index="end")
+        content: str = last.content[-1]["text"] if isinstance(last.content, list) else last.content
+        text = self.write([*messages[:-1], last.followed_by(end + " ")], args=args)
+        before, found, after = text.rpartition(end)
+        if found and content.strip() in before:
+            return before if after.startswith(" ") else before.rstrip()
+        return self.write(messages[:-1], open_turn=True, args=args) + content
+
+    def encode(self, text: str, *, goes_on: bool = True) -> array[int]:
+        """Ids of a rendered text, or of a part of one: the template's special tokens are
+        recognised, clients' are not. `goes_on`: it is behind other text."""
+        ids = array("i")
+        for piece, is_plain in self._guard.pieces(text):
+            if is_plain:
+                ids.extend(self._tokenizer.encode_inner(piece))
+            else:
+                ids.extend(self._tokenizer.encode_rendered(piece, goes_on=goes_on))
+            goes_on = True
+        return ids
+
+    def shown(self, text: str) -> str:
+        """A rendered text, or a part of one, as it reads."""
+        return self._guard.shown(text)
+
+    # --- programs' messages -----------------------------------------------------------------------
 
     @property
     def source(self) -> str:
-        """The template's jinja2."""
-        return self._source
+        """The jinja2 of the template that is used without tools."""
+        return self._default
 
     def delimiters(
         self,
@@ -165,19 +203,10 @@ class ChatTemplate:
         key = (turns, open_turn, args.key)
         delimiters = self._cache.get(key)
         if delimiters is None:
-            delimiters = self._render(turns, open_turn, args)
+            delimiters = self._delimiters(turns, open_turn, args)
             self._make_room(1024 + sum(map(len, delimiters)))
             self._cache[key] = delimiters
         return delimiters
-
-    def encode(self, delimiter: str) -> list[int]:
-        """Ids of a delimiter, or of a part of one."""
-        encode = self._tokenizer.encode_delimiters
-        return [i for piece in delimiter.split(self._seam) for i in encode(piece)]
-
-    def shown(self, delimiter: str) -> str:
-        """A delimiter as text."""
-        return delimiter.replace(self._seam, "")
 
     def around_answer(self, args: TemplateArgs = NO_TEMPLATE_ARGS) -> tuple[str, str]:
         """The generation prompt and the text after an answer, as in a short conversation; "" where
@@ -190,6 +219,13 @@ class ChatTemplate:
         except InvalidProgram:
             return "", ""
 
+    def behind_answers(self, args: TemplateArgs = NO_TEMPLATE_ARGS) -> Sequence[str]:
+        """What may be behind an answer: at the end of a chat, and before a user's message."""
+        found = [self.around_answer(args)[1]]
+        with suppress(InvalidProgram):
+            found.append(self.delimiters(["user", "assistant", "user"], args=args)[2])
+        return [text for text in found if text]
+
     def describe(self) -> dict[str, Any]:
         """What an HTTP server needs to parse the model's output: the structure tokens that the
         template mentions or the tokenizer has (with their ids, if so), the variables that the
@@ -197,6 +233,8 @@ class ChatTemplate:
         for each setting that switches reasoning on or off."""
         ids = self._tokenizer.structure_tokens
         markers = [m for m in _FORMAT_TOKENS if m in ids or m in self._source]
+        if "reasoning_content" not in markers and _READS_THINKING.search(self._source):
+            markers.append("reasoning_content")
         return {
             "marks": {marker: ids.get(marker) for marker in markers},
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
@@ -207,144 +245,97 @@ class ChatTemplate:
             ],
         }
 
+    # --- within -----------------------------------------------------------------------------------
+
     def _generation_prompts(self, args: TemplateArgs) -> tuple[str, str]:
         prompt = self.shown(self.around_answer(args)[0])
-        calls = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [_CALL]}))
-        result = Turn.of("tool", json.dumps({"tool_call_id": _CALL["id"], "name": "f"}))
+        messages = self.messages(_CALLED)
         try:
-            closed = self.delimiters(["user", calls, result], args=args)[-1]
-            opened = self.delimiters(["user", calls, result], open_turn=True, args=args)[-1]
+            closed = self.write(messages, args=args)
+            opened = self.write(messages, open_turn=True, args=args)
         except InvalidProgram:
             return prompt, prompt
         return prompt, self.shown(opened.removeprefix(closed))
 
-    def _render(self, turns: Sequence[Turn], open_turn: bool, args: TemplateArgs) -> list[str]:
-        """Passes calls' arguments as objects, and a missing content as None; where the template
-        fails on these, as JSON text, or ""."""
-        slots = [self._placeholder.format(index=i) for i in range(len(turns))]
-        has_fields = any(turn.fields for turn in turns)
-        variants = self._variants if has_fields else _VARIANTS[:1]
-        failure: Exception | None = None
-        for variant in tuple(variants):
-            as_objects, nothing = variant
-            try:
-                messages = [
-                    self._message(turn, slot if turn.has_content else nothing, as_objects)
-                    for turn, slot in zip(turns, slots, strict=True)
-                ]
-                text = self._rendered(messages, open_turn, args)
-            except Exception as error:  # a template is a program: it can raise anything
-                failure = failure or error
-                continue
-            if has_fields:  # this variant is tried first from now on
-                self._variants = sorted(self._variants, key=lambda other: other != variant)
-            kept = {i: slot for i, slot in enumerate(slots) if turns[i].has_content}
-            parts = self._any_placeholder.split(text)
-            if list(map(int, parts[1::2])) == list(kept):
-                return parts[::2]
-            return _split(text, kept)
-        shown = ", ".join(turn.role for turn in turns)
-        message = f"the chat template refuses the roles [{shown}]: {failure}"
-        raise InvalidProgram(self.shown(message)) from failure
+    def _delimiters(self, turns: Sequence[Turn], open_turn: bool, args: TemplateArgs) -> list[str]:
+        slots = {
+            index: self._placeholder.format(index=index)
+            for index, turn in enumerate(turns)
+            if turn.has_content
+        }
+        plain = self.messages([Message(turn.role, "", turn.fields) for turn in turns])
+        held = [message.holding(slots.get(i, NOTHING)) for i, message in enumerate(plain)]
+        text = self.write(held, open_turn=open_turn, args=args)
+        parts = self._any_placeholder.split(text)
+        if list(map(int, parts[1::2])) == list(slots):
+            return parts[::2]
+        return _split(text, slots)
 
-    def _message(self, turn: Turn, content: str | None, as_objects: bool) -> dict[str, Any]:
-        """The message as the template sees it; the template cannot change it."""
-        key = turn, as_objects
-        values = self._guarded_turns.get(key, {})
-        if turn.fields is not None and not values:
-            values = dict(turn.values)
-            if as_objects and isinstance(calls := values.get("tool_calls"), list):
-                values["tool_calls"] = [_with_object(call) for call in calls]
-            values = self._guard.guarded(values)
-            self._make_room(4 * len(turn.fields))  # guess: size of the values beside their text
-            self._guarded_turns[key] = values
-        return {**values, "role": turn.role, "content": content}
+    def _refusal(self, roles: Sequence[str], failure: Exception | None) -> InvalidProgram:
+        shown = ", ".join(roles[:64]) + (", ..." if len(roles) > 64 else "")
+        message = f"the chat template refuses the roles [{shown}]: {failure}"
+        return InvalidProgram(self.shown(message), "messages")
 
     def _rendered(self, messages: list[dict[str, Any]], open_turn: bool, args: TemplateArgs) -> str:
-        values = self._guarded_args.get(args.key)
-        if values is None:
-            tools = self._guard.guarded(list(args.tools)) or None
-            values = {**self._guard.guarded(dict(args.variables)), "tools": tools}
-            self._make_room(4 * args.num_chars)
-            self._guarded_args[args.key] = values
-        pieces = self._template.generate(
+        template = self._templates.get(TOOL_USE) if args.tools else None
+        most = _MAX_RENDERED_CHARS + 2 * sum(_num_chars(message) for message in messages)
+        pieces = (template or self._templates[DEFAULT]).generate(
             **{
-                **values,
-                **self._variables,
+                **self._values_of(args),
+                **self._tokenizer.named_tokens,
                 "messages": messages,
                 "add_generation_prompt": open_turn,
             }
         )
-        return _joined(pieces)
+        return _joined(pieces, most)
+
+    def _values_of(self, args: TemplateArgs) -> dict[str, Any]:
+        values = self._guarded_args.get(args.key)
+        if values is None:
+            tools = self._guard.guarded(list(args.tools)) or None
+            variables = self._guard.guarded(dict(args.variables))
+            values = {"documents": None, **variables, "tools": tools}
+            self._make_room(4 * args.num_chars)
+            self._guarded_args[args.key] = values
+        return values
+
+    def _to_json(self, value: object, **options: Any) -> str:
+        text = to_json(value, **options)
+        return self._guard.unescaped(text) if options.get("ensure_ascii") else text
+
+    def _probe_parts(self) -> bool:
+        """Whether the template writes a content that is a list of parts."""
+        slots = [self._placeholder.format(index=index) for index in range(2)]
+        parts = [{"type": "text", "text": slot} for slot in slots]
+        try:
+            text = self._rendered([{"role": "user", "content": parts}], False, NO_TEMPLATE_ARGS)
+        except Exception:  # a template is a program: it can raise anything
+            return False
+        return all(slot in text for slot in slots) and "'text'" not in text
 
     def _make_room(self, num_chars: int) -> None:
         """Keep the caches below a bound: drop everything once it is reached."""
         self._num_cached_chars += num_chars
         if self._num_cached_chars > _MAX_CACHED_CHARS:
             self._cache.clear()
-            self._guarded_turns.clear()
             self._guarded_args.clear()
             self._num_cached_chars = num_chars
 
 
-class _Guard:
-    """Inserts seams into clients' texts, so that they produce no special token."""
-
-    def __init__(self, special_texts: Iterable[str], seam: str) -> None:
-        """Ignores letter case: a template may change it."""
-        self._seam = seam
-        texts = [text for text in special_texts if len(text) > 1]
-        delimiters = [text for text in texts if not text[0].isalnum()]
-        starts = sorted({text[:n] for text in delimiters for n in range(1, len(text))}, key=len)
-        either = "|".join(map(re.escape, texts))
-        beginning = "|".join(map(re.escape, reversed(starts)))
-        self._inner = re.compile(f"(?=(?:{either}))(.)", re.I | re.S) if texts else None
-        self._last = re.compile(f"(?:{beginning})\\Z", re.I) if delimiters else None
-        self._longest = max(map(len, texts), default=0)
-
-    def guarded(self, value: Any) -> Any:
-        """A JSON value with all its texts guarded."""
-        if isinstance(value, str):
-            return self._guarded_text(value)
-        if isinstance(value, list):
-            return [self.guarded(item) for item in value]
-        if isinstance(value, dict):
-            return {self._guarded_name(name): self.guarded(item) for name, item in value.items()}
-        return value
-
-    def _guarded_name(self, name: str) -> str:
-        """Leaves identifiers as they are: a template looks things up by them."""
-        return name if name.isidentifier() else self._guarded_text(name)
-
-    def _guarded_text(self, text: str) -> str:
-        if self._inner is not None:
-            text = self._inner.sub(lambda found: found[1] + self._seam, text)
-        start = max(0, len(text) - self._longest)
-        ends_in_one = self._last is not None and self._last.search(text, start)
-        return text + self._seam if ends_in_one else text
+def _num_chars(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    if isinstance(content, list):
+        return sum(len(part["text"]) for part in content)
+    return len(content or "")
 
 
-def _with_object(call: Any) -> Any:
-    """A call with its arguments as an object, if they are the JSON text of one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    try:
-        arguments = json.loads(function.get("arguments", ""))
-    except (ValueError, TypeError, RecursionError):
-        return call
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _joined(pieces: Iterable[str]) -> str:
-    """The rendered text; gives up once it is longer than any delimiters can be."""
+def _joined(pieces: Iterable[str], most: int) -> str:
+    """The rendered text; gives up once it is longer than it can be."""
     text = ""
     for piece in pieces:
         text += piece
-        if len(text) > _MAX_RENDERED_CHARS:
-            raise jinja2.TemplateError(f"it wrote more than {_MAX_RENDERED_CHARS} characters")
+        if len(text) > most:
+            raise jinja2.TemplateError(f"it wrote more than {most} characters")
     return text
 
 
@@ -361,28 +352,3 @@ def _split(text: str, slots: Mapping[int, str]) -> list[str]:
             raise InvalidProgram(f"the chat template writes message {index} twice")
         delimiters.append(before)
     return [*delimiters, text]
-
-
-def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelLoadError(f"{path}: not UTF-8: {error}") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {entry.get("name"): entry.get("template") for entry in entries}
-        template = named.get("default") or next(iter(named.values()), None)
-    return template if isinstance(template, str) else None
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(value: object, **options: Any) -> str:
-    options.setdefault("ensure_ascii", False)
-    return json.dumps(value, **options)

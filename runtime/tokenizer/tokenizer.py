@@ -16,7 +16,8 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from ...errors import EngineError, InvalidRequest, ModelLoadError, PromptTooLong
 from ...native_panic import panic_raises
 from .encoder_process import EncoderProcess
+from .special_tokens import named_tokens, section_ends
 
 MAX_TEXT_CHARS = 8 * 1024 * 1024
 LONG_CHARS = 256  # guess: below, a cache lookup saves little
@@ -61,8 +63,8 @@ class Tokenizer:
         self._special.no_padding()
         self.config = _load_config(folder / "tokenizer_config.json")
         self._require_fits(path, vocab_size)
-        self.bos_token = _token_text(self.config.get("bos_token"))
-        self.eos_token = _token_text(self.config.get("eos_token"))
+        self.named_tokens = named_tokens(folder, self.config)
+        self.bos_token = self.named_tokens["bos_token"]
         added = self._special.get_added_tokens_decoder()
         special = {i: token.content for i, token in added.items() if token.special}
         self.special_texts = tuple(special.values())
@@ -73,8 +75,9 @@ class Tokenizer:
         has_hidden = len(self.special_ids) < len(special)
         self._showing = _showing_marks(path) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
-        self._before = _neutral_start(self._plain)
-        self._before_ids = encoded(self._plain, self._before)
+        self._starts = [(start, encoded(self._plain, start)) for start in _starts(self._plain)]
+        self._section_end = section_ends(added.values())
+        self._goes_on_behind_special = self._section_end is not None and self._is_one_text()
         self._marks = re.compile(f"({'|'.join(map(re.escape, self.structure_tokens))})")
         self._kept = KeptEncodings()
         self._process = EncoderProcess(folder)
@@ -119,23 +122,75 @@ class Tokenizer:
         parts = self._marks.split(text) if self.structure_tokens else (text,)
         for part in filter(None, parts):  # between two marks there may be nothing
             mark = self.structure_tokens.get(part)
-            ids.extend(self._encode_inner(part) if mark is None else (mark,))
+            ids.extend(self.encode_inner(part) if mark is None else (mark,))
         return ids
 
-    def _encode_inner(self, text: str) -> array[int]:
-        ids = self.encode_array(self._before + text)
-        num = len(self._before_ids)
-        return ids[num:] if ids[:num] == self._before_ids else self.encode_array(text)
+    def encode_inner(self, text: str, max_tokens: int = sys.maxsize) -> array[int]:
+        """Ids of plain text behind other tokens: nothing is put before its first word. The caller
+        must not change them. Raises what `encode_array` does."""
+        return self._behind(text, partial(self.encode_array, max_tokens=max_tokens))
+
+    def encode_rendered(self, text: str, *, goes_on: bool = False) -> array[int]:
+        """Ids of what a chat template has rendered: special tokens are recognised, no BOS is added.
+        `goes_on`: it is behind other tokens. Raises InvalidRequest.
+
+        Special tokens divide a text into sections that know nothing of each other. Long ones are
+        tokenized alone, as they may be known from another chat.
+        """
+        if len(text) > 4 * MAX_TEXT_CHARS:
+            allowed = f"at most {4 * MAX_TEXT_CHARS}"
+            raise InvalidRequest.of("messages", f"{len(text)} characters", allowed)
+        ids, start = array("i"), 0
+        for begin, end in self._long_sections(text):
+            ids.extend(self._encode_special(text[start:begin], goes_on=goes_on))
+            is_inner = self._goes_on_behind_special if begin else goes_on
+            encode = self.encode_inner if is_inner else self.encode_array
+            ids.extend(encode(text[begin:end]))
+            goes_on, start = True, end
+        ids.extend(self._encode_special(text[start:], goes_on=goes_on))
+        return ids
+
+    @panic_raises(InvalidRequest, "the model's tokenizer cannot take this text")
+    def _encode_special(self, text: str, *, goes_on: bool) -> array[int]:
+        if not text:
+            return array("i")
+        encode = partial(encoded, self._special)
+        if goes_on and not self._begins_special(text):
+            return self._behind(text, encode)
+        return encode(text)
+
+    def _behind(self, text: str, encode: Callable[[str], array[int]]) -> array[int]:
+        """Ids of a text that goes on another one: what it may go on, without that. A start that
+        becomes one token with the text's beginning is not the right one."""
+        for start, start_ids in self._starts:
+            ids = encode(start + text)
+            if ids[: len(start_ids)] == start_ids:
+                return ids[len(start_ids) :]
+        return encode(text)
+
+    def _begins_special(self, text: str) -> bool:
+        return self._section_end is not None and self._section_end.match(text) is not None
+
+    def _long_sections(self, text: str) -> Iterator[tuple[int, int]]:
+        if self._section_end is None or len(text) < LONG_CHARS:
+            return
+        begin = 0
+        for mark in self._section_end.finditer(text):
+            if mark.start() - begin >= LONG_CHARS:
+                yield begin, mark.start()
+            begin = mark.end()
+        if len(text) - begin >= LONG_CHARS:
+            yield begin, len(text)
+
+    def _is_one_text(self) -> bool:
+        """Whether a word behind a special token is encoded as one within a text."""
+        alone = encoded(self._plain, "a")
+        ids = encoded(self._special, "".join(self.special_texts[:1]) + "a")
+        return ids[-len(alone) :] != alone
 
     def close(self) -> None:
         """End the process for very long texts, if one was started."""
         self._process.close()
-
-    @panic_raises(InvalidRequest, "the model's tokenizer cannot take this text")
-    def encode_delimiters(self, text: str) -> list[int]:
-        """Ids of a chat template's delimiters: special tokens are recognised, no BOS is added."""
-        ids: list[int] = self._special.encode(text, add_special_tokens=False).ids
-        return ids
 
     @panic_raises(EngineError, "the model's tokenizer cannot decode these tokens")
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -241,11 +296,11 @@ def tokens_before(tokenizer: HfTokenizer, text: str, ends: Sequence[int]) -> arr
     return array("i", [bisect_right(stops, end) for end in ends])
 
 
-def _neutral_start(tokenizer: HfTokenizer) -> str:
+def _starts(tokenizer: HfTokenizer) -> Sequence[str]:
     """What to put before a text so that it is encoded as if it went on another one: something where
     the tokenizer puts a blank before a text's first word, as SentencePiece's do."""
     tokens = tokenizer.encode("a", add_special_tokens=False).tokens
-    return "\n" if tokens and tokens[0].startswith("\u2581") else ""
+    return ("\n", "0", "\u0001") if tokens and tokens[0].startswith("\u2581") else ()
 
 
 def _require_at_most(max_tokens: int, num_tokens: int) -> None:
@@ -271,10 +326,3 @@ def _load_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path}: expected an object, found {type(config).__name__}")
     return config
-
-
-def _token_text(value: object) -> str:
-    """Special tokens are strings or, in older files, objects with a `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""

@@ -8,26 +8,27 @@ contents, and the radix tree finds how much of the branch is still cached.
     marks     <|begin|><|user|>      <|end|><|assistant|>       <|end|>
     contents                   Hello                     Hi!
 
-An assistant's turn may come back with tool calls, as a client has parsed them from the model's
-output; the template writes them into a delimiter. Where that reads like the model's output, the
-turn gets the very ids that were generated.
+An assistant's turn may be read as tool calls, which the template writes into a delimiter; the turn
+keeps the very ids that were generated.
+
+A whole chat, as clients of the OpenAI API send it, begins a branch otherwise: see `whole_chat`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidProgram
+from ...frontend.protocol.chat_message import Message
 from .chat_growth import MIN_TURNS, grown_marks
-from .chat_template import NO_TEMPLATE_ARGS, ChatTemplate, TemplateArgs, Turn
+from .chat_template import NO_TEMPLATE_ARGS, ChatTemplate, TemplateArgs
+from .template_message import ROLE, Turn
 from .tokenizer import Tokenizer
-
-_ROLE = re.compile(r"[a-z][a-z_-]{0,31}")
+from .whole_chat import FindTurn, chat_prompt
 
 FindReplay = Callable[["array[int]", str], "array[int] | None"]
 """(prompt ids, text) -> the ids that a model generated after the prompt as this text, if known."""
@@ -61,7 +62,8 @@ class Transcript:
 
     Invariant: `ids` is the raw prefix, then delimiter, content, delimiter, content, ... Text that
     was appended outside of any message (`_loose`) is within the delimiter between its neighbours,
-    where the message before it ended. A message without content is part of a delimiter.
+    where the message before it ended. A message without content is part of a delimiter, and a whole
+    chat of the raw prefix.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Transcript:
         self.ids = array("i")
         self.content_start = 0  # where the open message's content begins in `ids`
         self._raw = _Run()
+        self._chat: tuple[int, bytes] | None = None  # its last token, and its text's digest
         self._turns: list[Turn] = []
         self._delimiters: list[str] = []
         self._contents: list[_Run] = []
@@ -83,6 +86,7 @@ class Transcript:
         self._closed: tuple[int, list[str]] = 0, []  # delimiters of the first n turns, all closed
         self._is_guessed = False  # `_delimiters` were not rendered as a whole
         self._can_guess = True
+        self._refusal: InvalidProgram | None = None  # of the messages so far: others must follow
 
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
@@ -99,12 +103,20 @@ class Transcript:
         twin._closed = self._closed
         twin._is_guessed = self._is_guessed
         twin._can_guess = self._can_guess
+        twin._chat = self._chat
+        twin._refusal = self._refusal
         return twin
 
     @property
     def open_role(self) -> str | None:
         """The role of the message being written, or None between messages."""
         return self._turns[-1].role if self._is_open else None
+
+    @property
+    def chat_digest(self) -> bytes | None:
+        """Of the text of a whole chat, as long as nothing else is on the branch."""
+        is_alone = self._chat is not None and self._chat[0] == len(self.ids)
+        return self._chat[1] if self._chat is not None and is_alone else None
 
     @property
     def num_guessed_turns(self) -> int:
@@ -116,6 +128,17 @@ class Transcript:
         """Of the template's arguments, as JSON, which the first message writes."""
         return 0 if self._turns else self._args.num_chars
 
+    def begin_with_chat(self, messages: Sequence[Message], find_turn: FindTurn) -> TextChange:
+        """Begin the branch with a whole chat and an opened assistant's turn. Raises InvalidProgram
+        if the branch has begun already, or the template refuses."""
+        if self.ids or self._turns:
+            raise InvalidProgram("a whole chat is the beginning of its branch")
+        prompt = chat_prompt(self._template, messages, self._args, find_turn=find_turn)
+        self._raw.append(prompt.ids, prompt.text)
+        self.ids.extend(prompt.ids)
+        self._chat = len(self.ids), prompt.digest
+        return TextChange(prompt.text)
+
     def append_text(self, text: str) -> None:
         """Append a text segment, tokenized alone; the branch's first one begins with BOS."""
         self.append_ids(self._tokenizer.encode_array(text), text)
@@ -124,7 +147,7 @@ class Transcript:
         """Append ids that stand for `text`. BOS is put before the branch's first ones, unless they
         have it. Content that the template leaves out of its message is dropped."""
         if self._is_open and not self._turns[-1].has_content:
-            if "content" in self._turns[-1].values and text:
+            if text and not self._turns[-1].drops_content:
                 raise InvalidProgram("text within a message that was begun as one without content")
             return
         if not self.ids and not self._turns and not has_bos:
@@ -142,7 +165,7 @@ class Transcript:
         """
         if self._is_open:
             raise InvalidProgram(f"{role} message begun inside a {self._turns[-1].role} message")
-        if not _ROLE.fullmatch(role):  # it goes into delimiters, which may hold special tokens
+        if not ROLE.fullmatch(role):  # it goes into delimiters, which may hold special tokens
             raise InvalidProgram.of("role", role, "a word such as system, user or assistant")
         turn = self._fitting(Turn.of(role, fields))
         self._prompt = None
@@ -152,7 +175,7 @@ class Transcript:
         elif role == "assistant":
             delimiters = self._rendered(self._turns, open_turn=True)
         if delimiters is None and turn.has_content:
-            delimiters = self._rendered([*self._turns, turn])[:-1]
+            delimiters = self._rendered_so_far([*self._turns, turn])[:-1]
         change = TextChange("") if delimiters is None else self._lay(delimiters)
         self._turns.append(turn)
         if turn.has_content:
@@ -165,7 +188,7 @@ class Transcript:
         """Close the open message. Raises InvalidProgram if there is none."""
         if not self._is_open:
             raise InvalidProgram("no message is open")
-        delimiters = self._rendered(self._turns)
+        delimiters = self._rendered_so_far(self._turns)
         self._is_open = False
         self._closed = len(self._turns), delimiters
         if self._turns[-1].has_content:
@@ -211,7 +234,7 @@ class Transcript:
         if not self._turns:
             return TextChange("")
         self._closed = 0, []
-        delimiters = self._rendered(self._turns)
+        delimiters = self._rendered_so_far(self._turns)
         self._closed = len(self._turns), delimiters
         return self._lay(delimiters)
 
@@ -229,7 +252,10 @@ class Transcript:
 
     def settle(self) -> TextChange | None:
         """Replace guessed delimiters by those of a whole rendering; call before generating. Returns
-        the text now, where it changed. Raises InvalidProgram."""
+        the text now, where it changed. Raises InvalidProgram, also where other messages must
+        follow first."""
+        if self._refusal is not None:
+            raise self._refusal
         if not self._is_guessed:
             return None
         self._is_guessed = False
@@ -291,8 +317,24 @@ class Transcript:
         if known is not None:
             self.ids = prompt + known + array("i", self._template.encode(end))
 
+    def _rendered_so_far(self, turns: list[Turn]) -> list[str]:
+        """Also where the template wants a user's message first. What it writes behind a last
+        message that waits for one is left open."""
+        try:
+            delimiters = self._rendered(turns)
+        except InvalidProgram as refusal:
+            if any(turn.role == "user" for turn in turns):
+                raise
+            try:
+                delimiters = [*self._rendered([*turns, Turn("user")])[:-2], ""]
+            except InvalidProgram:
+                raise refusal from None
+            self._refusal = refusal
+        return delimiters
+
     def _rendered(self, turns: list[Turn], *, open_turn: bool = False) -> list[str]:
         """The template's delimiters, without its BOS where raw text comes before them."""
+        self._refusal = None
         before = turns if open_turn else turns[:-1]
         if self._can_guess and len(before) > MIN_TURNS and len(before) == self._closed[0]:
             turn = None if open_turn else turns[-1]
@@ -319,20 +361,24 @@ class Transcript:
         self._delimiters = list(delimiters)
         if delimiters[:-1] == old[:-1] and delimiters[-1].startswith(old[-1]):
             fresh = delimiters[-1][len(old[-1]) :]
-            self.ids.extend(self._template.encode(fresh))
+            self.ids.extend(self._template.encode(fresh, goes_on=bool(self.ids)))
             return TextChange(self._template.shown(fresh))
         return TextChange(self._rebuild(), replace=True)
 
     def _rebuild(self) -> str:
-        encode, whole = self._template.encode, self._raw.copy()
+        whole = self._raw.copy()
+
+        def append_written(text: str) -> None:
+            whole.append(self._template.encode(text, goes_on=bool(whole.ids)), text)
+
         for index, delimiter in enumerate(self._delimiters):
             begin = 0
             for end in sorted(chars for place, chars in self._loose if place == index):
                 loose = self._loose[index, end]
-                whole.append(encode(delimiter[begin:end]), delimiter[begin:end])
+                append_written(delimiter[begin:end])
                 whole.append(loose.ids, "".join(loose.text))
                 begin = end
-            whole.append(encode(delimiter[begin:]), delimiter[begin:])
+            append_written(delimiter[begin:])
             for content in self._contents[index : index + 1]:
                 whole.append(content.ids, "".join(content.text))
         self.ids = whole.ids

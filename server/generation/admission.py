@@ -9,11 +9,12 @@ from dataclasses import replace
 from fastapi import Request
 
 from ...errors import InvalidRequest, PromptTooLong
-from ...frontend.protocol.ir import GenParams
+from ...frontend.protocol.chat_message import Message
+from ...frontend.protocol.ir import MAX_MESSAGES, GenParams
 from ..access.load import Capacity, Ticket
 from ..access.middleware import TICKET
 from ..protocol.failures import Refusal
-from ..protocol.task import MAX_MESSAGES, UNBOUNDED, Message, Task
+from ..protocol.task import UNBOUNDED, Task
 from .service import Service
 
 TIMEOUT_HEADER = "x-request-timeout-s"

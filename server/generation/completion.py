@@ -13,9 +13,10 @@ from typing import Any
 from ...errors import EngineError, InvalidRequest
 from ...frontend.client.client import Connection
 from ...frontend.protocol import ir, wire
+from ...frontend.protocol.chat_message import Message
 from ...frontend.protocol.ir import seed_of_sample
 from ..protocol.caller import Caller, digest_of
-from ..protocol.task import Message, Prompt, Task
+from ..protocol.task import Prompt, Task
 
 Post = Callable[[int, str, Any], None]
 """(sample, kind, payload) of a delta, a value, a failure or the program's end; called on the
@@ -109,24 +110,7 @@ def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
         return (ir.Text(0, 0, None, prompt),)
     if prompt and isinstance(prompt[0], int):
         return (ir.Tokens(0, 0, None, tuple(prompt)),)  # type: ignore[arg-type]
-    return _chat_ops([m for m in prompt if isinstance(m, Message)])
-
-
-def _chat_ops(messages: Sequence[Message]) -> Sequence[ir.Op]:
-    """An assistant's earlier turn is a replay: its ids may be known. A last message of the
-    assistant's is continued."""
-    ops: list[ir.Op] = []
-    for index, message in enumerate(messages):
-        is_replay = message.role == "assistant"
-        is_open = is_replay and index == len(messages) - 1
-        ops.append(ir.RoleBegin(0, len(ops), None, message.role, message.fields))
-        if message.content:
-            ops.append(ir.Text(0, len(ops), None, message.content, is_replay and not is_open))
-        if not is_open:
-            ops.append(ir.RoleEnd(0, len(ops), None))
-    if not messages or messages[-1].role != "assistant":
-        ops.append(ir.RoleBegin(0, len(ops), None, "assistant"))
-    return ops
+    return (ir.Chat(0, 0, None, tuple(m for m in prompt if isinstance(m, Message))),)
 
 
 def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:

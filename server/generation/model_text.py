@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import InvalidRequest, ModelLoadError
-from ..protocol.task import MAX_MESSAGES, Message
+from ...frontend.protocol.chat_message import Message
+from ...frontend.protocol.ir import MAX_MESSAGES
 from .infill import InfillText, InfillTokens
 
 if TYPE_CHECKING:
     from ...runtime.tokenizer.chat_template import ChatTemplate
     from ...runtime.tokenizer.tokenizer import Tokenizer
-    from ...runtime.tokenizer.transcript import Transcript
 
 MAX_TOKEN_IDS = 1 << 16  # to decode at once, or a context's: 0.2 us each without a break
 NUM_THREADS = 2  # more would only wait for the GIL
@@ -76,14 +76,15 @@ class ModelText:
         prompt, and leaves a final assistant message open. `tools` and `variables` go to the
         template."""
         from ...runtime.tokenizer.chat_template import TemplateArgs
-        from ...runtime.tokenizer.transcript import Transcript
+        from ...runtime.tokenizer.whole_chat import chat_prompt
 
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
-        transcript = Transcript(*self._load(), TemplateArgs.of(tools, variables))
+        _, template = self._load()
+        args = TemplateArgs.of(tools, variables)
         with self._template_lock:  # the template's state belongs to one thread at a time
-            return _chat_ids(transcript, messages, opens_turn)
+            return chat_prompt(template, messages, args, opens_turn=opens_turn).ids
 
     def decode(
         self, ids: Sequence[int], *, skip_special: bool = True, field: str = "tokens"
@@ -134,9 +135,8 @@ class ModelText:
         """The chat template and the tokens that it writes."""
         tokenizer, template = self._load()
         can_infill = InfillTokens.of(tokenizer.token_id) is not None
-        return TemplateText(
-            template.source, tokenizer.bos_token or "", tokenizer.eos_token or "", can_infill
-        )
+        names = tokenizer.named_tokens
+        return TemplateText(template.source, names["bos_token"], names["eos_token"], can_infill)
 
     def _require_ids(self, ids: Sequence[int], field: str = "tokens") -> None:
         vocab_size = self._info()["vocab_size"]
@@ -155,18 +155,6 @@ class ModelText:
                 if not Path(path).is_dir():
                     raise ModelLoadError(f"{path}: the model's folder is not on this host")
                 tokenizer = Tokenizer(Path(path), info["vocab_size"])
-                self._loaded = (path, tokenizer, ChatTemplate(Path(path), tokenizer))
+                template = ChatTemplate(Path(path), tokenizer, info.get("chat_template"))
+                self._loaded = (path, tokenizer, template)
             return self._loaded[1:]
-
-
-def _chat_ids(transcript: Transcript, messages: Sequence[Message], opens_turn: bool) -> array[int]:
-    is_open = opens_turn and messages[-1].role == "assistant"
-    for index, message in enumerate(messages):
-        transcript.begin_role(message.role, message.fields)
-        if message.content:
-            transcript.append_text(message.content)
-        if not (is_open and index == len(messages) - 1):
-            transcript.end_role()
-    if opens_turn and not is_open:
-        transcript.begin_role("assistant")
-    return transcript.ids

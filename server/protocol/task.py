@@ -8,25 +8,13 @@ from functools import cache
 from typing import Any, Protocol
 
 from ...errors import InvalidRequest
+from ...frontend.protocol.chat_message import Message
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import GenParams
 from .caller import digest_of
 from .hint_envelope import HintEnvelope
 from .pieces import GenerationFailed, Outcome, Piece
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A chat message."""
-
-    role: str
-    content: str
-    fields: str | None = None  # further fields for the template, as JSON; see ir.RoleBegin
-
-
-# Of a chat; the context mostly allows fewer. Delimiters are laid for each, at a cost that grows
-# with those before it: 8,192 take the engine 1.7 s, in turns with its other work.
-MAX_MESSAGES = 8192
 UNBOUNDED = 2**31 - 1  # max_tokens by default: the engine cuts it to what fits
 
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -64,6 +64,35 @@ def test_an_answer_sent_back_hits_the_cache_with_its_own_tokens(client: openai.O
     assert cached >= first.usage.prompt_tokens + first.usage.completion_tokens - 2
 
 
+def test_a_long_message_that_repeats_is_sent_once_and_reads_the_same(
+    client: openai.OpenAI,
+) -> None:
+    """From its second time on it has a slot of the connection."""
+    chat: list[Any] = [{"role": "system", "content": "Be kind, brief and exact. " * 20}, *RECALL]
+    replies = [
+        client.chat.completions.create(model=MODEL, messages=chat, temperature=0) for _ in range(3)
+    ]
+    assert len({reply.choices[0].message.content for reply in replies}) == 1
+    assert len({reply.usage.prompt_tokens for reply in replies if reply.usage}) == 1
+
+
+def test_each_turn_of_a_chat_finds_all_of_the_turn_before(client: openai.OpenAI) -> None:
+    """Its prompt, and the output with the ids that were generated."""
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}]
+    known = 0
+    for question in ("My name is Quellin Zarb.", "  Who am I?\n", "Is it so?", "And now?"):
+        messages.append({"role": "user", "content": question})
+        reply = client.chat.completions.create(
+            model=MODEL, messages=messages, temperature=1.0, seed=5, max_tokens=24
+        )
+        assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+        cached = reply.usage.prompt_tokens_details.cached_tokens or 0
+        assert cached >= known, question
+        # The last generated token, and an end-of-turn token, are never computed on.
+        known = reply.usage.prompt_tokens + reply.usage.completion_tokens - 2
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+
+
 def test_streamed_and_whole_answers_are_equal(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=RECALL, temperature=0)
     stream = client.chat.completions.create(

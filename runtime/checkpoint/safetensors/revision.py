@@ -19,7 +19,8 @@ from .safetensors_header import open_header
 _SAMPLES = 1024  # of a file whose tensors' places are not known
 _SAMPLE_BYTES = 4096
 _TEXT_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "chat_template.json", "additional_chat_templates/*.jinja", "generation_config.json",
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 
@@ -56,7 +57,7 @@ def text_revision(folder: Path) -> str:
     """32 hexadecimal digits, of what makes tokens of texts and messages, and of what calls leave
     open. Raises OSError for files that cannot be read."""
     state = blake2b(digest_size=16)
-    for file in (folder / name for name in _TEXT_FILES if (folder / name).exists()):
+    for file in (file for name in _TEXT_FILES for file in sorted(folder.glob(name))):
         state.update(f"{file.name} {file.stat().st_size}".encode())
         state.update(file.read_bytes())
     return state.hexdigest()

@@ -8,10 +8,10 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ....frontend.protocol.chat_message import Message
 from ...generation.answer import answer
 from ...generation.service import Service
 from ...protocol.json_route import beside_loop, json_routes
-from ...protocol.task import Message
 from ..openai.chat import chat_task
 from .reply import MessagesReply
 from .schema import MessagesRequest, PromptFields

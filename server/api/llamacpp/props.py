@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Query, Request
 
+from ....frontend.protocol.chat_message import Message
 from ...generation.service import Service
 from ...protocol.failures import Refusal
 from ...protocol.json_route import beside_loop, json_routes
-from ...protocol.task import Message
 from ..native.cache import own_version
 from ..openai.chat import ChatRequest, chat_task
 

@@ -19,13 +19,14 @@ from pydantic import Field
 from ....errors import InvalidRequest
 from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol import ir
+from ....frontend.protocol.chat_message import Message
 from ...generation.completion import prompt_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
 from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items, NullableFields
-from ...protocol.task import MAX_PROMPTS, Message, require_together
+from ...protocol.task import MAX_PROMPTS, require_together
 from ..openai.embeddings import EmbeddingRequest
 
 ASKED = ("yes", "no")

@@ -17,7 +17,7 @@ from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
-from ...protocol.task import MAX_MESSAGES, MAX_PROMPTS, Prompt, require_together
+from ...protocol.task import MAX_PROMPTS, Prompt, require_together
 from ..openai.chat_messages import ChatMessage
 from .prompts import PromptFields
 
@@ -56,7 +56,9 @@ def router(service: Service) -> APIRouter:
 class ScoreRequest(PromptFields):
     """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids."""
 
-    messages: Items[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Items[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=ir.MAX_MESSAGES
+    )
     choices: Items[str] | Items[Items[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
     method: Literal[
         "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"

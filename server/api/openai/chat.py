@@ -16,6 +16,7 @@ from pydantic import Field
 from ....errors import InvalidRequest
 from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.chat_format.reasoning import ReasoningTags
+from ....frontend.protocol.chat_message import Message
 from ....frontend.protocol.ir import GenParams
 from ....frontend.protocol.numbers import MAX_LOGPROBS
 from ...generation.answer import answer
@@ -25,7 +26,7 @@ from ...parsers.tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, behind_reason
 from ...protocol.json_route import beside_loop, json_routes, validated
 from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
-from ...protocol.task import UNBOUNDED, Message, Task
+from ...protocol.task import UNBOUNDED, Task
 from .chat_messages import ChatMessage, fitting
 from .message_reader import Delta, MessageReader, PlainReader
 from .reasoning_fields import ReasoningFields

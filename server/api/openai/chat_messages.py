@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 
 from ....errors import InvalidRequest
 from ....frontend.chat_format.chat_format import ChatFormat
+from ....frontend.protocol.chat_message import Message
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...protocol.known_fields import FewItems, Items
-from ...protocol.task import Message
-from .content_parts import ContentPart, text_of
+from .content_parts import ContentPart, texts_of
 
 MAX_CALLS = 256  # of one message; guess
 
@@ -49,13 +49,16 @@ class ChatMessage(BaseModel):
         """The message for a template that knows all fields; "developer" is today's name of
         "system". Raises InvalidRequest; `index`: among the messages."""
         self._check(f"messages.{index}")
-        text = text_of(self.content or "", f"messages.{index}.content")
-        fields = self._fields(has_text=bool(text))
+        given = self.content or ""
+        texts = texts_of(given, f"messages.{index}.content")
+        parts = () if isinstance(given, str) else tuple(map(len, texts))
+        fields = self._fields(has_text=any(texts))
         whole = json.dumps(fields, ensure_ascii=False) if fields else None
         if whole is not None and len(whole) > MAX_FIELDS_CHARS:
             allowed = f"at most {MAX_FIELDS_CHARS} characters of tool calls and reasoning"
             raise InvalidRequest.of(f"messages.{index}", f"{len(whole)} characters", allowed)
-        return Message("system" if self.role == "developer" else self.role, text, whole)
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, "".join(texts), whole, parts)
 
     def _fields(self, *, has_text: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -123,7 +126,7 @@ def _named(message: Message, names: Mapping[str, str]) -> Message:
 
 def _with_fields(message: Message, fields: Mapping[str, Any]) -> Message:
     text = json.dumps(fields, ensure_ascii=False) if fields else None
-    return Message(message.role, message.content, text)
+    return message._replace(fields=text)
 
 
 def _without_calls(messages: Sequence[Message]) -> list[Message]:

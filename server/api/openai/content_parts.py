@@ -19,11 +19,12 @@ class ContentPart(BaseModel):
     refusal: str | None = None
 
 
-def text_of(content: str | Sequence[ContentPart], field: str) -> str:
-    """All text; `field`: path of the content. Raises InvalidRequest naming the part."""
+def texts_of(content: str | Sequence[ContentPart], field: str) -> list[str]:
+    """The text of each part; `field`: path of the content. Raises InvalidRequest naming the
+    part."""
     if isinstance(content, str):
-        return content
-    return "".join(_text_of_part(part, f"{field}.{i}") for i, part in enumerate(content))
+        return [content]
+    return [_text_of_part(part, f"{field}.{i}") for i, part in enumerate(content)]
 
 
 def _text_of_part(part: ContentPart, field: str) -> str:

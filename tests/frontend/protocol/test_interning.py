@@ -92,3 +92,13 @@ def test_any_op_is_restored_or_refused(op: Any) -> None:
     for item in (op, ["text", 0, 0, None, op], ["gen", 0, 0, None, "x", op]):
         with contextlib.suppress(InvalidProgram):
             TakenTexts().restore(item)
+
+
+def test_contents_of_a_chat_are_put_in_their_places() -> None:
+    taken = TakenTexts()
+    taken.change({"texts": [[3, "long"]]})
+    op: list[object] = ["chat", 0, 0, None, [["user", 3], ["user", "b"], ["tool", 3, "{}"], [], 5]]
+    assert taken.restore(op) == 8
+    assert op[4] == [["user", "long"], ["user", "b"], ["tool", "long", "{}"], [], 5]
+    with pytest.raises(InvalidProgram, match="slot=4"):
+        taken.restore(["chat", 0, 0, None, [["user", 4]]])

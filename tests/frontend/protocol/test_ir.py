@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stemma.errors import InvalidProgram, InvalidRequest
 from stemma.frontend.protocol import ir, wire
+from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.constraint import Constraint, ConstraintKind
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -47,8 +48,12 @@ PARAMS = st.builds(
     logprob_start=st.none() | INT,
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
+MESSAGES = st.builds(Message, TEXT, TEXT, st.none() | TEXT, st.just(())) | st.lists(
+    TEXT, min_size=1
+).filter(any).map(lambda texts: Message("user", "".join(texts), None, tuple(map(len, texts))))
 OPS = st.one_of(
-    st.builds(ir.Text, INT, INT, SOURCE, TEXT, st.booleans()),
+    st.builds(ir.Text, INT, INT, SOURCE, TEXT),
+    st.builds(ir.Chat, INT, INT, SOURCE, st.lists(MESSAGES, min_size=1, max_size=4).map(tuple)),
     st.builds(ir.Tokens, INT, INT, SOURCE, CHILDREN),
     st.builds(ir.Gen, INT, INT, SOURCE, TEXT, PARAMS),
     st.builds(
@@ -93,9 +98,22 @@ def test_every_op_survives_the_wire(op: ir.Op) -> None:
 def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
-        "text", "tokens", "gen", "select", "embed", "role_begin", "role_end", "tools", "image",
-        "fork", "join", "var", "pause", "hint", "drop", "resume", "end",
+        "text", "tokens", "chat", "gen", "select", "embed", "role_begin", "role_end", "tools",
+        "image", "fork", "join", "var", "pause", "hint", "drop", "resume", "end",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message",
+    [["user"], ["user", 5], ["user", "a", {}], ["user", "a", "{}", [2]], ["user", "a", None, [-1]],
+     ["user", "a", "x" * (ir.MAX_FIELDS_CHARS + 1)], ["user", "a", None, [1], 5], "user"],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_message_of_a_chat_is_refused(message: object) -> None:
+    with pytest.raises(InvalidProgram, match=r"messages|content|fields|parts"):
+        ir.op_from_wire(["chat", 0, 0, None, [["user", "a"], message]])
+    with pytest.raises(InvalidProgram, match="messages"):
+        ir.op_from_wire(["chat", 0, 0, None, []])
 
 
 JSON = st.recursive(

@@ -7,6 +7,8 @@ import random
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,9 @@ from program_harness import (
 
 from stemma.errors import InvalidProgram, PromptTooLong
 from stemma.frontend.protocol import ir, wire
+from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.interpreter import MAX_ERROR_CHARS
+from stemma.runtime.programs import context as context_module
 from stemma.runtime.programs import session as session_module
 from stemma.runtime.programs.context import AssistantTurnCache, Defaults, ProgramContext
 from stemma.runtime.schedule.plan import RowResult
@@ -607,26 +611,47 @@ def test_a_chat_that_is_cancelled_between_two_turns_is_over(
     assert harness.queue.ended == [harness.session.record] and not harness.queue.open
 
 
+def chat(*messages: tuple[str, str]) -> Op:
+    said = tuple(Message(*message) for message in messages)
+    return lambda branch, seq: ir.Chat(branch, seq, None, said)
+
+
 def test_an_assistant_turn_sent_back_as_text_gets_the_ids_it_was_generated_with(
     context: ProgramContext,
 ) -> None:
-    def turns(harness: ProgramHarness, answer: Op) -> ProgramHarness:
-        harness.on(0, role("user"), text("Hi"), role_end(), role("assistant"), answer, role_end())
-        return harness
-
     ids = [200, 201]  # bytes that are no text: encode() can never give these
-    first = turns(ProgramHarness(context), gen())
+    first = ProgramHarness(context)
+    first.on(0, chat(("user", "Hi")), gen())
     assert isinstance(first.queue, FakeQueue)
+    before = list(first.queue.open[0].prompt)
     first.queue.generate(first.queue.open[0], ids)
     first.session.advance()
-    said = first.values[0, 4]
-    replay = turns(ProgramHarness(context), lambda b, s: ir.Text(b, s, None, said, is_replay=True))
-    replay.on(0, gen())
-    prompt = list(first.queue.open[0].prompt)
-    assert prompt[-3:-1] == ids
-    plain = turns(ProgramHarness(context), text(said))
-    plain.on(0, gen())
-    assert list(first.queue.open[1].prompt) != prompt
+    said = first.values[0, 1]
+    for answer, is_known in ((said, True), (said + "!", False)):
+        again = ProgramHarness(context)
+        again.on(0, chat(("user", "Hi"), ("assistant", answer), ("user", "And?")), gen())
+        prompt = list(again.queue.open[-1].prompt)
+        assert (prompt[: len(before) + 2] == before + ids) == is_known
+    other = replace(context, assistant_turns=AssistantTurnCache())
+    again = ProgramHarness(other)
+    again.on(0, chat(("user", "Hi"), ("assistant", said), ("user", "And?")), gen())
+    assert ids[0] not in again.queue.open[-1].prompt
+
+
+def test_what_is_known_of_turns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "MAX_TURN_TOKENS", 10)
+    monkeypatch.setattr(context_module, "MAX_ANSWERS", 2)
+    turns = AssistantTurnCache()
+    for number in range(5):
+        turns.remember("", b"%d" % number, "a", array("i", [number] * 4))
+    known = [turns.find("", b"%d" % number, "a.", ["."]) is not None for number in range(5)]
+    assert known == [False, False, False, True, True]
+    assert turns.find("other", b"4", "a.", ["."]) is None
+    assert turns.find("", b"4", "ab.", ["."]) is None, "not what was generated"
+    for answer in ("ab", "abc"):
+        turns.remember("", b"4", answer, array("i", [1]))
+    assert turns.find("", b"4", "ab.", ["."]) == ("ab", array("i", [1]))
+    assert turns.find("", b"4", "abc.", ["."]) is None, "the third answer to one prompt"
 
 
 # --- gens that are to end now ---------------------------------------------------------------------
@@ -658,3 +683,26 @@ def test_a_gen_that_has_ended_is_not_ended_again(harness: ProgramHarness) -> Non
     harness.session.end_gens()
     harness.session.advance()
     assert harness.is_done and harness.values == {(0, 1): "whole"}
+
+
+# --- messages of programs under a SentencePiece tokenizer -----------------------------------------
+
+
+def test_a_messages_content_goes_on_what_the_template_has_written(
+    context: ProgramContext, tmp_path: Path
+) -> None:
+    """No blank is put before its first word: the template writes none."""
+    from chats import TEMPLATES, make_tokenizer
+
+    num_tokens = make_tokenizer(tmp_path, "metaspace_always")
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES["internlm"])
+    tokenizer = Tokenizer(tmp_path, num_tokens)
+    template = ChatTemplate(tmp_path, tokenizer)
+    world = replace(context, tokenizer=tokenizer, template=template, vocab_size=num_tokens)
+    program, whole = ProgramHarness(world), ProgramHarness(world)
+    program.on(0, role("user"), text("do it"), role_end(), role("assistant"), gen())
+    prompt = list(program.queue.open[-1].prompt)
+    whole.on(0, chat(("user", "do it")), gen())
+    shown = [tokenizer.decode(ids, skip_special=False)
+             for ids in (prompt, whole.queue.open[-1].prompt)]  # fmt: skip
+    assert shown[0] == shown[1] and "user\ndo it<" in shown[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,34 +43,14 @@ def load(tmp_path: Path, byte_tokenizer: Tokenizer) -> Callable[[str], ChatTempl
     return load
 
 
-def call(number: int) -> str:
-    function = {"name": "f", "arguments": json.dumps({"n": number})}
-    return json.dumps(
-        {
-            "content": None,
-            "tool_calls": [{"id": f"{number:09}", "type": "function", "function": function}],
-        }
-    )
+def roles(num_rounds: int) -> list[str]:
+    return ["system", *["user", "assistant"] * num_rounds, "user"]
 
 
-def conversation(num_rounds: int, calls: set[int]) -> list[tuple[str, str | None, str | None]]:
-    """Role, content and fields of messages; in some rounds a tool is called first."""
-    messages: list[tuple[str, str | None, str | None]] = [("system", "Be brief.", None)]
-    for number in range(num_rounds):
-        messages.append(("user", f"question {number}", None))
-        if number in calls:
-            messages.append(("assistant", None, call(number)))
-            result = json.dumps({"tool_call_id": f"{number:09}", "name": "f"})
-            messages.append(("tool", f"result {number}", result))
-        messages.append(("assistant", f"answer {number}", None))
-    return [*messages, ("user", "last", None)]
-
-
-def args(transcript: Transcript, messages: list[tuple[str, str | None, str | None]]) -> Transcript:
-    for role, content, fields in messages:
-        transcript.begin_role(role, fields)
-        if content is not None:
-            transcript.append_text(content)
+def said(transcript: Transcript, roles: list[str]) -> Transcript:
+    for number, role in enumerate(roles):
+        transcript.begin_role(role)
+        transcript.append_text(f"{role} {number}")
         transcript.end_role()
     transcript.begin_role("assistant")
     return transcript
@@ -82,29 +61,26 @@ def args(transcript: Transcript, messages: list[tuple[str, str | None, str | Non
     [CHATML, COUNTED, NUMBERED, EARLY, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS],
     ids=["chatml", "counted", "numbered", "early", "hermes", "llama3", "mistral"],
 )
-@given(num_rounds=st.integers(1, 12), calls=st.sets(st.integers(0, 11), max_size=4))
+@given(num_rounds=st.integers(1, 12))
 @settings(
     max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 def test_what_is_generated_from_is_what_the_template_writes(
-    load: Any, byte_tokenizer: Tokenizer, source: str, num_rounds: int, calls: set[int]
+    load: Any, byte_tokenizer: Tokenizer, source: str, num_rounds: int
 ) -> None:
-    messages = conversation(num_rounds, calls if "tool" in source else set())
-    if source == MISTRAL_TOOLS:
-        messages = messages[1:]
-    guessed = args(Transcript(byte_tokenizer, load(source)), messages)
+    messages = roles(num_rounds)[source == MISTRAL_TOOLS :]
+    guessed = said(Transcript(byte_tokenizer, load(source)), messages)
     guessed.settle()
     sure = Transcript(byte_tokenizer, load(source))
     sure._can_guess = False
-    assert guessed.ids == args(sure, messages).ids
-    assert guessed.content_start == sure.content_start
+    assert guessed.ids == said(sure, messages).ids
 
 
 def test_a_wrong_guess_is_told_anew(load: Any, byte_tokenizer: Tokenizer) -> None:
-    transcript = args(Transcript(byte_tokenizer, load(NUMBERED)), conversation(9, set()))
+    transcript = said(Transcript(byte_tokenizer, load(NUMBERED)), roles(9))
     change = transcript.settle()
     assert change is not None and change.replace
-    assert change.text.endswith("19 assistant: answer 8;20 user: last;assistant: ")
+    assert change.text.endswith("19 assistant: assistant 18;20 user: user 19;assistant: ")
     assert transcript.settle() is None
     transcript.append_text("answer")
     transcript.end_role()
@@ -123,6 +99,6 @@ def test_renderings_do_not_grow_with_the_conversation(
         return str(render(messages, *args))
 
     monkeypatch.setattr(template, "_rendered", counted)
-    transcript = args(Transcript(byte_tokenizer, template), conversation(500, set()))
+    transcript = said(Transcript(byte_tokenizer, template), roles(500))
     assert transcript.settle() is None
     assert sorted(rendered)[-2] <= 2 * MIN_TURNS and max(rendered) == 1002

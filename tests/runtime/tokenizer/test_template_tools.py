@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ import pytest
 from checkpoints import make_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_harness import ProgramHarness, gen, role, role_end, text
+from program_harness import ProgramHarness, gen, text
 from templates import CHATML, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS, R1_TOOLS
 
 from stemma.errors import InvalidProgram
 from stemma.frontend.protocol import ir
+from stemma.frontend.protocol.chat_message import Message
 from stemma.runtime.programs.context import ProgramContext
-from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs, Turn
+from stemma.runtime.tokenizer.chat_template import NO_TEMPLATE_ARGS, ChatTemplate, TemplateArgs
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
 from stemma.runtime.tokenizer.transcript import Transcript
+from stemma.runtime.tokenizer.whole_chat import chat_prompt
 
 Load = Callable[[str], ChatTemplate]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -47,22 +49,29 @@ def answer(tool_call_id: str = "call12345") -> str:
     return json.dumps({"tool_call_id": tool_call_id, "name": "weather"})
 
 
-def conversation(template: ChatTemplate, tokenizer: Tokenizer, *, content: str | None) -> str:
-    transcript = Transcript(tokenizer, template, TemplateArgs.of(TOOLS))
-    transcript.begin_role("user")
-    transcript.append_text("Weather?")
-    transcript.end_role()
+def called(content: str | None = None, arguments: str = '{"city": "Ulm"}') -> Message:
     if content is None:
-        transcript.begin_role("assistant", fields(content=None))
-    else:
-        transcript.begin_role("assistant", fields())
-        transcript.append_text(content)
-    transcript.end_role()
-    transcript.begin_role("tool", answer())
-    transcript.append_text("rain")
-    transcript.end_role()
-    transcript.begin_role("assistant")
-    return tokenizer.decode(transcript.ids, skip_special=False)
+        return Message("assistant", "", fields(arguments, content=None))
+    return Message("assistant", content, fields(arguments))
+
+
+ASKED = Message("user", "Weather?")
+RAIN = Message("tool", "rain", answer())
+
+
+def written(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    args: TemplateArgs = NO_TEMPLATE_ARGS,
+    *,
+    opens_turn: bool = False,
+) -> str:
+    return chat_prompt(template, messages, args, opens_turn=opens_turn).text
+
+
+def conversation(template: ChatTemplate, *, content: str | None) -> str:
+    chat = [ASKED, called(content), RAIN]
+    return written(template, chat, TemplateArgs.of(TOOLS), opens_turn=True)
 
 
 @pytest.mark.parametrize(
@@ -82,66 +91,65 @@ def conversation(template: ChatTemplate, tokenizer: Tokenizer, *, content: str |
     ids=["hermes", "llama3", "mistral", "r1"],
 )  # fmt: skip
 def test_a_turn_of_calls_and_its_result_are_written_as_the_template_does(
-    load: Load, byte_tokenizer: Tokenizer, source: str, expected: str
+    load: Load, source: str, expected: str
 ) -> None:
-    assert conversation(load(source), byte_tokenizer, content=None).endswith(expected)
+    assert conversation(load(source), content=None).endswith(expected)
 
 
-def test_text_beside_calls_is_kept_where_the_template_has_a_place_for_it(
-    load: Load, byte_tokenizer: Tokenizer
-) -> None:
-    text = conversation(load(HERMES_TOOLS), byte_tokenizer, content="Let me see.")
+def test_text_beside_calls_is_kept_where_the_template_has_a_place_for_it(load: Load) -> None:
+    text = conversation(load(HERMES_TOOLS), content="Let me see.")
     assert "assistant\nLet me see.\n<tool_call>" in text
-    text = conversation(load(LLAMA3_TOOLS), byte_tokenizer, content="Let me see.")
+    text = conversation(load(LLAMA3_TOOLS), content="Let me see.")
     assert "Let me see." not in text and '"parameters": {"city": "Ulm"}}<|eot_id|>' in text
 
 
 def test_a_template_that_refuses_calls_says_so_in_its_own_words(load: Load) -> None:
     call = json.loads(fields())["tool_calls"][0]
-    two = Turn.of("assistant", json.dumps({"content": None, "tool_calls": [call, call]}))
+    two = json.dumps({"content": None, "tool_calls": [call, call]})
     with pytest.raises(InvalidProgram, match="single tool-calls"):
-        load(LLAMA3_TOOLS).delimiters(["user", two])
+        written(load(LLAMA3_TOOLS), [ASKED, Message("assistant", "", two)])
     short = json.dumps({"content": None, "tool_calls": [{**call, "id": "x"}]})
     with pytest.raises(InvalidProgram, match="nine characters"):
-        load(MISTRAL_TOOLS).delimiters(["user", Turn.of("assistant", short)])
+        written(load(MISTRAL_TOOLS), [ASKED, Message("assistant", "", short)])
 
 
 def test_arguments_that_are_no_object_reach_the_template_as_text(load: Load) -> None:
-    turn = Turn.of("assistant", fields('{"city', content=None))
-    assert '"arguments": "{\\"city"}' in "".join(load(HERMES_TOOLS).delimiters(["user", turn]))
+    text = written(load(HERMES_TOOLS), [ASKED, called(arguments='{"city')])
+    assert '"arguments": "{\\"city"}' in text
 
 
 @pytest.mark.parametrize(
     "given", ["{", "[]", '{"role": "x"}', '{"content": "x"}', '{"content": 0}', "[" * 100_000]
 )
-def test_fields_that_are_none_are_refused(given: str) -> None:
-    with pytest.raises(InvalidProgram):
-        Turn.of("assistant", given)
+def test_fields_that_are_none_are_refused(load: Load, given: str) -> None:
+    with pytest.raises(InvalidProgram, match="fields"):
+        written(load(HERMES_TOOLS), [Message("assistant", "", given)])
 
 
-def test_only_an_assistant_may_be_without_content() -> None:
+def test_only_an_assistant_may_be_without_content(load: Load) -> None:
+    for role, content in (("user", ""), ("assistant", "x")):
+        with pytest.raises(InvalidProgram, match="content=None"):
+            written(load(HERMES_TOOLS), [Message(role, content, '{"content": null}')])
+
+
+def test_a_message_without_content_cannot_be_continued(load: Load) -> None:
     with pytest.raises(InvalidProgram, match="without content"):
-        Turn.of("user", '{"content": null}')
+        written(load(HERMES_TOOLS), [ASKED, called()], opens_turn=True)
 
 
-def test_text_in_a_message_without_content_is_refused(
-    load: Load, byte_tokenizer: Tokenizer
-) -> None:
-    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
-    transcript.begin_role("assistant", fields(content=None))
-    with pytest.raises(InvalidProgram, match="without content"):
-        transcript.append_text("x")
+@pytest.mark.parametrize("role", ["user<eos>", "", "Über", "a" * 40])
+def test_a_role_is_a_word(load: Load, role: str) -> None:
+    with pytest.raises(InvalidProgram, match="role="):
+        written(load(HERMES_TOOLS), [Message(role, "a")])
 
 
-def test_reasoning_of_an_earlier_turn_is_what_the_template_makes_of_it(
-    load: Load, byte_tokenizer: Tokenizer
-) -> None:
-    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
-    transcript.begin_role("assistant", json.dumps({"reasoning_content": "Why?"}))
-    transcript.append_text("So.")
-    transcript.end_role()
-    text = byte_tokenizer.decode(transcript.ids)
-    assert text == "<|im_start|>assistant\n<think>\nWhy?\n</think>\n\nSo.<|im_end|>\n"
+def test_reasoning_of_an_earlier_turn_is_what_the_template_makes_of_it(load: Load) -> None:
+    reasoned = Message("assistant", "So.", json.dumps({"reasoning_content": "Why?"}))
+    text = "<|im_start|>assistant\n<think>\nWhy?\n</think>\n\nSo.<|im_end|>\n"
+    assert written(load(HERMES_TOOLS), [reasoned]) == text
+    by_another_name = "{% for m in messages %}{{ m.thinking }}{% endfor %}"
+    assert written(load(by_another_name), [reasoned]) == "Why?"
+    assert "reasoning_content" in load(by_another_name).describe()["marks"]
 
 
 def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_clients(
@@ -149,6 +157,7 @@ def test_variables_reach_the_template_but_not_in_place_of_what_is_not_the_client
 ) -> None:
     template = load(HERMES_TOOLS)
     assert template.around_answer() == ("<|im_start|>assistant\n", "<|im_end|>\n")
+    assert template.behind_answers()[1] == "<|im_end|>\n<|im_start|>user\n"
     off, _ = template.around_answer(TemplateArgs.of((), {"enable_thinking": False}))
     assert off == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     stolen = TemplateArgs.of((), {"messages": [], "bos_token": "x", "add_generation_prompt": True})
@@ -187,18 +196,18 @@ def test_no_text_of_a_client_becomes_a_special_token(
     """Not even put together from pieces, or in other letters."""
     tools = [{"type": "function", "function": {"name": "f", "description": described}}]
     args = TemplateArgs.of(tools, {"a": variable, "b": value})
-    transcript = Transcript(byte_tokenizer, writing_all, args)
-    transcript.begin_role("tool", json.dumps({"tool_call_id": name}))
-    transcript.append_text(value)
-    transcript.end_role()
     arguments = json.dumps({name: value})
     call = {"id": name, "function": {"name": name, "arguments": arguments}}
-    transcript.begin_role("assistant", json.dumps({"content": None, "tool_calls": [call]}))
-    change = transcript.end_role()
-    assert not byte_tokenizer.special_ids & set(transcript.ids)
-    shown = byte_tokenizer.decode(transcript.ids, skip_special=False)
-    assert json.dumps(value, ensure_ascii=False) in shown
-    assert change.text in shown and "\ue002" not in shown
+    chat = [
+        Message("tool", value, json.dumps({"tool_call_id": name})),
+        Message("assistant", "", json.dumps({"content": None, "tool_calls": [call]})),
+        Message("user", value + described, None, (len(value), len(described))),
+    ]
+    prompt = chat_prompt(writing_all, chat, args, opens_turn=False)
+    assert not byte_tokenizer.special_ids & set(prompt.ids)
+    shown = byte_tokenizer.decode(prompt.ids, skip_special=False)
+    assert json.dumps(value, ensure_ascii=False) in shown and value + described in shown
+    assert shown == prompt.text and "\ue002" not in shown
 
 
 @pytest.mark.parametrize("escaped", ["<eos>", "\\u003ceos\\u003e", "<e\\u006fs>"])
@@ -206,11 +215,17 @@ def test_escapes_in_arguments_make_no_special_tokens(
     load: Load, byte_tokenizer: Tokenizer, escaped: str
 ) -> None:
     """They are text of JSON before they are an object."""
-    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
-    transcript.begin_role("assistant", fields(f'{{"city": "{escaped}"}}', content=None))
-    transcript.end_role()
-    assert not byte_tokenizer.special_ids & set(transcript.ids)
-    assert '{"city": "<eos>"}' in byte_tokenizer.decode(transcript.ids, skip_special=False)
+    chat = [called(arguments=f'{{"city": "{escaped}"}}')]
+    prompt = chat_prompt(load(HERMES_TOOLS), chat, opens_turn=False)
+    assert not byte_tokenizer.special_ids & set(prompt.ids)
+    assert '{"city": "<eos>"}' in byte_tokenizer.decode(prompt.ids, skip_special=False)
+
+
+def test_a_template_that_escapes_letters_tells_no_mark(load: Load) -> None:
+    template = load("{{ tools | tojson(ensure_ascii=true) }}{{ messages[0].content }}")
+    args = TemplateArgs.of([{"type": "ü<eos>"}])
+    prompt = chat_prompt(template, [ASKED], args, opens_turn=False)
+    assert prompt.text == '[{"type": "\\u00fc<eos>"}]Weather?'
 
 
 @pytest.mark.parametrize("depth", [400, 900, 5000])
@@ -218,35 +233,33 @@ def test_what_is_nested_too_deeply_is_refused_or_rendered(load: Load, depth: int
     nested = '{"a":' * depth + "1" + "}" * depth
     for shown in (f'{{"x": {nested}}}', fields(nested, content=None)):
         try:
-            load(HERMES_TOOLS).delimiters(["user", Turn.of("assistant", shown)])
+            written(load(HERMES_TOOLS), [ASKED, Message("assistant", "", shown)])
         except InvalidProgram:
             assert depth > 300
 
 
 def test_the_templates_own_special_tokens_stay(load: Load, byte_tokenizer: Tokenizer) -> None:
-    delimiters = load(MISTRAL_TOOLS).delimiters(
-        ["user", Turn.of("assistant", fields(content=None))]
-    )
-    assert load(MISTRAL_TOOLS).encode(delimiters[-1])[-1] in byte_tokenizer.special_ids
+    prompt = chat_prompt(load(MISTRAL_TOOLS), [ASKED, called()], opens_turn=False)
+    assert prompt.ids[-1] in byte_tokenizer.special_ids
 
 
 def test_a_placeholder_in_a_clients_text_is_no_place_for_a_content(load: Load) -> None:
-    turn = Turn.of("assistant", fields('{"city": "\\ue0000\\ue001"}', content=None))
-    delimiters = load(HERMES_TOOLS).delimiters(["user", turn])
-    assert len(delimiters) == 2 and "\ue0000\ue001" in delimiters[1]
+    text = written(load(HERMES_TOOLS), [ASKED, called(arguments='{"city": "\\ue0000\\ue001"}')])
+    assert "\ue0000\ue001" in text
 
 
-def test_a_template_that_writes_a_content_twice_is_refused(load: Load) -> None:
+def test_a_template_that_writes_a_content_twice_is_refused_to_programs(load: Load) -> None:
+    template = load("{{ messages[0].content }}{{ messages[0].content }}")
     with pytest.raises(InvalidProgram, match="twice"):
-        load("{{ messages[0].content }}{{ messages[0].content }}").delimiters(["user"])
+        template.delimiters(["user"])
+    assert written(template, [ASKED]) == "Weather?Weather?"
 
 
 def test_what_is_kept_of_renderings_is_bounded(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stemma.runtime.tokenizer.chat_template._MAX_CACHED_CHARS", 100_000)
     template = load(HERMES_TOOLS)
     for number in range(50):
-        turn = Turn.of("assistant", fields(f'{{"x": "{number}{"y" * 10_000}"}}', content=None))
-        template.delimiters(["user", turn])
+        template.delimiters(["user"] * 100, args=TemplateArgs.of([f"{number}{'y' * 10_000}"]))
         assert sum(len(m) for delimiters in template._cache.values() for m in delimiters) <= 100_000
 
 
@@ -266,58 +279,26 @@ def test_a_turn_of_calls_sent_back_gets_the_ids_it_was_generated_with(
     """Ids that no encoding of the text gives stand for it here."""
     context = make_world(context, tmp_path, HERMES_TOOLS)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-    written = f"{said}\n{call}" if said else call
-    first = ProgramHarness(context)
-    first.on(0, role("user"), text("Weather?"), role_end(), role("assistant"), gen())
-    asked = list(first.queue.open[0].prompt)
-    prompt_ids = first.queue.open[0].prompt
-    context.assistant_turns.remember("", prompt_ids, written, prompt_ids[:3])
-    second = ProgramHarness(context)
-    turns = [role("user"), text("Weather?"), role_end(), begin("assistant", said)]
-    turns += [text(said)] if said else []
-    turns += [role_end(), begin("tool", "r"), text("rain"), role_end(), role("assistant"), gen()]
-    second.on(0, *turns)
-    prompt = list(second.queue.open[-1].prompt)
-    assert prompt[: len(asked) + 3] == asked + asked[:3], "the ids that were remembered"
-    decoded = context.tokenizer.decode(prompt[len(asked) + 3 :], skip_special=False)
+    output = f"{said}\n{call}" if said else call
+    asked = chat_prompt(context.template, [ASKED])
+    known = asked.ids + asked.ids[:3]
+    context.assistant_turns.remember("", asked.digest, output, known)
+    harness = ProgramHarness(context)
+    harness.on(0, chat(ASKED, called(said or None), RAIN), gen())
+    prompt = harness.queue.open[-1].prompt
+    assert prompt[: len(known)] == known, "the ids that were remembered"
+    decoded = context.tokenizer.decode(prompt[len(known) :], skip_special=False)
     assert decoded.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nrain")
 
 
-def begin(name: str, said: str) -> Callable[[int, int], ir.Op]:
-    given = answer()
-    if name == "assistant":
-        given = fields() if said else fields(content=None)
-    return lambda branch, seq: ir.RoleBegin(branch, seq, None, name, given)
+def chat(*messages: Message) -> Callable[[int, int], ir.Op]:
+    return lambda branch, seq: ir.Chat(branch, seq, None, messages)
 
 
-def test_a_turn_that_nobody_generated_here_is_tokenized(
-    context: ProgramContext, tmp_path: Path
-) -> None:
-    context = make_world(context, tmp_path, CHATML)
-    harness = ProgramHarness(context)
-    harness.on(0, role("user"), text("a"), role_end(), begin("tool", "x"), text("b"), role_end())
-    harness.on(0, role("assistant"), gen())
-    assert "<|im_start|>tool\nb<|im_end|>" in harness.prompts[0]
-
-
-def test_nothing_is_generated_in_a_message_without_content(
-    context: ProgramContext, tmp_path: Path
-) -> None:
+def test_a_chat_is_the_beginning_of_its_branch(context: ProgramContext, tmp_path: Path) -> None:
     harness = ProgramHarness(make_world(context, tmp_path, HERMES_TOOLS))
-    harness.on(0, role("user"), text("a"), role_end(), begin("assistant", ""), gen(), end=True)
-    assert "without content" in harness.failures[0] and harness.is_done
-
-
-def test_fields_travel_only_where_there_are_some() -> None:
-    plain = ir.RoleBegin(0, 0, None, "user")
-    assert plain.to_wire() == ["role_begin", 0, 0, None, "user"]
-    op = ir.RoleBegin(0, 0, None, "tool", answer())
-    for each in (plain, op):
-        assert ir.op_from_wire(each.to_wire()) == each
-    with pytest.raises(InvalidProgram, match="fields"):
-        ir.op_from_wire(["role_begin", 0, 0, None, "tool", "x" * (ir.MAX_FIELDS_CHARS + 1)])
-    with pytest.raises(InvalidProgram, match="fields"):
-        ir.op_from_wire(["role_begin", 0, 0, None, "tool", {"a": 1}])
+    harness.on(0, text("a"), chat(ASKED), gen(), end=True)
+    assert "beginning of its branch" in harness.failures[0] and harness.is_done
 
 
 def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None:
@@ -332,15 +313,25 @@ def test_what_opens_an_answer_may_be_another_behind_a_result(load: Load) -> None
     assert switched[1][1].endswith("</think>\n\n") and switched[1][1] == switched[1][2]
 
 
-def test_a_template_that_searches_a_content_that_there_is_not_gets_an_empty_one(
+def test_a_template_that_wants_a_content_that_there_is_not_gets_none_or_an_empty_one(
     load: Load,
 ) -> None:
-    searching = "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}{% endfor %}"
-    template = load(searching + HERMES_TOOLS)
-    turn = Turn.of("assistant", fields(content=None))
-    delimiters = template.delimiters(["user", turn])
-    assert delimiters == load(HERMES_TOOLS).delimiters(["user", turn])
-    assert template.delimiters(["user"]) == load(HERMES_TOOLS).delimiters(["user"])
+    searching = (
+        "{% for m in messages %}{% if '</think>' in m.content + '' %}{% endif %}{% endfor %}"
+    )
+    turns = [ASKED, called()]
+    assert written(load(searching + HERMES_TOOLS), turns) == written(load(HERMES_TOOLS), turns)
+    asking = "{% for m in messages %}{{ m.content + '' if m.content is not none }}|{% endfor %}"
+    assert written(load(asking), turns) == "Weather?||"
+
+
+def test_a_message_without_content_is_never_the_word_none(load: Load) -> None:
+    assert written(
+        load("{% for m in messages %}{{ m.content }}|{% endfor %}"), [ASKED, called()]
+    ) == ("Weather?||")
+
+
+# --- calls of programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", [HERMES_TOOLS, LLAMA3_TOOLS], ids=["hermes", "llama3"])
@@ -422,3 +413,21 @@ def test_tools_told_later_are_as_if_they_were_told_first(
             early.use_tools(wrong)
     with pytest.raises(InvalidProgram, match="knows none"):
         Transcript(byte_tokenizer, load(CHATML)).use_tools(json.dumps(TOOLS))
+
+
+def test_text_in_a_message_without_content_is_refused_and_what_the_template_drops_is_not(
+    load: Load, byte_tokenizer: Tokenizer
+) -> None:
+    transcript = Transcript(byte_tokenizer, load(HERMES_TOOLS))
+    transcript.begin_role("assistant", fields(content=None))
+    with pytest.raises(InvalidProgram, match="without content"):
+        transcript.append_text("x")
+    transcript = Transcript(byte_tokenizer, load(LLAMA3_TOOLS))
+    transcript.begin_role("user")
+    transcript.append_text("Weather?")
+    transcript.end_role()
+    transcript.begin_role("assistant", fields())
+    transcript.append_text("Let me see.")
+    transcript.end_role()
+    shown = byte_tokenizer.decode(transcript.ids, skip_special=False)
+    assert "Let me see." not in shown and shown.endswith('{"city": "Ulm"}}<|eot_id|>')

@@ -43,7 +43,7 @@ def test_special_tokens_in_a_users_text_are_plain_text(byte_tokenizer: Tokenizer
 
 
 def test_special_tokens_of_a_template_are_special(byte_tokenizer: Tokenizer) -> None:
-    assert byte_tokenizer.encode_delimiters("<bos>a<eos>") == [BOS_ID, ord("a"), EOS_ID]
+    assert byte_tokenizer.encode_rendered("<bos>a<eos>").tolist() == [BOS_ID, ord("a"), EOS_ID]
 
 
 @given(text=st.text())
@@ -173,7 +173,7 @@ def test_special_tokens_may_be_objects_in_old_configs(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<bos>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(tmp_path, BYTE_VOCAB_SIZE)
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<bos>", "")
+    assert (tokenizer.bos_token, tokenizer.named_tokens["eos_token"]) == ("<bos>", "")
 
 
 def test_a_text_beyond_the_limit_is_refused(
@@ -215,7 +215,7 @@ def test_a_text_over_the_limit_of_tokens_is_refused(tmp_path: Path, num_chars: i
 def test_a_panic_of_the_library_is_the_texts_error(tmp_path: Path, num_chars: int) -> None:
     tokenizer = Tokenizer(make_backtracking(make_byte_tokenizer(tmp_path)), BYTE_VOCAB_SIZE)
     text = BACKTRACKS * (num_chars // len(BACKTRACKS))
-    for encode in (tokenizer.encode, tokenizer.encode_delimiters):
+    for encode in (tokenizer.encode, tokenizer.encode_rendered):
         with pytest.raises(InvalidRequest, match=r"cannot take this text: .*retry-limit"):
             encode(text)
     assert tokenizer.encode("abc") == list(b"abc"), "it still works"

@@ -102,9 +102,9 @@ def test_what_a_model_generated_keeps_its_ids_when_the_marks_are_laid_anew(
     change = transcript.end_role()
     assert change.replace and change.text == "<user>Hi</user><assistant*>said</assistant>"
     expected = [
-        *tokenizer.encode_delimiters("<user>Hi</user><assistant*>"),
+        *tokenizer.encode_rendered("<user>Hi</user><assistant*>"),
         *generated,
-        *tokenizer.encode_delimiters("</assistant>"),
+        *tokenizer.encode_rendered("</assistant>"),
     ]
     assert list(transcript.ids) == expected
     assert before.open_role == "assistant" and transcript.open_role is None
@@ -221,7 +221,7 @@ def test_a_message_that_is_dropped_leaves_what_was_before_it(
         transcript.begin_role(roles[num_before])
         transcript.append_text("stays")
         transcript.settle()
-    assert dropped.ids == plain.ids and dropped.content_start == plain.content_start
+    assert dropped.ids == plain.ids
     for transcript in (dropped, plain):
         transcript.end_role()
     assert dropped.ids == plain.ids
@@ -230,3 +230,41 @@ def test_a_message_that_is_dropped_leaves_what_was_before_it(
 def test_a_message_is_dropped_only_while_it_is_open(templates: Templates) -> None:
     with pytest.raises(InvalidProgram, match="no message is open"):
         Transcript(*templates["chatml"]).drop_message()
+
+
+SYSTEM_NEEDS_USER = {
+    "refused": "{% if messages[-1].role == 'system' %}{{ raise_exception('whom?') }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}",
+    "left out": "{% if messages[0].role == 'system' %}{% set head = messages[0].content + '\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set head = '' %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ head if loop.first }}{{ m.content }}</>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("refused", "<system>Be.</><user>Hi</>"),
+        ("left out", "<user>Be.\nHi</>"),
+    ],
+)
+def test_a_system_message_may_wait_for_the_users(
+    byte_tokenizer: Tokenizer, tmp_path: Path, name: str, text: str
+) -> None:
+    """The template refuses it alone, or writes it within the user's."""
+    (tmp_path / "chat_template.jinja").write_text(SYSTEM_NEEDS_USER[name])
+    transcript = Transcript(byte_tokenizer, ChatTemplate(tmp_path, byte_tokenizer))
+    told = ""
+    for role, content in (("system", "Be."), ("user", "Hi")):
+        change = transcript.begin_role(role)
+        transcript.append_text(content)
+        told += change.text + content
+        if role == "user":
+            assert transcript.settle() is None
+        else:
+            with pytest.raises(InvalidProgram, match=r"whom\?|leaves out message 0"):
+                transcript.settle()
+        change = transcript.end_role()
+        told += change.text
+        assert not change.replace
+    assert text_of(transcript, byte_tokenizer) == told == text

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S
 
+from stemma.frontend.protocol.chat_message import Message
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.tokenizer import chat_template
 from stemma.server.generation.model_text import ModelText
-from stemma.server.protocol.task import Message
 
 
 def _model_text() -> ModelText:

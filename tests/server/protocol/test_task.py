@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.constraint import Constraint
 from stemma.frontend.protocol.ir import GenParams
 from stemma.server.protocol import task as task_module
 from stemma.server.protocol.caller import digest_of
-from stemma.server.protocol.task import LARGE, Message, Task
+from stemma.server.protocol.task import LARGE, Task
 
 LONG = Constraint("regex", "a" * LARGE)
 

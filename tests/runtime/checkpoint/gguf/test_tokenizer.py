@@ -200,7 +200,7 @@ def test_marks_template_and_bytes_are_there_for_the_runtime(
     original, folder = piece_folder
     tokenizer = Tokenizer(folder, original.get_vocab_size() + 3)
     assert (tokenizer.bos_ids, tokenizer.suffix_ids) == ([1], [])
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    assert (tokenizer.bos_token, tokenizer.named_tokens["eos_token"]) == ("<s>", "</s>")
     assert tokenizer.special_ids == {0, 1, 2}
     template = ChatTemplate(folder, tokenizer)
     assert not template.is_fallback and template.delimiters(["user"]) == ["<s>", "</s>"]
@@ -253,8 +253,8 @@ def test_special_tokens_among_the_others_keep_their_ids(tmp_path: Path) -> None:
     )
     read = Tokenizer(convert_gguf(path), len(kinds))
     text = "the <first> dog"
-    assert read.encode_delimiters(text) == original.encode(text).ids
-    assert 0 in read.encode_delimiters(text) and 0 not in read.encode(text)
+    assert read.encode_rendered(text).tolist() == original.encode(text).ids
+    assert 0 in read.encode_rendered(text) and 0 not in read.encode(text)
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)

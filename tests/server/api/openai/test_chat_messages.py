@@ -9,9 +9,9 @@ import pytest
 
 from stemma.errors import InvalidRequest
 from stemma.frontend.chat_format.chat_format import ChatFormat
+from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.ir import MAX_FIELDS_CHARS
 from stemma.server.api.openai.chat_messages import ChatMessage, fitting
-from stemma.server.protocol.task import Message
 
 KNOWING = ChatFormat(knows_tools=True, knows_calls=True, knows_reasoning=True)
 ASK = {"role": "user", "content": "Weather?"}
