@@ -151,6 +151,8 @@ def test_no_tokens_are_made_where_none_are_asked_for(http: httpx.Client, stream:
         ({"logit_bias": [["kite", -1]]}, "logit_bias"),
         ({"n_predict": -3}, "n_predict"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": [5, {"prompt_string": "x"}]}, "prompt"),
+        ({"prompt": [5, [6, 7]]}, "prompt"),
         ({"prompt": [5, *["x"] * 1025]}, "prompt"),
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "prompt.multimodal_data"),
         ({"grammar": 'root ::= "', "n_predict": 2}, "ebnf"),

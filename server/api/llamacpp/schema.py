@@ -191,6 +191,9 @@ class CompletionBody(SamplerBody):
         for each in prompts:
             if isinstance(each, PromptObject):
                 refuse_others(each, "prompt.")
+            elif isinstance(each, list) and not all(isinstance(p, int | str) for p in each):
+                allowed = "ids and texts in one prompt, or a list of prompts"
+                raise InvalidRequest.of("prompt", "a prompt within another one", allowed)
         return [each.prompt_string if isinstance(each, PromptObject) else each for each in prompts]
 
 
