@@ -514,7 +514,8 @@ def _run_loop(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run(*args, **kwargs))
-    raise InvalidProgram(f"an event loop runs here already: await fn.{run.__name__}(...) instead")
+    named = run.__name__.lstrip("_")
+    raise InvalidProgram(f"an event loop runs here already: await fn.{named}(...) instead")
 
 
 def open_program(
