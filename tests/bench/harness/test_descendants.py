@@ -16,12 +16,16 @@ ORPHAN = f"import subprocess as s; print(s.Popen({SLEEP}).pid)"
 FORK = """
 import multiprocessing, time
 from stemma.bench.harness.descendants import ending_descendants
+forks = multiprocessing.get_context("fork")
+runs = forks.Event()
 def work():
+    runs.set()
     while True:  # a signal before a single long wait would not end that
         time.sleep(0.01)
 with ending_descendants():
-    child = multiprocessing.get_context("fork").Process(target=work)
+    child = forks.Process(target=work)
     child.start()
+    runs.wait()  # Python forgets a signal that comes while it forks
     child.terminate()
     child.join()
     print(child.exitcode)
