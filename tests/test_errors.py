@@ -52,6 +52,7 @@ VALUES: dict[str, Any] = {
     "Mapping[int, BaseException]": {1: errors.UnsupportedSchema("/a", "format", "no")},
     "Mapping[str, str] | None": {"a": "b"},
     "Sequence[Any]": (),
+    "Sequence[str]": ("search",),
 }
 
 

@@ -112,7 +112,7 @@ def test_programs_that_wait_go_where_there_is_less_to_do(checkpoint: Path) -> No
                 assert may_go_on.wait(PATIENCE_S)
 
     def say(backend: Backend) -> list[str]:
-        states = chat.run_batch([{"number": n} for n in range(12)], seed=3, backend=backend)
+        states = chat.run_batch([{"number": n} for n in range(24)], seed=3, backend=backend)
         return [state.text() for state in states]
 
     may_go_on.set()
@@ -122,7 +122,7 @@ def test_programs_that_wait_go_where_there_is_less_to_do(checkpoint: Path) -> No
     with clustered(checkpoint) as (cluster, backend), ThreadPoolExecutor(1) as user:
         said = user.submit(say, backend)
         try:
-            wait_until(lambda: sum(each.is_at_rest for each in programs_of(cluster)) == 12)
+            wait_until(lambda: sum(each.is_at_rest for each in programs_of(cluster)) == 24)
             cluster.restart(1)  # the other one has all of them now
             wait_until(lambda: len(cluster.replicas[1].programs) > 0)
         finally:
