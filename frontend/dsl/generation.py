@@ -128,7 +128,8 @@ def gen(
 
     Args:
         name: `state[name]` is the generated text; None: unnamed.
-        max_tokens: at most this many tokens, >= 1 (default 128).
+        max_tokens: at most this many tokens (default 128); 0: the prompt is computed, and cached,
+            and nothing generated: the value is "".
         min_tokens: no end-of-sequence or stop token before so many, and no stop string in them.
         n: so many samples of one prompt, 1 to 64, each with draws of its own; with n > 1
             `state[name]` is a list, and the program goes on with its first item.

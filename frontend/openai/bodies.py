@@ -45,6 +45,8 @@ def gen_body(
 ) -> dict[str, Any]:
     """The body of a call. Raises InvalidProgram naming what the endpoint does not understand."""
     _refuse_unknown(flavor, params)
+    if params.max_tokens == 0 and (prompt.is_chat or flavor.name != "stemma"):
+        raise InvalidProgram.of("max_tokens", 0, "at least 1 on this endpoint")
     body = {**prompt_fields(flavor, model, prompt), "seed": seed}
     for name in (*_SHARED, *flavor.extras):
         if (value := getattr(params, name)) is not None:

@@ -62,7 +62,7 @@ class Range:
 
 
 RANGES: Mapping[str, Range] = {
-    "max_tokens": Range(1, MAX_INT, is_whole=True),
+    "max_tokens": Range(0, MAX_INT, is_whole=True),
     "min_tokens": Range(0, MAX_INT, is_whole=True),
     "temperature": Range(0, 1e4),
     "top_p": Range(0, 1, is_above=True),

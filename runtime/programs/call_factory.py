@@ -83,7 +83,7 @@ class CallFactory:
                 ],
             )
             samples = call.samples
-        grammar = self._grammar(op.params.constraint)
+        grammar = self._grammar(op.params.constraint) if samplings[0].max_tokens else None
         requests = []
         if scores is not None:
             scores.request = self._request(branch, scores.prompt, SamplingParams(), scores, adapter)
@@ -93,6 +93,8 @@ class CallFactory:
             request = self._request(branch, prompt, sampling, sample, adapter)
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
+            if not sampling.max_tokens:
+                request.scoring = Scoring(len(prompt) - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
             if sample is samples[0]:
@@ -297,6 +299,8 @@ def _beam_params(params: ir.GenParams) -> BeamParams | None:
                 raise InvalidRequest.of(name, getattr(params, name), "only together with beam")
         return None
     RANGES["beam"].require("beam", width)
+    if params.max_tokens == 0:
+        raise InvalidRequest.of("max_tokens", 0, "at least 1 with beam")
     RANGES["length_penalty"].require("length_penalty", 1.0 if penalty is None else penalty)
     if not (early is None or isinstance(early, bool) or early == "never"):
         raise InvalidRequest.of("early_stopping", early, 'true, false or "never"')

@@ -194,6 +194,8 @@ class GenCall:
         text = self._detokenizer.text
         meta = meta_of(request)
         meta["output_ids"] = ids.tolist()
+        if not self._sampling.max_tokens and request.finish_reason is FinishReason.STOP:
+            meta["finish_reason"] = FinishReason.LENGTH.value  # all that was asked for
         if self._hit is not None:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:

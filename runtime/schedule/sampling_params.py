@@ -26,7 +26,7 @@ class SamplingParams:
     the output.
     """
 
-    max_tokens: int = 128  # >= 1
+    max_tokens: int = 128  # >= 0; 0: the prompt is computed and nothing sampled
     temperature: float = 1.0  # [0, 1e4]; 0 is greedy, and so is less than MIN_TEMPERATURE
     top_p: float = 1.0  # (0, 1]
     top_k: int | None = None  # >= 1; None: whole vocabulary

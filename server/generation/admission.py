@@ -102,7 +102,7 @@ def _max_tokens(asked: int | None, limit: int | None) -> int | None:
         return asked
     if asked is None or asked == UNBOUNDED:
         return limit
-    raise InvalidRequest.of("max_tokens", asked, f"an integer in [1, {limit}] on this server")
+    raise InvalidRequest.of("max_tokens", asked, f"an integer in [0, {limit}] on this server")
 
 
 def _priority(asked: int | None, most: int | None) -> int | None:

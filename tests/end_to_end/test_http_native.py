@@ -328,6 +328,19 @@ def test_logprobs_are_told_as_sglang_does(http: httpx.Client) -> None:
     assert len(streamed["output_token_logprobs"]) == len(output)
 
 
+def test_no_new_tokens_compute_the_prompt_only(http: httpx.Client) -> None:
+    asked = {"text": "Nora has a red kite, and", "sampling_params": {"max_new_tokens": 0}}
+    answer = http.post("/generate", json={**asked, "return_logprob": True, "logprob_start_len": 0})
+    meta = answer.json()["meta_info"]
+    assert (answer.json()["text"], answer.json()["output_ids"]) == ("", [])
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
+    assert http.post("/generate", json=asked).json()["meta_info"]["cached_tokens"] > 0
+    body = {"model": MODEL, "prompt": asked["text"], "max_tokens": 0}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.json()["choices"][0]["text"] == ""
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -399,7 +399,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Any, field: str, val
         ("best_of", {"best_of": 2, "stream": True}), ("best_of", {"best_of": 100}),
         ("prompt", {"prompt": ["x"] * 2049}), ("prompt", {"prompt": []}),
         ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
-        ("max_tokens", {"max_tokens": 0}), ("prompt_embeds", {"prompt_embeds": "x"}),
+        ("max_tokens", {"max_tokens": -1}), ("prompt_embeds", {"prompt_embeds": "x"}),
         ("add_special_tokens", {"add_special_tokens": False}),
     ],
 )  # fmt: skip

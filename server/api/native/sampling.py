@@ -25,7 +25,7 @@ class SamplingObject(SamplerFields, GrammarFields):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    max_new_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: int | None = Field(default=None, ge=0)
     min_new_tokens: int | None = Field(default=None, ge=0)
     sampling_seed: int | None = None
     prediction: str | None = None  # ours

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -51,7 +50,6 @@ def router(service: Service) -> APIRouter:
             body.wanted,
             fingerprint=fingerprint_of(service.info),
             echoes=await _echoes(service, body) if body.echo else (),
-            only_scores=body.only_scores,
         )
         return await answer(service, request, task, reply)
 
@@ -96,18 +94,9 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest.of("best_of", self.best_of, "n where the answer is streamed")
         if not self.add_special_tokens:
             raise InvalidRequest.of("add_special_tokens", False, "true, or token ids as prompt")
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest.of("max_tokens", 0, "a positive integer, or 0 with echo")
         max_tokens = 16 if self.max_tokens is None else self.max_tokens
-        if self.only_scores:
-            max_tokens = 1  # is made, and left out of the answer
         scores_prompt = self.echo and self.logprobs is not None
         return self.gen_params(max_tokens, has_prompt_logprobs=scores_prompt)
-
-    @property
-    def only_scores(self) -> bool:
-        """Whether nothing but the prompt is asked for."""
-        return self.echo and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt by itself."""
@@ -146,21 +135,19 @@ class TextReply(CompletionReply["TextSample"]):
         *,
         fingerprint: str | None = None,
         echoes: Sequence[str] = (),
-        only_scores: bool = False,
     ) -> None:
-        """`echoes`: by prompt, the text that is repeated; `only_scores`: nothing else is told."""
+        """`echoes`: by prompt, the text that is repeated."""
         super().__init__(model, wanted, fingerprint=fingerprint)
         self._echoes = echoes
-        self._only_scores = only_scores
         self._waits_for_prompts = bool(echoes) and self.wanted.num_logprobs is not None
         self._prompts: Sequence[Outcome] = ()  # the first sample of each, which knows its scores
 
     def whole(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> dict[str, Any]:
-        outcomes = self._told(outcomes)
+        self._note_prompts(outcomes)
         return super().whole(outcomes, hints)
 
     def close(self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None) -> bytes:
-        outcomes = self._told(outcomes)
+        self._note_prompts(outcomes)
         said = b""
         if self._waits_for_prompts:
             said = b"".join(event(self._chunk(self.choice(outcome))) for outcome in outcomes)
@@ -191,7 +178,7 @@ class TextReply(CompletionReply["TextSample"]):
         return choice
 
     def piece(self, piece: Piece) -> bytes:
-        if self._waits_for_prompts or self._only_scores:
+        if self._waits_for_prompts:
             return b""
         sample, begin = self._sample(piece.index)
         if self._is_plain:
@@ -202,15 +189,12 @@ class TextReply(CompletionReply["TextSample"]):
     def end(self, outcome: Outcome) -> bytes:
         if self._waits_for_prompts:
             return b""
-        (outcome,) = self._told([outcome])
         sample, begin = self._sample(outcome.index)
         reason = outcome.meta["finish_reason"]
         return begin + self._said(sample, self._stop_text(outcome), reason, extras_of(outcome))
 
-    def _told(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """What the answer is made of."""
+    def _note_prompts(self, outcomes: Sequence[Outcome]) -> None:
         self._prompts = outcomes[:: self._num_drawn]
-        return [_without_output(outcome) for outcome in outcomes] if self._only_scores else outcomes
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // self.wanted.n] if self._echoes else ""
@@ -271,14 +255,6 @@ def _likeliest(entry: dict[str, Any], num: int) -> dict[str, float] | None:
         **{top["token"]: top["logprob"] for top in entry["top"][:num]},
         entry["token"]: entry["logprob"],
     }
-
-
-def _without_output(outcome: Outcome) -> Outcome:
-    """Of a prompt that was only to be scored."""
-    nothing = {"completion_tokens": 0, "forced_tokens": 0, "output_ids": [], "matched_stop": None}
-    if "logprobs" in outcome.meta:
-        nothing["logprobs"] = []
-    return replace(outcome, text="", meta={**outcome.meta, **nothing, "finish_reason": "length"})
 
 
 class TextSample(Sample):

@@ -72,11 +72,11 @@ def test_an_error_that_nobody_read_is_raised_by_run() -> None:
     @st.function
     def program(s: st.ProgramState) -> str:
         side = s.copy()
-        side += "x" + st.gen("unread", max_tokens=0)  # the unread gen
+        side += "x" + st.gen("unread", max_tokens=-1)  # the unread gen
         s += "y" + st.gen("fine", max_tokens=1, **GREEDY)
         return s["fine"]
 
-    with pytest.raises(st.ProgramError, match="max_tokens=0") as caught:
+    with pytest.raises(st.ProgramError, match="max_tokens=-1") as caught:
         program.run()
     assert line_of(__file__, "the unread gen") in str(caught.value)
 
@@ -85,7 +85,7 @@ def test_an_error_that_was_handled_is_not_raised_again() -> None:
     @st.function
     def program(s: st.ProgramState) -> str:
         side = s.copy()
-        side += "x" + st.gen("bad", max_tokens=0)
+        side += "x" + st.gen("bad", max_tokens=-1)
         try:
             return str(side["bad"])
         except st.ProgramError:

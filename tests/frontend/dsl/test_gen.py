@@ -40,6 +40,35 @@ def test_token_ids_go_in_as_they_are_and_come_back() -> None:
     assert again.get_meta_info("first")["output_ids"] == second["output_ids"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_tokens_compute_the_prompt_and_nothing_else(n: int) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Nothing is said of the sea."
+        s += st.gen("none", 0, n=n, logprobs=0, logprob_start=0, regex="[a-z]+")
+        s += st.gen("some", 3, **GREEDY)
+
+    state = program.run()
+    value, meta = state["none"], state.get_meta_info("none")
+    if n > 1:
+        assert value == [""] * n
+        value, meta = value[0], meta[0]
+    assert value == "" and state.text().endswith("sea." + state["some"])
+    assert (meta["completion_tokens"], meta["output_ids"], meta["logprobs"]) == (0, [], [])
+    assert meta["finish_reason"] == "length"
+    assert len(meta["prompt_logprobs"]) == meta["prompt_tokens"] == 27
+    assert state.get_meta_info("some")["cached_tokens"] == 26
+
+
+def test_no_tokens_are_refused_with_beam() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "a" + st.gen("x", 0, beam=2)
+
+    with pytest.raises(st.ProgramError, match="max_tokens=0 is not allowed.*beam"):
+        program.run()
+
+
 def test_a_prediction_changes_no_output_and_what_became_of_it_is_told() -> None:
     @st.function
     def program(s: st.ProgramState, expected: str | None) -> None:

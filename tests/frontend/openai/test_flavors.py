@@ -13,6 +13,7 @@ import stemma as st
 from stemma.errors import InvalidRequest, ProgramError
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "max_tokens": {"max_tokens": 0},
     "top_k": {"top_k": 5},
     "min_p": {"min_p": 0.1},
     "repetition_penalty": {"repetition_penalty": 1.1},

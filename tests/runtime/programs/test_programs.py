@@ -376,7 +376,7 @@ def test_a_failed_op_names_itself_and_its_source_line(harness: ProgramHarness) -
 @pytest.mark.parametrize(
     "params",
     [
-        {"max_tokens": 0}, {"max_tokens": "5"}, {"temperature": "hot"}, {"top_p": 0.0},
+        {"max_tokens": -1}, {"max_tokens": "5"}, {"temperature": "hot"}, {"top_p": 0.0},
         {"top_p": []}, {"top_k": 0}, {"seed": -1}, {"seed": 1.5}, {"stop": "abc"}, {"stop": ("",)},
         {"stop": (1,)}, {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": "ab"},
         {"logprobs": 1000}, {"logprobs": True}, {"ignore_eos": "no"}, {"ignore_eos": []},
