@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ...errors import EngineError, InvalidProgram, ProgramError
 from ..protocol import ir, wire
 from .channel import Channel
+from .streamed import Streamed
 from .waiting import Condition, Waiters
 
 
@@ -28,13 +29,13 @@ class Pending:
 
     __slots__ = (
         "_typed",
-        "chunks",
         "done_s",
         "is_done",
         "meta",
         "op",
         "read",
         "replace",
+        "streamed",
         "text",
         "value",
     )
@@ -45,11 +46,16 @@ class Pending:
         self.text = ""  # what the op appended to its branch's text
         self.replace = False  # whether `text` is the branch's whole text so far
         self.meta: Any = {}  # a list of dicts where the value is a list of samples
-        self.chunks: list[str] | None = None
+        self.streamed: Streamed | None = None
         self.is_done = False
         self.done_s: float | None = None  # when it came, by time.perf_counter()
         self.read: Callable[[str], Any] | None = None  # a text as the value that it stands for
         self._typed: Any = None  # `value` as read
+
+    @property
+    def chunks(self) -> Sequence[str]:
+        """What was streamed of its text."""
+        return () if self.streamed is None else self.streamed.chunks
 
     @property
     def branch(self) -> int:
@@ -186,6 +192,8 @@ class Program:
         self.loop_thread: int | None = None  # where an async function runs: it must not wait there
         self.relay: Relay | None = None
         create: dict[str, object] = {"seed": seed, "instance": instance, "stream": stream}
+        if stream:
+            create["token_ids"] = True  # so that each chunk's tokens can be counted
         if num_api_spec_tokens is not None:
             create["num_api_spec_tokens"] = num_api_spec_tokens
         if lora_path is not None:
@@ -299,7 +307,7 @@ class Program:
         if not pending.is_done:
             self._refuse_to_stop_a_loop()  # first: what is not sent has no result in between
             self.begin_wait(pending)
-            self.wait_until(lambda: self._is_settled(pending))
+            self.wait_until(lambda: self.is_settled(pending))
         return self._checked(pending)
 
     async def wait_async(self, pending: Pending) -> Pending:
@@ -307,10 +315,10 @@ class Program:
         if not pending.is_done:
             self.begin_wait(pending)
             with self.released():
-                await self.waiters.wait_async(lambda: self._is_settled(pending))
+                await self.waiters.wait_async(lambda: self.is_settled(pending))
         return self._checked(pending)
 
-    def wait_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+    def wait_chunks(self, pending: Pending, num_seen: int) -> Sequence[str]:
         """Wait for chunks after the first `num_seen`; none when the result is done."""
         if not self._has_chunks(pending, num_seen):
             self._refuse_to_stop_a_loop()
@@ -318,7 +326,7 @@ class Program:
             self.wait_until(lambda: self._has_chunks(pending, num_seen))
         return self._fresh_chunks(pending, num_seen)
 
-    async def wait_chunks_async(self, pending: Pending, num_seen: int) -> list[str]:
+    async def wait_chunks_async(self, pending: Pending, num_seen: int) -> Sequence[str]:
         """The same for a coroutine."""
         if not self._has_chunks(pending, num_seen):
             self.begin_wait(pending)
@@ -378,15 +386,16 @@ class Program:
             return runner is not _current_task()
         return runner is not None and runner != threading.get_ident()
 
-    def _is_settled(self, pending: Pending) -> bool:
+    def is_settled(self, pending: Pending) -> bool:
+        """Whether `wait` for it would return or raise at once."""
         return pending.is_done or self._failure_of(pending) is not None
 
     def _has_chunks(self, pending: Pending, num_seen: int) -> bool:
-        return len(pending.chunks or ()) > num_seen or self._is_settled(pending)
+        return len(pending.chunks) > num_seen or self.is_settled(pending)
 
-    def _fresh_chunks(self, pending: Pending, num_seen: int) -> list[str]:
+    def _fresh_chunks(self, pending: Pending, num_seen: int) -> Sequence[str]:
         is_done = pending.is_done  # read before the chunks, so that none is lost
-        fresh = (pending.chunks or [])[num_seen:]
+        fresh = pending.chunks[num_seen:]
         if not fresh and not is_done:
             self._checked(pending)
         return fresh
@@ -545,10 +554,9 @@ class Program:
             self._errors[branch] = (seq, _error_from(payload))
         elif kind == wire.DELTA:
             pending = self._pending[branch, seq]
-            if pending.chunks is None:
-                pending.chunks = []
-            if text := wire.text_of_delta(payload):
-                pending.chunks.append(text)
+            if pending.streamed is None:
+                pending.streamed = Streamed()
+            pending.streamed.add(payload)
         else:
             _fill(self._pending[branch, seq], payload)
         self.waiters.wake()

@@ -6,14 +6,16 @@ without waiting. So waiting is written only once for threads and once for corout
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...errors import InvalidProgram
+from ..protocol.native_answer import LogprobForm
 from .program import Pending
 
 Piece: TypeAlias = str | Pending  # of a branch's text
+_FORM = LogprobForm(is_wanted=True, has_text=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,12 @@ def meta_of(name: str, found: Value) -> Any:
     if not isinstance(found, Pending):
         raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
     meta = found.meta
-    return [dict(item) for item in meta] if isinstance(meta, list) else dict(meta)
+    return [_told(item) for item in meta] if isinstance(meta, list) else _told(meta)
+
+
+def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """With SGLang's names for log probabilities beside ours."""
+    return {**meta, **_FORM.of(meta)}
 
 
 def text_of(pieces: Sequence[Piece]) -> str:

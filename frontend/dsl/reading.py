@@ -97,7 +97,9 @@ class BranchReader:
 
         Keys: id, prompt_tokens, cached_tokens, completion_tokens, output_ids (the value's token
         ids), queue_s, time_to_first_token_s, latency_s, finish_reason ("stop" or "length");
-        matched_stop, logprobs, prompt_logprobs, choice_logprobs where there are any.
+        matched_stop, logprobs, prompt_logprobs, choice_logprobs where there are any; beside
+        logprobs also SGLang's words for them, input_token_logprobs, input_top_logprobs,
+        output_token_logprobs and output_top_logprobs: [logprob, token id, text] of each token.
         """
         found = self._lookup(name)
         self._settle(found)
@@ -232,13 +234,14 @@ class BranchReader:
     ) -> AsyncIterator[Any]:
         """`text_iter` for async functions.
 
-        With `return_meta_data`, for one value only: pairs of text and meta info; the meta info is
-        empty until the last pair, whose text is empty.
+        With `return_meta_data`, for one value only: pairs of text and meta info, the last one with
+        an empty text and that of the whole value. On a runtime over ZeroMQ that of a chunk has id,
+        prompt_tokens, cached_tokens, and completion_tokens so far; elsewhere it is empty.
         """
         if var_name is not None:
             for piece in _pieces_of(var_name, await self._lookup_async(var_name)):
-                async for chunk in self._chunks_of_async(piece):
-                    yield (chunk, {}) if return_meta_data else chunk
+                async for chunk, meta in self._told_chunks_of(piece):
+                    yield (chunk, meta) if return_meta_data else chunk
             if return_meta_data:
                 yield "", await self.aget_meta_info(var_name)
             return
@@ -269,15 +272,21 @@ class BranchReader:
             yield piece.text
 
     async def _chunks_of_async(self, piece: Piece) -> AsyncIterator[str]:
+        async for chunk, _ in self._told_chunks_of(piece):
+            yield chunk
+
+    async def _told_chunks_of(self, piece: Piece) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Each with the meta info at its end."""
         if isinstance(piece, str):
-            yield piece
+            yield piece, {}
             return
         num_sent = 0
         while fresh := await self._program.wait_chunks_async(piece, num_sent):
             num_sent += len(fresh)
-            yield "".join(fresh)
+            streamed = piece.streamed
+            yield "".join(fresh), {} if streamed is None else streamed.meta_at(num_sent)
         if not num_sent and piece.text:
-            yield piece.text
+            yield piece.text, {}
 
     # --- waiting for a function that runs elsewhere ---------------------------------------------
 

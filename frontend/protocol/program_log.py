@@ -394,4 +394,4 @@ _NUMBERS: dict[str, Callable[[list[Any]], bool]] = {
     "join": lambda fields: bool(fields) and _are_ints(fields[0]),
     "var": lambda fields: len(fields) > 1 and _are_ints(fields[:2]),
 }
-_FIRST_FACTS = ("prompt_tokens", "cached_tokens")  # of the first delta with ids
+_FIRST_FACTS = ("id", "prompt_tokens", "cached_tokens")  # of the first delta with ids

@@ -63,8 +63,8 @@ DONE = "done"
 
 def text_of_delta(delta: str | dict[str, Any]) -> str:
     """The text of a delta. For a gen with logprobs, or a program with token ids, a delta is an
-    object: {"text", "logprobs", "token_ids"}, and with ids the first one has "prompt_tokens" and
-    "cached_tokens". A token comes with the delta that completes its text."""
+    object: {"text", "logprobs", "token_ids"}, and with ids the first one has "id", "prompt_tokens"
+    and "cached_tokens". A token comes with the delta that completes its text."""
     return delta if isinstance(delta, str) else str(delta["text"])
 
 

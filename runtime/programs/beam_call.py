@@ -126,6 +126,7 @@ class BeamCall:
         if not self._has_token_ids:
             return self._report.delta(text) if text else None
         counts = {
+            "id": leader.id,
             "prompt_tokens": leader.num_prompt_tokens,
             "cached_tokens": leader.num_cached_tokens,
         }

@@ -183,6 +183,7 @@ class GenCall:
             begin = request.num_prompt_tokens
             delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
             if self._num_sent_tokens is None:
+                delta["id"] = request.id
                 delta["prompt_tokens"] = request.num_prompt_tokens
                 delta["cached_tokens"] = request.num_cached_tokens
         if self._sampling.logprobs is not None:
@@ -411,6 +412,9 @@ class SelectCall:
         meta["output_ids"] = self._choice_ids[best]
         meta["choice_logprobs"] = [score.mean_logprob for score in scores]
         meta["choice_token_logprobs"] = [list(score.logprobs) for score in scores]
+        meta["choice_token_ids"] = [list(score.token_ids) for score in scores]
+        if unconditional:
+            meta["choice_unconditional_logprobs"] = [list(s.unconditional) for s in scores]
         payload = {"value": text, "text": text, "meta": meta}
         self._report.finished(array("i", self._choice_ids[best]), "", payload)
 

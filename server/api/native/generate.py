@@ -11,13 +11,14 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ....errors import InvalidRequest
+from ....frontend.protocol.native_answer import LogprobForm
 from ...generation.answer import answer
 from ...generation.service import Service
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import Task
-from .generate_reply import GenerateReply, LogprobForm
+from .generate_reply import GenerateReply
 from .prompts import PromptFields
 from .sampling import SamplingObject
 

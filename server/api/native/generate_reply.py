@@ -3,50 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from ....frontend.protocol.native_answer import LogprobForm, StreamedSample, answer_of
 from ...protocol.failures import failure_of
 from ...protocol.pieces import GenerationFailed, Outcome, Piece
 from ...protocol.server_sent_events import DONE, event
 from ...protocol.task import Task
-
-_SPECULATION = (
-    "drafted_tokens", "accepted_tokens",
-    "accepted_prediction_tokens", "rejected_prediction_tokens",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobForm:
-    """Whether log probabilities were requested, and whether with each token's text."""
-
-    is_wanted: bool
-    has_text: bool
-
-    def output(self, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """For generated tokens: [log probability, token id, text or null]."""
-        return {
-            "output_token_logprobs": [self._triple(entry) for entry in entries],
-            "output_top_logprobs": [[self._triple(top) for top in e["top"]] for e in entries],
-        }
-
-    def prompt(self, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """For the prompt's tokens; the very first one has none."""
-        return {"input_token_logprobs": [self._triple(entry) for entry in entries]}
-
-    def _triple(self, entry: dict[str, Any]) -> list[Any]:
-        return [entry["logprob"], entry["token_id"], entry["token"] if self.has_text else None]
-
-
-@dataclass(slots=True)
-class _Sample:
-    """What has been streamed of one sample."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 class GenerateReply:
@@ -61,7 +24,7 @@ class GenerateReply:
         self._form = form
         self._is_batch = is_batch
         self._is_incremental = is_incremental
-        self._samples: dict[int, _Sample] = {}
+        self._samples: dict[int, StreamedSample] = {}
 
     def whole(
         self, outcomes: Sequence[Outcome], hints: dict[str, Any] | None
@@ -81,8 +44,7 @@ class GenerateReply:
         sample.ids += piece.token_ids or ()
         sample.logprobs += piece.logprobs or ()
         is_new = self._is_incremental
-        meta: dict[str, Any] = {"id": self.id, "finish_reason": None, **sample.counts}
-        meta["completion_tokens"] = len(sample.ids)
+        meta = sample.meta(self.id)
         if self._form.is_wanted:
             meta |= self._form.output((piece.logprobs or ()) if is_new else sample.logprobs)
         ids = list(piece.token_ids or ()) if is_new else sample.ids
@@ -107,8 +69,8 @@ class GenerateReply:
     def failed(self, error: GenerationFailed) -> bytes:
         return event(failure_of(error).body) + DONE
 
-    def _sample(self, index: int) -> _Sample:
-        return self._samples.setdefault(index, _Sample())
+    def _sample(self, index: int) -> StreamedSample:
+        return self._samples.setdefault(index, StreamedSample())
 
     def _index(self, index: int) -> dict[str, int]:
         return {"index": index} if self._is_batch else {}
@@ -116,35 +78,11 @@ class GenerateReply:
     def _answer(self, outcome: Outcome) -> dict[str, Any]:
         if outcome.error is not None:
             return self._failed_answer(outcome.index, outcome.error)
-        meta = outcome.meta
-        told: dict[str, Any] = {
-            "id": self.id,
-            "finish_reason": self._finish_reason(outcome),
-            "prompt_tokens": meta["prompt_tokens"],
-            "completion_tokens": meta["completion_tokens"],
-            "cached_tokens": meta["cached_tokens"],
-            "e2e_latency": meta["latency_s"],
-        }
-        told |= {name: meta[name] for name in _SPECULATION if name in meta}
-        if "logprobs" in meta:
-            told |= self._form.prompt(meta.get("prompt_logprobs", ()))
-            told |= self._form.output(meta["logprobs"])
-        if meta.get("warnings"):
-            told["warnings"] = meta["warnings"]
-        return {"text": outcome.text, "output_ids": meta["output_ids"], "meta_info": told}
+        return answer_of(self.id, outcome.text, outcome.meta, self._form)
 
     def _failed_answer(self, index: int, error: GenerationFailed) -> dict[str, Any]:
         """The entry of one failed sample among others, with what it has streamed."""
         sample, failure = self._sample(index), failure_of(error)
         reason = {"type": "error", "message": failure.message, "status_code": failure.status}
-        counts = {**sample.counts, "completion_tokens": len(sample.ids)}
-        meta = {"id": self.id, "finish_reason": reason, **counts}
+        meta = {**sample.meta(self.id), "finish_reason": reason}
         return {"text": sample.text, "output_ids": sample.ids, "meta_info": meta}
-
-    def _finish_reason(self, outcome: Outcome) -> dict[str, Any]:
-        reason = outcome.meta["finish_reason"]
-        if reason == "stop":
-            return {"type": reason, "matched": outcome.meta.get("matched_stop")}
-        if reason == "length":
-            return {"type": reason, "length": outcome.meta["completion_tokens"]}
-        return {"type": reason}

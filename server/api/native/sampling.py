@@ -8,16 +8,9 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.native_answer import FIXED_SAMPLING
 from ..openai.constraint_fields import GrammarFields
 from ..openai.sampler_fields import SamplerFields
-
-_FIXED = {  # what these may be: the only thing they are here
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "no_stop_trim": False,
-    "custom_params": None,
-    "stream_interval": 1,
-}
 
 
 class SamplingObject(SamplerFields, GrammarFields):
@@ -48,7 +41,7 @@ class SamplingObject(SamplerFields, GrammarFields):
             first = error.errors()[0]
             field = ".".join([name, *map(str, first["loc"])])
             raise InvalidRequest(f"{field}: {first['msg']}", field) from error
-        for field, only in _FIXED.items():
+        for field, only in FIXED_SAMPLING.items():
             if getattr(params, field) not in (None, only):
                 value = getattr(params, field)
                 raise InvalidRequest.of(f"{name}.{field}", value, f"{only!r}, or left out")

@@ -57,6 +57,8 @@ def test_no_tokens_compute_the_prompt_and_nothing_else(n: int) -> None:
     assert (meta["completion_tokens"], meta["output_ids"], meta["logprobs"]) == (0, [], [])
     assert meta["finish_reason"] == "length"
     assert len(meta["prompt_logprobs"]) == meta["prompt_tokens"] == 27
+    assert meta["input_token_logprobs"][0] == [None, ord("N"), "N"]
+    assert len(meta["input_token_logprobs"]) == 27 and meta["output_token_logprobs"] == []
     assert state.get_meta_info("some")["cached_tokens"] == 26
 
 
@@ -65,7 +67,7 @@ def test_no_tokens_are_refused_with_beam() -> None:
     def program(s: st.ProgramState) -> None:
         s += "a" + st.gen("x", 0, beam=2)
 
-    with pytest.raises(st.ProgramError, match="max_tokens=0 is not allowed.*beam"):
+    with pytest.raises(st.ProgramError, match=r"max_tokens=0 is not allowed.*beam"):
         program.run()
 
 
