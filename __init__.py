@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         set_default_backend,
     )
     from .frontend.dsl.batch_stream import BatchStream, Prices
+    from .frontend.dsl.choices_method import ChoicesDecision, ChoicesSamplingMethod
     from .frontend.dsl.evaluation import Evaluation, evaluate
     from .frontend.dsl.expr import (
         assistant,
@@ -103,6 +104,7 @@ _ROOMS = {
     "frontend.dsl.batch_stream": ("BatchStream", "Prices"),
     "frontend.dsl.evaluation": ("Evaluation", "evaluate"),
     "frontend.dsl.few_shot": ("choose_examples",),
+    "frontend.dsl.choices_method": ("ChoicesDecision", "ChoicesSamplingMethod"),
     "frontend.dsl.expr": (
         "assistant",
         "assistant_begin",
@@ -141,6 +143,8 @@ _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "BatchError",
     "BatchStream",
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "Engine",
     "EngineError",
     "Evaluation",

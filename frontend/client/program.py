@@ -32,6 +32,7 @@ class Pending:
         "done_s",
         "is_done",
         "meta",
+        "more_meta",
         "op",
         "read",
         "replace",
@@ -46,6 +47,7 @@ class Pending:
         self.text = ""  # what the op appended to its branch's text
         self.replace = False  # whether `text` is the branch's whole text so far
         self.meta: Any = {}  # a list of dicts where the value is a list of samples
+        self.more_meta: Mapping[str, Any] = {}  # known here only
         self.streamed: Streamed | None = None
         self.is_done = False
         self.done_s: float | None = None  # when it came, by time.perf_counter()

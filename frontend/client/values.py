@@ -82,7 +82,9 @@ def meta_of(name: str, found: Value) -> Any:
     if not isinstance(found, Pending):
         raise InvalidProgram.of("name", name, "the name of a gen or select of this branch")
     meta = found.meta
-    return [_told(item) for item in meta] if isinstance(meta, list) else _told(meta)
+    if isinstance(meta, list):
+        return [_told(item) for item in meta]
+    return {**_told(meta), **found.more_meta}
 
 
 def _told(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,8 +168,8 @@ def _reading(name: str) -> tuple[str, str | None]:
 
 
 # Methods that wait for what they have appended themselves.
-_WAITS_WITHIN = dict.fromkeys(("append", "aappend", "__iadd__"), "a gen that is checked") | {
-    "__call__": "a tool loop"
-}
+_WAITS_WITHIN = dict.fromkeys(
+    ("append", "aappend", "__iadd__"), "a gen that is checked, or a choice made here"
+) | {"__call__": "a tool loop"}
 # Methods that read a whole branch; their first wait is not what they read.
 _READS_ALL = ("text", "messages", "sync", "atext", "amessages", "adone")

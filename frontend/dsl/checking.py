@@ -6,8 +6,6 @@ token, and goes on as if the others had never been.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -15,31 +13,15 @@ from ...errors import ProgramError
 from ..client.program import Pending
 from .expr import Check, GenExpr
 from .forks import Forks
+from .waits import Fork, Steps
 from .writing import BranchWriter
 
 RETRY_TEMPERATURE = 0.7  # where the first attempt took the likeliest tokens: they stay the same
-Fork = Callable[[], Forks[Any]]  # a branch that goes on from where the one at hand is
-_Steps = Generator[Pending, None, None]
 
 
-def append_checked(state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None) -> None:
-    """Append a value that will do, once there is one. Raises ProgramError."""
-    with contextlib.closing(_steps(state, fork, asked, source)) as steps:
-        for pending in steps:
-            state._program.wait(pending)
-
-
-async def append_checked_async(
-    state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None
-) -> None:
-    """`append_checked` for async functions."""
-    with contextlib.closing(_steps(state, fork, asked, source)) as steps:
-        for pending in steps:
-            await state._program.wait_async(pending)
-
-
-def _steps(state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None) -> _Steps:
-    """Yields each attempt, to be waited for."""
+def checked_steps(state: BranchWriter, fork: Fork, asked: GenExpr, source: str | None) -> Steps:
+    """Append a value that will do, once there is one; yields each attempt, to be waited for. Raises
+    ProgramError."""
     assert asked.check is not None
     problem = ""
     for number in range(asked.check.retries + 1):

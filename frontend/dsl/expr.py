@@ -80,12 +80,14 @@ class GenExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class SelectExpr(Expr):
-    """A choice among texts; an empty name keeps the value unnamed."""
+    """A choice among texts; an empty name keeps the value unnamed. `decide`: who chooses in place
+    of `method`, see `choices_method`."""
 
     name: str
     choices: tuple[str, ...]
     method: str
     lora_path: str | None = None
+    decide: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def gen(
     return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | None = None,
+    choices_method: ChoicesMethod | Callable[..., Any] | None = None,
     regex: str | None = None,
     json_schema: object = None,
     *,
@@ -279,14 +279,16 @@ def select(
     name: str | None = None,
     choices: Sequence[str] = (),
     temperature: float | None = 0.0,
-    choices_method: ChoicesMethod | None = "token_length_normalized",
+    choices_method: ChoicesMethod | Callable[..., Any] | None = "token_length_normalized",
     lora_path: str | None = None,
 ) -> Expr:
     """Append the likeliest of `choices` and call it `name`.
 
     `choices_method` is "token_length_normalized" (highest mean log probability a token),
     "greedy_token_selection" (token by token, the likeliest among the choices still possible) or
-    "unconditional_likelihood_normalized" (log probability with this context less that without).
+    "unconditional_likelihood_normalized" (log probability with this context less that without), or
+    an object that is called with the log probabilities of all and decides itself, see
+    `ChoicesSamplingMethod`; appending it waits (in an async function `await s.aappend(...)`).
     Nothing is drawn, so `temperature` can only be 0, as in SGLang. `lora_path`: see `gen`.
     """
     if isinstance(choices, str):
@@ -297,16 +299,20 @@ def select(
     if temperature is not None and not _GREEDY.holds(plain(temperature)):
         raise InvalidProgram.of("temperature", temperature, "0: the likeliest choice is taken")
     method = CHOICES_METHODS[0] if choices_method is None else choices_method
-    if method not in CHOICES_METHODS:
-        raise InvalidProgram.of("choices_method", choices_method, f"one of {CHOICES_METHODS}")
-    return SelectExpr(_checked_name(name), texts, method, checked_lora_path(lora_path))
+    decide = method if callable(method) and not iscoroutinefunction(method) else None
+    if decide is None and method not in CHOICES_METHODS:
+        allowed = f"one of {CHOICES_METHODS}, or a plain callable"
+        raise InvalidProgram.of("choices_method", choices_method, allowed)
+    by_name = CHOICES_METHODS[0] if decide is not None else str(method)
+    adapter = checked_lora_path(lora_path)
+    return SelectExpr(_checked_name(name), texts, by_name, adapter, decide)
 
 
 def _select_of_gen(
     name: str | None,
     choices: Sequence[str],
     temperature: float | None,
-    method: ChoicesMethod | None,
+    method: ChoicesMethod | Callable[..., Any] | None,
     lora_path: str | None,
     useless: Mapping[str, object],
 ) -> Expr:

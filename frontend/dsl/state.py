@@ -18,13 +18,15 @@ from ...errors import InvalidProgram
 from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
-from .checking import append_checked, append_checked_async
-from .expr import Appendable, Expr, GenExpr, Sum, TokensExpr, VarExpr, role
+from .checking import checked_steps
+from .deciding import decision_steps
+from .expr import Appendable, Expr, GenExpr, SelectExpr, Sum, TokensExpr, VarExpr, role
 from .forks import FORK_SIZES, Forks, require_no_offsets
 from .hint_handle import HintHandle, hint
 from .scopes import PauseScope, RoleScope, VarScope
 from .showing import html_of, repr_of
 from .source_lines import source_line
+from .waits import Steps, carry_out, carry_out_async
 from .writing import BranchWriter
 
 if TYPE_CHECKING:
@@ -85,23 +87,31 @@ class ProgramState(BranchWriter):
         return self
 
     async def aappend(self, other: Appendable) -> ProgramState:
-        """`append` for async functions: awaits gens with `validate` or `retries`."""
+        """`append` for async functions: awaits gens with `validate` or `retries`, and selects that
+        a `choices_method` of one's own decides."""
         source = source_line(sys._getframe(1))
         for item in other.items if isinstance(other, Sum) else (other,):
-            if isinstance(item, GenExpr) and item.check is not None:
-                await append_checked_async(self, partial(self._fork, 1, source), item, source)
+            if isinstance(item, GenExpr | SelectExpr) and _waits(item):
+                await carry_out_async(self._program, self._steps(item, source))
             else:
                 self._append(item, source)
         return self
 
-    def _append_checked(self, gen: GenExpr, source: str | None) -> None:
+    def _append_waiting(self, asked: GenExpr | SelectExpr, source: str | None) -> None:
         if self._program.loop_thread == threading.get_ident():
+            op, field = ("gen", "validate") if isinstance(asked, GenExpr) else _SELECT
             raise InvalidProgram(
-                "gen: with validate or retries it waits, which would stop the event loop: "
+                f"{op}: with {field} it waits, which would stop the event loop: "
                 "await s.aappend(...) in an async function",
-                "validate",
+                field,
             )
-        append_checked(self, partial(self._fork, 1, source), gen, source)
+        carry_out(self._program, self._steps(asked, source))
+
+    def _steps(self, asked: GenExpr | SelectExpr, source: str | None) -> Steps:
+        fork = partial(self._fork, 1, source)
+        if isinstance(asked, GenExpr):
+            return checked_steps(self, fork, asked, source)
+        return decision_steps(self, fork, asked, source)
 
     # --- roles and scopes ------------------------------------------------------------------------
 
@@ -273,6 +283,14 @@ class ProgramState(BranchWriter):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._parent is not None and not self._is_joined:
             Forks(self._parent, [self]).join()
+
+
+_SELECT = ("select", "a choices_method of one's own")
+
+
+def _waits(asked: GenExpr | SelectExpr) -> bool:
+    """Whether its value is decided on here."""
+    return (asked.check if isinstance(asked, GenExpr) else asked.decide) is not None
 
 
 async def _awaited(

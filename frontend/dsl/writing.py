@@ -70,18 +70,21 @@ class BranchWriter(BranchReader):
 
     def _append_gen(self, gen: GenExpr, source: str | None) -> None:
         if gen.check is not None:
-            self._append_checked(gen, source)
+            self._append_waiting(gen, source)
             return
         defaults = self._program.defaults
         params = gen.params if defaults is None else defaults.applied_to(gen.params)
         op = ir.Gen(self._branch, self._next(), source, gen.name, params)
         self._bind(gen.name, op).read = gen.read
 
-    def _append_checked(self, gen: GenExpr, source: str | None) -> None:
-        """One whose value has to do."""
+    def _append_waiting(self, asked: GenExpr | SelectExpr, source: str | None) -> None:
+        """One whose value is decided on here: it has to do, or a method of the author's chooses."""
         raise NotImplementedError
 
     def _append_select(self, select: SelectExpr, source: str | None) -> None:
+        if select.decide is not None:
+            self._append_waiting(select, source)
+            return
         name, choices, method = select.name, select.choices, select.method
         head = (self._branch, self._next(), source, name)
         op = ir.Select(*head, choices, method, lora_path=select.lora_path)

@@ -175,6 +175,7 @@ class Caller:
             "num_api_calls": len(scored),
             "choices_method": op.method,
             "choice_logprobs": [score.mean_logprob for score in scores],
+            "choice_token_logprobs": [list(score.logprobs) for score in scores],
         }
         return Outcome(op.choices[best], op.choices[best], meta)
 
