@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from .frontend.dsl.state import ProgramState
     from .frontend.dsl.tool import Tool, tool
     from .frontend.dsl.tool_loop import ToolLoop, tool_loop
+    from .frontend.global_config import global_config
     from .frontend.openai.backend import OpenAI, RuntimeEndpoint
 
 _ROOMS = {
@@ -132,6 +133,7 @@ _ROOMS = {
         "token_length_normalized",
         "unconditional_likelihood_normalized",
     ),
+    "frontend.global_config": ("global_config",),
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
     "frontend.dsl.result": ("Result",),
     "frontend.dsl.state": ("ProgramState",),
@@ -182,6 +184,7 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "role",

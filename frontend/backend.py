@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,8 +22,9 @@ from ..errors import EngineError, InvalidRequest
 from .client.backend import Backend
 from .client.channel import OwnedChannel
 from .client.client import Connection
-from .client.engine_options import EngineOptions, require_options
+from .client.engine_options import EngineOptions, options_of
 from .client.engine_process import EngineProcess, start_timeout_s
+from .native.backend import NativeBackend
 from .protocol.keys import client_keys
 from .protocol.wire import RUNTIME_TIMEOUT_S
 from .trace.notebook import RadixTree
@@ -31,7 +32,7 @@ from .trace.notebook import RadixTree
 log = logging.getLogger(__name__)
 
 
-class _Connected(Backend):
+class _Connected(NativeBackend):
     """A backend over ZeroMQ."""
 
     def tree(self, replica: int | None = None) -> RadixTree:
@@ -39,7 +40,8 @@ class _Connected(Backend):
 
 
 class Runtime(_Connected):
-    """A runtime that already runs, at an address as `stemma serve` prints it.
+    """A runtime that already runs, at an address as `stemma serve` prints it; or, as in SGLang,
+    with `model_path` one of its own.
 
     Over ZeroMQ it runs whole programs. When the runtime ends and another one with the same model
     answers there within `timeout_s`, they go on from where they are. Else what runs raises
@@ -54,17 +56,30 @@ class Runtime(_Connected):
             (`stemma keygen` makes them) or as 40 characters each; needed for another host.
         tenant: the tenant that this client's work counts for (`--tenant-weights`); None: its own.
             Over ZeroMQ only.
+        model_path: start an engine on this model, as `Engine` does, and end it with this object; in
+            place of an endpoint.
+        options: with `model_path`, those of `Engine`.
     """
+
+    _engine: Engine | None = None  # its own
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | None = None,
         timeout_s: float = 10.0,
         *,
         server_key: str | Path | None = None,
         client_key: str | Path | None = None,
         tenant: str | None = None,
+        model_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
+        others = {"server_key": server_key, "client_key": client_key, "tenant": tenant}
+        if model_path is not None:
+            self._start({"endpoint": endpoint, **others}, model_path, options)
+            return
+        for name, value in options.items():
+            raise InvalidRequest.of(name, value, "only together with model_path")
         if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
             allowed = 'an address "ipc://...", "tcp://..." or "http://..."'
             raise InvalidRequest.of("endpoint", endpoint, allowed)
@@ -82,8 +97,24 @@ class Runtime(_Connected):
             )
             super().__init__(self._connect())
 
+    def _start(
+        self, others: Mapping[str, object], model_path: str | Path, options: dict[str, Any]
+    ) -> None:
+        for name, value in others.items():
+            if value is not None:
+                allowed = "left out: model_path starts an engine of its own"
+                raise InvalidRequest.of(name, value, allowed)
+        self._engine = engine = Engine(model_path, **options)
+        super().__init__(engine.channel)
+
     def _reopened(self) -> OwnedChannel:
-        return self._connect()
+        return self._connect() if self._engine is None else self._engine.channel
+
+    def shutdown(self) -> None:
+        """Close the channel, and end the engine that `model_path` has started."""
+        super().shutdown()
+        if self._engine is not None:
+            self._engine.shutdown()
 
     def get_server_info(self) -> dict[str, Any]:
         """Model, limits, KV pool and counters of the runtime; over HTTP only model and limit."""
@@ -120,11 +151,13 @@ class Engine(_Connected):
     Args:
         model: folder in Hugging Face layout, .gguf file, or id of a model on the Hugging Face hub
             as in "NAME/MODEL" or "NAME/MODEL@REVISION"; None: the embedded model.
+        model_path: SGLang's name for `model`.
         listen: one or several further addresses at which to serve other clients, "ipc://PATH" or
             "tcp://HOST:PORT"; beyond this host only with the options `server_key` and
             `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
-            `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`.
+            `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`. Of other engines'
+            options those are accepted whose value says what holds here anyhow, as `tp_size=1`.
 
     Raises InvalidRequest for a name that is no option, before anything is started, and EngineError
     with the child's last output if it does not start.
@@ -134,12 +167,16 @@ class Engine(_Connected):
         self,
         model: str | Path | None = None,
         *,
+        model_path: str | Path | None = None,
         listen: str | Sequence[str] = (),
         **options: Unpack[EngineOptions],
     ) -> None:
-        require_options(options)
+        known = options_of(options)
+        if model is not None and model_path is not None:
+            raise InvalidRequest.of("model_path", model_path, "left out where model is given")
+        model = model_path if model is None else model
         listen = (listen,) if isinstance(listen, str) else listen
-        self._start = partial(EngineProcess, model, listen=listen, options=dict(options))
+        self._start = partial(EngineProcess, model, listen=listen, options=known)
         self._start_timeout_s = start_timeout_s(model)
         super().__init__(self._started())
 
@@ -201,6 +238,11 @@ def get_default_backend() -> Backend:
         if _default is None:
             _default, _is_own = Engine(), True
         return _default
+
+
+def chosen_backend() -> Backend | None:
+    """The default backend, where there is one already."""
+    return _default
 
 
 async def await_backend(backend: object) -> None:

@@ -74,7 +74,9 @@ FLOORS = {
         ("chat_format",),
         ("client",),
         ("openai", "trace"),
+        ("native",),
         ("backend",),
+        ("global_config",),
         ("dsl",),
     ),
     "bench": (

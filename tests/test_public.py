@@ -14,7 +14,7 @@ NAMES = """
     EngineError ProgramError BatchError __version__ tool Tool first image video separate_reasoning
     role Evaluation evaluate choose_examples BatchStream Prices Result
     tool_loop ToolLoop MaxTurnsExceeded
-    ChoicesDecision ChoicesSamplingMethod
+    ChoicesDecision ChoicesSamplingMethod global_config
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """
 

@@ -6,10 +6,10 @@ equal. Their values are checked by that process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ...errors import InvalidRequest
 
@@ -62,7 +62,6 @@ class EngineOptions(TypedDict, total=False):
 
 # Names that SGLang, vLLM, llama.cpp and Transformers have for the same.
 _SAME: Mapping[str, str] = {
-    "model_path": "model",
     "model_name_or_path": "model",
     "model_id": "model",
     "model_name": "model",
@@ -128,11 +127,32 @@ _OTHERWISE: Mapping[str, str] = {
 }
 
 
-def require_options(given: Iterable[str]) -> None:
-    """Raises InvalidRequest for a name that is no option, with the nearest that is."""
-    for name in given:
-        if name not in EngineOptions.__annotations__:
+# Values of theirs for what is always so here.
+_HARMLESS: Mapping[str, object] = {
+    "tp_size": 1,
+    "tp": 1,
+    "tensor_parallel_size": 1,
+    "dp_size": 1,
+    "data_parallel_size": 1,
+    "pp_size": 1,
+    "pipeline_parallel_size": 1,
+    "enable_prefix_caching": True,
+    "disable_radix_cache": False,
+    "enable_chunked_prefill": True,
+    "trust_remote_code": False,
+}
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without other engines' names for what holds anyhow. Raises InvalidRequest for a name that is
+    no option, with the nearest that is."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in EngineOptions.__annotations__:
+            options[name] = value
+        elif name not in _HARMLESS or value != _HARMLESS[name]:
             raise InvalidRequest(f"Engine has no option {name!r}: {_instead(name)}", name)
+    return options
 
 
 def _instead(name: str) -> str:

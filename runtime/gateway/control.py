@@ -143,12 +143,14 @@ class Control:
         self._texts.start(begin, end_waiting, num_chars=num_bytes, tenant=tenant)
         self._waiting.take(tenant, num_bytes)
 
-    def _tokenize(self, client: EngineClient, text: object) -> _Rest:
-        ids = self._loaded.tokenizer.encode(str(text))
+    def _tokenize(self, client: EngineClient, text: object, has_bos: bool = False) -> _Rest:
+        tokenizer = self._loaded.tokenizer
+        ids = [*(tokenizer.bos_ids if has_bos else ()), *tokenizer.encode(str(text))]
         return lambda: ids
 
-    def _detokenize(self, client: EngineClient, ids: list[Any]) -> _Rest:
-        text = self._loaded.tokenizer.decode([int(i) for i in ids])
+    def _detokenize(self, client: EngineClient, ids: list[Any], skip_special: bool = True) -> _Rest:
+        wanted = [int(i) for i in ids]
+        text = self._loaded.tokenizer.decode(wanted, skip_special=bool(skip_special))
         return lambda: text
 
     def _carry_out_hints(

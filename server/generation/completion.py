@@ -7,14 +7,13 @@ tokenized once and its KV shared. The HTTP process is a client of the engine lik
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...errors import EngineError, InvalidRequest
 from ...frontend.client.client import Connection
 from ...frontend.protocol import ir, wire
+from ...frontend.protocol.call_ops import plain_prompt_ops, sample_ops
 from ...frontend.protocol.chat_message import Message
-from ...frontend.protocol.ir import seed_of_sample
 from ..protocol.caller import Caller, digest_of
 from ..protocol.task import Prompt, Task
 
@@ -69,7 +68,7 @@ class Completion:
         """Send the whole program. Raises EngineError and InvalidProgram."""
         task, number = self._task, self._number
         ops = prompt_ops(task.prompts[number])
-        for op in (*ops, *_gen_ops(len(ops), task.params_of(number), task.n)):
+        for op in (*ops, *sample_ops(len(ops), task.params_of(number), task.n)):
             self._connection.send_op(self._program, op)
         self._connection.flush(self._program, end=True, is_awaited=True)
 
@@ -106,28 +105,6 @@ class Completion:
 
 def prompt_ops(prompt: Prompt) -> Sequence[ir.Op]:
     """What makes a program's first branch begin with `prompt`."""
-    if isinstance(prompt, str):
-        return (ir.Text(0, 0, None, prompt),)
-    if prompt and isinstance(prompt[0], int):
-        return (ir.Tokens(0, 0, None, tuple(prompt)),)  # type: ignore[arg-type]
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return plain_prompt_ops(prompt)  # type: ignore[arg-type]
     return (ir.Chat(0, 0, None, tuple(m for m in prompt if isinstance(m, Message))),)
-
-
-def _gen_ops(seq: int, params: ir.GenParams, n: int) -> Sequence[ir.Op]:
-    """Sample i is generated on branch i + 1; a single one, and those of one beam search, on the
-    prompt's own branch."""
-    if n == 1 or params.beam is not None:
-        return (ir.Gen(0, seq, None, "completion", params),)
-    branches = tuple(range(1, n + 1))
-    gens = [ir.Gen(b, 0, None, "completion", _of_sample(params, b - 1)) for b in branches]
-    return (ir.Fork(0, seq, None, branches), *gens)
-
-
-def _of_sample(params: ir.GenParams, index: int) -> ir.GenParams:
-    """Under a seed that was asked for each sample draws by its own; else forks differ anyhow. The
-    prompt is scored once."""
-    if index:
-        params = replace(params, logprob_start=None)
-    if params.seed is None:
-        return params
-    return replace(params, seed=seed_of_sample(params.seed, index))

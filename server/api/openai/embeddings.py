@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ....frontend.protocol import ir
-from ...generation.completion import prompt_ops
+from ....frontend.protocol.call_ops import embed_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
 from ...protocol.json_route import beside_loop, json_routes
@@ -102,12 +102,8 @@ class EmbeddingRequest(BaseModel):
     def _program(
         self, item: str | list[int], pooling: str, suffix_ids: Sequence[int]
     ) -> list[ir.Op]:
-        ops = list(prompt_ops(item))
-        if isinstance(item, str) and suffix_ids:
-            ops.append(ir.Tokens(0, len(ops), None, tuple(suffix_ids)))
-        is_whole = self.dimensions is None
-        normalize = self.normalize and is_whole
-        return [*ops, ir.Embed(0, len(ops), None, "embedding", pooling, normalize)]
+        normalize = self.normalize and self.dimensions is None
+        return embed_ops(item, suffix_ids, pooling=pooling, normalize=normalize)
 
 
 def _out_of(ids: Sequence[int], vocab_size: int) -> int | None:

@@ -32,7 +32,9 @@ def test_other_engines_names_lead_to_options() -> None:
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        ({"model_path": "x"}, r"'model_path': did you mean 'model'\?"),
+        ({"model_name_or_path": "x"}, r"'model_name_or_path': did you mean 'model'\?"),
+        ({"mem_fraction_static": 0.8}, r"did you mean 'mem_fraction'\?"),
+        ({"model_path": "x", "model": "y"}, "model_path='x' is not allowed"),
         ({"max_total_token": 64}, r"'max_total_token': did you mean 'max_total_tokens'\?"),
         ({"gpu_memory_utilization": 0.9}, r"did you mean 'mem_fraction'\?"),
         ({"Dtype": "float32"}, r"did you mean 'dtype'\?"),
