@@ -353,3 +353,12 @@ def test_generate_over_http_has_no_ids(served: Any) -> None:
             runtime.get_tokenizer()
         with pytest.raises(sgl.ProgramError, match="token ids cannot be sent"):
             runtime.generate(input_ids=[1, 2])
+
+
+def test_a_method_of_ones_own_needs_log_probabilities(endpoint: sgl.OpenAI) -> None:
+    @sgl.function
+    def judge(s: Any) -> None:
+        s += "Is it?" + sgl.select("answer", ["yes", "no"], choices_method=Alphabetical())
+
+    with pytest.raises(sgl.InvalidProgram, match="no log probabilities of choices"):
+        judge.run(backend=endpoint)
