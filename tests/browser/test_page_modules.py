@@ -63,6 +63,36 @@ FIT = """async (cases) => {
   return cases.map(([schema, value]) => checkAgainst(schema, value));
 }"""
 
+CALCULATE = """async (texts) => {
+  const { calculate } = await import("/assets/chat/tools/calculator.js");
+  return texts.map((text) => {
+    try { return calculate(text); } catch (error) { return `Error: ${error.message}`; }
+  });
+}"""
+PARTS = """async (cases) => {
+  const { partsOf } = await import("/assets/watch/roles.js");
+  const told = ({ role, text }) => role + ":" + text;
+  return cases.map(([text, before]) => partsOf(text, before).map(told));
+}"""
+NO_ARITHMETIC = [
+    "", "1 +", "(1", "1)", "2 2", "1 / 0", "sqrt", "sqrt 4", "alert(1)", "constructor", "__proto__",
+    "window.x", "'a' + 'b'", "1; 2", "[1]", "sqrt(-1)", "(" * 60 + "1" + ")" * 60, "1" * 501,
+    "toString()", "`1`", "10 ** 999",
+]  # fmt: skip
+TOLD = [
+    (["<|user|>Hi<|end|><|assistant|>Yes", ""], ["User:Hi", "Model:Yes"]),
+    (["<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHi", ""], ["System:Be.", "User:Hi"]),
+    (["assistant\nYes", "...<|im_start|>"], ["Model:Yes"]),
+    (
+        ["<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>", ""],
+        ["User:Hi"],
+    ),
+    (["<bos><start_of_turn>model\nYes<end_of_turn>\n", ""], ["Model:Yes"]),
+    (["<s>[INST] Hi [/INST] Yes</s>", ""], ["User:Hi ", "Model:Yes"]),
+    ([" goes on <user> if a < b", "x"], [": goes on <user> if a < b"]),
+    (["<|end|>", ""], []),
+]
+
 
 @pytest.fixture
 def page(open_page: Callable[..., Any]) -> Any:
@@ -129,6 +159,45 @@ def test_a_value_fits_a_schema_just_as_jsonschema_says(page: Any) -> None:
         assert verdict["unchecked"] == []
     (verdict,) = page.evaluate(FIT, [[{"type": "string", "format": "date"}, "x"]])
     assert verdict["unchecked"] == ["format"], "what was not looked at is said"
+
+
+def test_arithmetic_is_what_python_says(page: Any) -> None:
+    rng = random.Random(5)
+    texts = [_expression(rng, 4) for _ in range(200)]
+    expected = [eval(text.replace("^", "**"), {"max": max}) for text in texts]
+    for text, value, found in zip(texts, expected, page.evaluate(CALCULATE, texts)):
+        assert found == pytest.approx(value, rel=1e-12, abs=1e-12), text
+    known = ["0.1 + 0.2", "2 × (3 + SQRT(16)) ÷ 7", "-2^2", "2^3^2", "min(3, 1, 2) % 2", "1e3 - .5"]
+    assert page.evaluate(CALCULATE, known) == [0.3, 2, -4, 512, 1, 999.5]
+
+
+def test_what_is_no_arithmetic_is_refused_and_never_run(page: Any) -> None:
+    for text, found in zip(NO_ARITHMETIC, page.evaluate(CALCULATE, NO_ARITHMETIC)):
+        assert str(found).startswith("Error: "), text
+
+
+def test_special_tokens_of_templates_are_shown_as_who_speaks(page: Any) -> None:
+    shown = page.evaluate(PARTS, [case for case, _ in TOLD])
+    assert shown == [expected for _, expected in TOLD]
+
+
+def _expression(rng: random.Random, depth: int) -> str:
+    """With the same value in Python, but for `^`."""
+    kind = rng.randrange(6 if depth else 1)
+    if kind == 0:
+        return rng.choice(["2", "3.5", "7", "0.25", "1e2"])
+    one, other = _expression(rng, depth - 1), _expression(rng, depth - 1)
+    match kind:
+        case 1:
+            return f"({one} {rng.choice('+-*')} {other})"
+        case 2:
+            return f"{one} - {other}"
+        case 3:
+            return f"max({one}, {other})"
+        case 4:
+            return f"-({one}) * 2 + {other}"
+        case _:
+            return f"({one}) / 8 ^ 2"
 
 
 def _value(rng: random.Random, depth: int) -> Any:

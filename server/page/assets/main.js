@@ -1,5 +1,6 @@
 // The shell: which view is shown, the theme, the state of the engine.
 
+import { addressParts } from "./address.js";
 import { api } from "./api.js";
 import { h, icon, put, showDialog } from "./dom.js";
 import { engine } from "./engine.js";
@@ -25,7 +26,7 @@ function route() {
 }
 
 async function show() {
-  const name = location.hash.slice(2).split("/")[0] || "chat";
+  const [name] = addressParts();
   const view = VIEWS[name] ?? VIEWS.chat;
   const key = VIEWS[name] ? name : "chat";
   if (shown.name === key) return;

@@ -3,6 +3,7 @@
 import { h, put, s } from "../dom.js";
 import { MessageView } from "./message.js";
 import { startersFor } from "./starters.js";
+import { pendingCalls } from "./tools/calls.js";
 import { ROOT, childTable, pathOf } from "./tree.js";
 
 const NEAR_END_PX = 90;
@@ -29,7 +30,8 @@ export class Thread {
     const path = pathOf(conversation, table);
     if (!path.length) return void put(this.column, this.beginning(engine));
     const views = path.map((node) => this.viewOf(node));
-    views.forEach((view, index) => view.show(table.get(path[index].parent)));
+    const pendingIds = new Set(pendingCalls(conversation, path.at(-1).id).map((call) => call.id));
+    views.forEach((view, index) => view.show(table.get(path[index].parent), pendingIds));
     const elements = views.map((view) => view.element);
     if (elements.length !== this.column.children.length || elements.some((element, i) => element !== this.column.children[i])) put(this.column, ...elements);
     this.element.classList.toggle("forked", [...table].some(([parent, children]) => parent !== ROOT && children.length > 1));
@@ -58,6 +60,12 @@ export class Thread {
     element.scrollIntoView({ block: isNearest ? "center" : "nearest" });
   }
 
+  /** Where a conversation that is opened is read on: at its end; an empty one, from the top. */
+  toOpening() {
+    if (this.views.size) this.toEnd();
+    else this.element.scrollTop = 0;
+  }
+
   toEnd() {
     this.element.scrollTop = this.element.scrollHeight;
   }
@@ -72,8 +80,8 @@ export class Thread {
       return h("div", { class: "beginning" }, emblem(), h("h2", { text: "One moment" }), h("p", { text }));
     }
     const { note, starters } = startersFor(engine.model);
-    return h("div", { class: "beginning" }, emblem(), h("h2", { text: "Where a text begins, and parts" }),
-      h("p", { text: "Edit a message, or ask twice: each becomes a branch, and what branches share is computed once." }),
+    return h("div", { class: "beginning" }, emblem(), h("h2", { text: `Chat with ${engine.model}` }),
+      h("p", { text: "Stemma runs a language model on this server: chat with it here, and see which parts of your prompts it reuses." }),
       h("div", { class: "starters" }, ...starters.map((starter) => h("button", { type: "button", class: "starter", on: { click: () => this.actions.start(starter) } },
         h("b", { text: starter.title }), h("span", { text: starter.text })))),
       h("p", { class: "hint", text: note }));

@@ -2,6 +2,7 @@
 
 import { h } from "../dom.js";
 import { FREE, OUTPUT, UNSHOWN } from "./pool_canvas.js";
+import { partsOf } from "./roles.js";
 
 export const count = (number) => Math.round(number).toLocaleString("en");
 const tokens = (number) => `${count(number)} token${Math.round(number) === 1 ? "" : "s"}`;
@@ -24,7 +25,7 @@ export function explainNode(node, model) {
   const users = model.users.get(node.id) ?? [];
   const hidden = node.text === "" && model.roots[node.root] === null;
   return [
-    hidden ? line("Another key's text: only its size is shown.") : h("p", { class: "tip-text", text: node.text + (node.tokens > 32 ? "…" : "") }),
+    hidden ? line("Another key's text: only its size is shown.") : h("p", { class: "tip-text" }, ...said(node, model)),
     facts([
       ["tokens", `${count(node.tokens)}, after ${count(node.start)} before them`],
       ["in use", users.length ? `${count(node.locks)} request${node.locks === 1 ? "" : "s"}: ${listed(users.map((user) => user.program ?? `#${user.id}`))}` : node.locks ? count(node.locks) : null],
@@ -35,6 +36,13 @@ export function explainNode(node, model) {
     ]),
     ...status(node, model).map(line),
   ];
+}
+
+/** A node's text, who speaks set apart; what is longer than the engine tells ends in "…". */
+function said(node, model) {
+  const parts = partsOf(node.text, model.nodes.get(node.parent)?.text);
+  const shown = parts.flatMap(({ role, text }, at) => [at ? "\n" : null, role ? h("b", { data: { role }, text: `${role}: ` }) : null, text]);
+  return [...shown, node.tokens > 32 ? "…" : null].filter((one) => one !== null);
 }
 
 function status(node, model) {

@@ -1,15 +1,17 @@
 // Texts on the tree, where there is room for them: of the nodes that most go through first.
 
+import { partsOf } from "./roles.js";
+
 const CHAR = 6.62; // pixels of a character
 const MIN_CHARS = 8; // unless the text is shorter, or many go through the node
 const MAX_CHARS = 34;
 const HEAVY = 8;
 const SQUARE = 6; // pixels
+const FEW = 40; // nodes: among more, texts beside their edges would only be noise
 
 /** Paints them; `focus`: the ids of nodes that stand out, null: all do. */
 export function paintLabels(tree, focus) {
   const { context: c, palette, model, width, height, insets } = tree;
-  c.font = `11px ${palette.mono}`;
   c.textBaseline = "alphabetic";
   c.strokeStyle = palette.paper; // around each, so that it is read over lines
   c.lineWidth = 3.5;
@@ -20,18 +22,62 @@ export function paintLabels(tree, focus) {
     const a = tree.at(parent);
     const b = tree.at(node);
     if (b.y < insets.top - 20 || b.y > height - insets.bottom + 12 || a.x > width || b.x < 0) continue;
-    const isLeaf = !node.children.length;
-    const from = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
-    const numChars = Math.min(MAX_CHARS, Math.floor(((isLeaf ? width - 10 : b.x - 5) - from) / CHAR));
-    const whole = oneLine(node.text || (model.roots[node.root] === null ? "(another key's)" : "…"));
-    if (numChars < Math.min(whole.length, node.numLeaves > HEAVY ? 4 : MIN_CHARS)) continue;
-    const text = clip(whole, numChars) + (node.hidden ? `  +${node.hidden} more` : "");
-    const y = isLeaf ? b.y + 3.5 : b.y - 5;
-    if (!room.take(from, y - 9, text.length * CHAR, 10)) continue;
-    c.strokeText(text, from, y);
-    c.fillStyle = node.locks ? palette.ink : palette.soft;
-    c.fillText(text, from, y);
+    const words = wordsOf(node, parent, model);
+    if (!words.length) continue; // special tokens alone
+    const length = words.reduce((sum, { text }) => sum + text.length, 0);
+    const place = placeOf(room, node, a, b, length, tree.layout.order.length <= FEW);
+    if (!place) continue;
+    const numChars = paintWords(c, palette, clipped(words, place.numChars), place, node.locks ? palette.ink : palette.soft);
+    room.take(place.x, place.y - 9, numChars * CHAR, 10);
   }
+}
+
+/** Where a label stands, and how long it may be: on its edge, or, where that is too short, beyond it
+    above or below the line, if that `isRoomy`, as far as nothing stands there. A leaf's goes on to
+    the right. */
+function placeOf(room, node, a, b, length, isRoomy) {
+  const isLeaf = !node.children.length;
+  const x = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
+  const least = Math.min(length, node.numLeaves > HEAVY ? 4 : MIN_CHARS);
+  const onEdge = isLeaf ? MAX_CHARS : Math.floor((b.x - 5 - x) / CHAR);
+  const most = Math.min(MAX_CHARS, isRoomy && onEdge < least ? MAX_CHARS : onEdge);
+  for (const y of isLeaf ? [b.y + 3.5, b.y - 5] : [b.y - 5, b.y + 12]) {
+    const numChars = Math.min(most, Math.floor(room.free(x, y - 9, 10, Math.min(most, length) * CHAR) / CHAR));
+    if (numChars >= least) return { x, y, numChars };
+  }
+  return null;
+}
+
+/** A node's text as words of one line, who speaks set apart. */
+function wordsOf(node, parent, model) {
+  if (!node.text) return [{ role: "", text: model.roots[node.root] === null ? "(another key's)" : "…" }];
+  const words = partsOf(node.text, parent.text).flatMap(({ role, text }) => [
+    ...(role ? [{ role, text: `${role}: ` }] : []), { role: "", text: `${oneLine(text)} ` }]);
+  if (node.hidden) words.push({ role: "", text: `+${node.hidden} more` });
+  return words;
+}
+
+function clipped(words, numChars) {
+  const kept = [];
+  for (const { role, text } of words) {
+    if (numChars <= 0) break;
+    kept.push({ role, text: text.trimEnd().length <= numChars ? text : `${text.slice(0, numChars - 1)}…` });
+    numChars -= text.length;
+  }
+  return kept;
+}
+
+/** Returns how many characters they have. */
+function paintWords(c, palette, words, { x, y }, colour) {
+  let at = 0;
+  for (const { role, text } of words) {
+    c.font = `${role ? "600 " : ""}11px ${palette.mono}`;
+    c.fillStyle = role ? palette.role[role] : colour;
+    c.strokeText(text, x + at * CHAR, y);
+    c.fillText(text, x + at * CHAR, y);
+    at += text.length;
+  }
+  return at;
 }
 
 /** Which parts of the canvas have a text already, in squares. */
@@ -42,17 +88,24 @@ class Room {
     this.squares = new Uint8Array(this.columns * this.rows);
   }
 
-  /** Whether a rectangle was free; it is not any more. */
+  /** How many pixels, at most `width`, are free from `x` on. */
+  free(x, y, height, width) {
+    const [top, bottom] = this.span(y, height);
+    const last = Math.min(this.columns, Math.ceil((x + width) / SQUARE));
+    for (let column = Math.max(0, Math.floor(x / SQUARE)); column < last; column++)
+      for (let row = top; row < bottom; row++) if (this.squares[row * this.columns + column]) return column * SQUARE - x;
+    return Math.min(width, this.columns * SQUARE - SQUARE - x);
+  }
+
   take(x, y, width, height) {
     const [left, right] = [Math.max(0, Math.floor(x / SQUARE)), Math.min(this.columns, Math.ceil((x + width) / SQUARE))];
-    const [top, bottom] = [Math.max(0, Math.floor(y / SQUARE)), Math.min(this.rows, Math.floor((y + height) / SQUARE) + 1)];
-    for (let row = top; row < bottom; row++)
-      for (let at = row * this.columns + left; at < row * this.columns + right; at++) if (this.squares[at]) return false;
+    const [top, bottom] = this.span(y, height);
     for (let row = top; row < bottom; row++) this.squares.fill(1, row * this.columns + left, row * this.columns + right);
-    return true;
+  }
+
+  span(y, height) {
+    return [Math.max(0, Math.floor(y / SQUARE)), Math.min(this.rows, Math.floor((y + height) / SQUARE) + 1)];
   }
 }
 
 const oneLine = (text) => text.replace(/\s+/g, " ").trim();
-
-const clip = (text, numChars) => (text.length <= numChars ? text : `${text.slice(0, numChars - 1)}…`);

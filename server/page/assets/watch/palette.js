@@ -13,6 +13,7 @@ export function readPalette() {
   palette.strong = get("line-strong");
   palette.mono = get("mono");
   palette.sans = get("sans");
+  palette.role = { System: palette.made, User: palette.ink, Model: palette.accent, Tool: palette.forced };
   palette.heats = Array.from({ length: NUM_HEATS }, (_, i) => heat(palette, i / (NUM_HEATS - 1)));
   return palette;
 }

@@ -1,5 +1,6 @@
 // The watch view: what the engine does now, drawn from the events of /watch.
 
+import { addressParts } from "../address.js";
 import { h, put, useStyle } from "../dom.js";
 import { runDemo } from "./demo.js";
 import { count, explainCell, explainNode, explainRequest, explainStep, whyWaiting } from "./explain.js";
@@ -55,7 +56,7 @@ class WatchView {
 
   /** Look at the engine that the address names (`#/watch/1`), unless that is looked at already. */
   start() {
-    const [name, number] = location.hash.slice(2).split("/");
+    const [name, number] = addressParts();
     if (name !== "watch") return; // the view is about to be left
     const replica = /^\d{1,6}$/.test(number ?? "") ? Number(number) : null;
     if (this.reading && replica === this.replica) return;
@@ -364,7 +365,7 @@ function build(view) {
   parts.empty = h("div", { class: "empty", hidden: true },
     h("h2", { text: "The cache is empty" }),
     h("p", { text: "Send a request, in the chat or with any client, and its prompt grows into this tree. Requests that begin alike share a branch." }), demoButton());
-  parts.element = h("div", { class: "watch" }, view.fleet.element,
+  parts.element = h("div", { class: "watch" }, h("h1", { class: "unseen", text: "The engine at work" }), view.fleet.element,
     h("section", { class: "tree-panel", "aria-label": "Radix tree" },
       parts.tree,
       (parts.head = h("div", { class: "tree-head" },
