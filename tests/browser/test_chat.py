@@ -284,7 +284,8 @@ def test_thoughts_calls_and_warnings_of_an_answer_are_shown(
     chat.send("Think.")
     page.click(".assistant summary")
     assert page.locator(".reasoning").inner_text().endswith("First this, then that.")
-    assert page.locator(".calls").inner_text().split("\n")[-1] == '{"city": "Rome"}'
+    assert page.locator(".call b").inner_text() == "lookup"
+    assert json.loads(page.locator(".call code").inner_text()) == {"city": "Rome"}
     assert page.locator(".prose td").all_inner_texts() == ["1", "2"]
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.message("assistant", 0).get_by_label("Copy the text").click()

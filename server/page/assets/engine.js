@@ -9,7 +9,8 @@ let timer = null;
 
 export const engine = {
   state: "loading", // "loading", "ready", "down"
-  model: null,
+  model: null, // the one that is served
+  models: [], // it and its adapters: {id, isAdapter}
   maxModelLen: null,
   /** `listener()` after each change; returns how to stop it. */
   onChange(listener) {
@@ -27,7 +28,8 @@ export const engine = {
     timer = null;
     try {
       const [models] = await Promise.all([api.json("/v1/models"), api.json("/health")]);
-      engine.model = models.data[0].id;
+      engine.models = models.data.map(({ id, parent }) => ({ id, isAdapter: Boolean(parent) }));
+      engine.model = engine.models[0].id;
       engine.maxModelLen = models.data[0].max_model_len ?? null;
       tell("ready");
     } catch (error) {

@@ -1,8 +1,12 @@
 // One answer, as it is written: the request, what its stream says, and the times seen here.
 
 import { ApiError } from "../api.js";
+import { contentOf } from "./attachments.js";
+import { messagesOf } from "./tools/calls.js";
+import { toolsOf } from "./tools/toolset.js";
 import { lineTo } from "./tree.js";
 
+const MAX_CALLS = 256; // of one answer, as the server has it
 const MIN_SPAN_MS = 20; // below it a speed says how the network packs, not how the engine writes
 
 /** Fills `node`, an assistant's message whose parent line is the prompt. `sampling`: fields of the
@@ -37,10 +41,12 @@ function failureOf(error) {
 
 /** The body of the request for `node`. */
 export function requestOf(conversation, node, sampling) {
-  const messages = lineTo(conversation, node.parent).filter(({ role, text }) => role === "user" || text)
-    .map(({ role, text }) => ({ role, content: text }));
+  const messages = messagesOf(lineTo(conversation, node.parent), contentOf);
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const body = { messages, ...sampling, stream: true, stream_options: { include_usage: true } };
+  if (conversation.model) body.model = conversation.model;
+  const tools = toolsOf(conversation.tools);
+  if (tools.length) Object.assign(body, { tools, tool_choice: node.mustCall ? "required" : "auto" });
   if (node.schemaText !== undefined)
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(node.schemaText), strict: true } };
   return body;
@@ -78,9 +84,11 @@ function take(node, chunk, clock) {
   if (choice.warnings) node.warnings = choice.warnings.map(String);
 }
 
-function takeCall(node, { index = 0, function: called = {} }) {
+function takeCall(node, { index = 0, id, function: called = {} }) {
+  if (index >= MAX_CALLS) return;
   node.toolCalls ??= [];
-  node.toolCalls[index] ??= { name: "", text: "" };
+  while (node.toolCalls.length <= index) node.toolCalls.push({ id: `call_${node.id}_${node.toolCalls.length}`, name: "", text: "" });
+  if (id) node.toolCalls[index].id = id;
   node.toolCalls[index].name += called.name ?? "";
   node.toolCalls[index].text += called.arguments ?? "";
 }

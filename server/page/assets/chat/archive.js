@@ -1,7 +1,8 @@
 // The conversations that this browser keeps: which there are, which one is open, saving in time.
 
 import { MAX_CONVERSATIONS, openStore } from "./store.js";
-import { newConversation, readConversation } from "./tree.js";
+import { readExport } from "./exchange.js";
+import { newConversation } from "./tree.js";
 
 const SAVE_MS = 400;
 const MAX_IMPORT_BYTES = 50_000_000;
@@ -10,7 +11,7 @@ export class Archive {
   /** Opens what is stored; an answer that was being written when the page was left is a stopped one. */
   static async open(onProblem) {
     const archive = new Archive(await openStore(), onProblem);
-    archive.items = await archive.store.all();
+    archive.items = (await archive.store.all()).map((stored) => ({ ...newConversation(), ...stored })); // what an older page kept
     for (const conversation of archive.items)
       for (const node of Object.values(conversation.nodes)) if (node.state === "writing") node.state = "stopped";
     return archive;
@@ -67,18 +68,10 @@ export class Archive {
     this.store.remove(conversation.id).catch(() => this.onProblem("It could not be deleted from this browser's store."));
   }
 
-  /** All of it, or one conversation, as the text of a file. */
-  exported(conversations = this.items) {
-    const kept = conversations.filter((item) => Object.keys(item.nodes).length);
-    return JSON.stringify({ format: "stemma-conversations", version: 1, conversations: kept }, null, 1);
-  }
-
   /** Adds the conversations of an export; returns how many. Raises Error. */
   async import(file) {
     if (file.size > MAX_IMPORT_BYTES) throw new Error(`the file is larger than ${MAX_IMPORT_BYTES / 1e6} MB`);
-    const given = JSON.parse(await file.text());
-    if (given?.format !== "stemma-conversations" || !Array.isArray(given.conversations)) throw new Error("this is no export of Stemma's page");
-    const found = given.conversations.map(readConversation);
+    const found = readExport(await file.text());
     const room = MAX_CONVERSATIONS - this.items.length;
     if (found.length > room) throw new Error(`it holds ${found.length} conversations; there is room for ${room}`);
     for (const conversation of found.reverse()) this.touch(conversation);

@@ -66,11 +66,11 @@ function mark(node, { x, y }, isLit, isLast, onPick) {
     event.preventDefault();
     onPick(node);
   };
-  const state = node.role === "user" ? "user" : node.state;
+  const state = node.role === "assistant" ? node.state : node.role;
   return s("g", { class: `node ${state}${isLit ? " lit" : ""}${isLast ? " last" : ""}`, transform: `translate(${x} ${y})`, tabindex: "0",
     role: "button", "aria-label": label, "aria-pressed": String(isLit), "data-id": node.id, on: { click: pick, keydown: pick } },
     s("title", {}, label), s("circle", { class: "reach", r: 15 }), isLast ? s("circle", { class: "halo", r: 12 }) : null,
-    ...(node.role === "user" ? [s("rect", { x: -4.5, y: -4.5, width: 9, height: 9, rx: 1.5, transform: "rotate(45)" })] : ring(node)));
+    ...(node.role === "assistant" ? ring(node) : [s("rect", { x: -4.5, y: -4.5, width: 9, height: 9, rx: 1.5, transform: node.role === "user" ? "rotate(45)" : null })]));
 }
 
 function ring(node) {
@@ -83,6 +83,6 @@ function ring(node) {
 
 function describe(node) {
   const text = node.text.trim().replace(/\s+/g, " ");
-  const said = `${node.role === "user" ? "You" : "Answer"}: ${text.length > 90 ? `${text.slice(0, 90)}…` : text || "…"}`;
+  const said = `${{ user: "You", assistant: "Answer", tool: `Result of ${node.name}` }[node.role]}: ${text.length > 90 ? `${text.slice(0, 90)}…` : text || "…"}`;
   return node.usage ? `${said} (${node.usage.cached} of ${node.usage.prompt} prompt tokens reused)` : said;
 }

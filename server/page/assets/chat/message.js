@@ -2,43 +2,48 @@
 
 import { h, iconButton, put } from "../dom.js";
 import { copyButton } from "./copy.js";
+import { shownAttachment } from "./attachments.js";
 import { JsonView } from "./json_view.js";
 import { showMarkdown } from "./markdown.js";
+import { CallCards } from "./tools/card.js";
 
-const FINISHES = { length: "cut by max tokens", abort: "ended by the server", tool_calls: "calls a tool", content_filter: "filtered" };
+const FINISHES = { length: "cut by max tokens", abort: "ended by the server", content_filter: "filtered" };
 const FAILURES = { away: "The engine is away", busy: "The server is busy", refused: "The server refused this", broken: "The answer broke off" };
 const count = new Intl.NumberFormat("en");
 
-/** `actions`: {edit(node, text), again(node), retry(node), pick(node), isBusy()}. */
+/** `actions`: {edit(node, text), again(node), retry(node), pick(node), isBusy(), giveResult(call, text)}. */
 export class MessageView {
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
-    this.body = h("div", { class: node.role === "user" ? "text plain" : "text prose" });
+    this.body = h("div", { class: node.role === "assistant" ? "text prose" : "text plain" });
     this.reasoning = h("details", { class: "reasoning", hidden: true }, h("summary"), h("div", { class: "prose" }));
-    this.calls = h("div", { class: "calls" });
+    this.calls = new CallCards(actions.giveResult);
+    this.pendingIds = new Set(); // of calls that wait for the reader
     this.foot = h("footer", { class: "message-foot" });
     this.problem = h("div", { class: "failure", role: "alert", hidden: true });
     this.branches = h("div", { class: "branches", role: "group", "aria-label": "Branches" });
     this.same = h("span", { class: "same", title: "A higher temperature may part them" });
     this.json = null;
     this.element = h("article", { class: `message ${node.role}`, tabindex: "-1", "data-id": node.id,
-      "aria-label": node.role === "user" ? "You" : "Answer" },
+      "aria-label": nameOf(node) },
       h("span", { class: "knot", "aria-hidden": "true" }),
-      h("header", { class: "message-head" }, h("span", { class: "who", text: node.role === "user" ? "You" : node.model ?? "Answer" }), this.branches, this.same, this.tools()),
-      ...(node.role === "user" ? [this.body] : [this.reasoning, this.body, this.calls, this.problem, this.foot]));
+      h("header", { class: "message-head" }, h("span", { class: "who", text: node.model ?? nameOf(node) }), this.branches, this.same, this.tools()),
+      ...(node.role === "assistant" ? [this.reasoning, this.body, this.calls.element, this.problem, this.foot]
+        : [...(node.attachments ?? []).map(shownAttachment), this.body]));
   }
 
   tools() {
     const { node, actions } = this;
-    const change = node.role === "user"
-      ? iconButton("edit", "Edit: begins a branch", () => this.beginEdit(), { "data-tool": "edit" })
-      : iconButton("again", "Answer again: begins a branch", () => actions.again(node), { "data-tool": "again" });
+    const change = node.role === "assistant"
+      ? iconButton("again", "Answer again: begins a branch", () => actions.again(node), { "data-tool": "again" })
+      : iconButton("edit", "Edit: begins a branch", () => this.beginEdit(), { "data-tool": "edit" });
     return h("div", { class: "message-tools" }, copyButton(() => node.text, "Copy the text"), change);
   }
 
-  /** Shows the node as it is now, one of `siblings`. */
-  show(siblings) {
+  /** Shows the node as it is now, one of `siblings`; `pendingIds`: calls that wait for the reader. */
+  show(siblings, pendingIds) {
+    this.pendingIds = pendingIds;
     this.element.dataset.state = this.node.state;
     this.element.setAttribute("aria-busy", String(this.node.state === "writing"));
     this.showText();
@@ -49,17 +54,16 @@ export class MessageView {
   /** Only what changes while the answer is written. */
   showText() {
     const { node } = this;
-    if (node.role === "user") {
+    if (node.role !== "assistant") {
       if (!this.editor) this.body.textContent = node.text;
       return;
     }
     if (node.model) this.element.querySelector(".who").textContent = node.model;
     if (node.schemaText !== undefined) this.showJson();
     else showMarkdown(this.body, node.text);
-    this.body.dataset.waits = String(node.state === "writing" && !node.text);
+    this.body.dataset.waits = String(node.state === "writing" && !node.text && !node.toolCalls);
     this.showReasoning();
-    put(this.calls, ...(node.toolCalls ?? []).map((call) => h("figure", { class: "code" },
-      h("figcaption", {}, h("span", { text: `calls ${call.name}` })), h("pre", { tabindex: "0" }, h("code", { text: call.text })))));
+    this.calls.show(node.toolCalls ?? [], node.state === "writing", this.pendingIds);
   }
 
   showJson() {
@@ -112,7 +116,7 @@ export class MessageView {
     };
     const send = () => {
       const text = area.value.trim();
-      if (!text) return area.focus();
+      if (!text && this.node.role === "user" && !this.node.attachments) return area.focus();
       end();
       this.actions.edit(this.node, text);
     };
@@ -150,5 +154,7 @@ function costOf(node) {
   return [bar, tokens("reused", cached, "reused"), tokens("computed", prompt - cached, "computed"), tokens("made", completion, "written"),
     ...(times.length ? [h("span", { class: "times num", title: "measured in this browser", text: times.join(" · ") })] : []), ...notes];
 }
+
+const nameOf = ({ role, name }) => ({ user: "You", assistant: "Answer", tool: `Result of ${name}` })[role];
 
 const time = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);

@@ -1,14 +1,15 @@
-// Beside the conversation: its stemma with what was reused, or its settings.
+// Beside the conversation: its stemma with what was reused, its tools, or its settings.
 
 import { h, iconButton, put, s } from "../dom.js";
 import { drawTree } from "./graphic.js";
 import { samplingForm } from "./sampling.js";
 import { problemOfSchema } from "./schema_check.js";
 import { SCHEMAS } from "./starters.js";
+import { toolForm } from "./tools/form.js";
 import { sumOf } from "./tree.js";
 
 const count = new Intl.NumberFormat("en");
-const TABS = { tree: "Tree", settings: "Settings" };
+const TABS = { tree: "Tree", tools: "Tools", settings: "Settings" };
 
 /** `actions`: {pick(node), change(conversation), changed(), close()}. */
 export class Panel {
@@ -21,12 +22,14 @@ export class Panel {
     this.sums = h("div", { class: "sums" });
     this.scroll = h("div", { class: "stemma-scroll" }, this.svg);
     this.tree = h("div", { class: "panel-tree", role: "tabpanel" }, this.sums, this.scroll, legend());
+    this.tools = h("div", { class: "panel-settings panel-tools", role: "tabpanel" });
     this.settings = h("div", { class: "panel-settings", role: "tabpanel" });
     this.tabs = h("div", { class: "tabs", role: "tablist" }, ...Object.entries(TABS).map(([name, label]) =>
       h("button", { type: "button", role: "tab", class: "quiet", "data-tab": name, text: label, on: { click: () => this.open(name), keydown: (event) => this.move(event) } })));
-    this.element = h("aside", { class: "panel", id: "panel", "aria-label": "Tree and settings" },
+    this.element = h("aside", { class: "panel", id: "panel", "aria-label": "Tree, tools and settings" },
       h("div", { class: "panel-head" }, this.tabs, iconButton("close", "Close", () => actions.close(), { class: "quiet icon-button panel-close" })),
-      this.tree, this.settings);
+      this.tree, this.tools, this.settings);
+    for (const [name, label] of Object.entries(TABS)) this[name].setAttribute("aria-label", label);
     this.open("tree");
   }
 
@@ -36,15 +39,15 @@ export class Panel {
       button.setAttribute("aria-selected", String(button.dataset.tab === tab));
       button.tabIndex = button.dataset.tab === tab ? 0 : -1;
     }
-    this.tree.hidden = tab !== "tree";
-    this.settings.hidden = tab !== "settings";
+    for (const name of Object.keys(TABS)) this[name].hidden = name !== tab;
     if (this.conversation) this.show(this.conversation);
   }
 
   move(event) {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     event.preventDefault();
-    this.open(this.tab === "tree" ? "settings" : "tree");
+    const names = Object.keys(TABS);
+    this.open(names[(names.indexOf(this.tab) + (event.key === "ArrowRight" ? 1 : names.length - 1)) % names.length]);
     this.tabs.querySelector('[aria-selected="true"]').focus();
   }
 
@@ -74,6 +77,7 @@ export class Panel {
 
   buildSettings() {
     const { conversation, actions } = this;
+    put(this.tools, ...toolForm(conversation.tools, () => { actions.change(conversation); actions.changed(); }));
     const system = h("textarea", { rows: "4", placeholder: "None", "aria-label": "System prompt", ".value": conversation.system,
       on: { input: () => { conversation.system = system.value; actions.change(conversation); } } });
     const reset = h("button", { type: "button", class: "quiet small-text", text: "Back to the model's defaults",

@@ -1,6 +1,8 @@
 // The list of conversations: open, rename, delete, export, import.
 
 import { h, icon, iconButton, put, showDialog } from "../dom.js";
+import { exported } from "./exchange.js";
+import { excerpt, findIn } from "./search.js";
 import { MAX_CONVERSATIONS } from "./store.js";
 import { sumOf } from "./tree.js";
 
@@ -12,30 +14,43 @@ export class Sidebar {
     this.list = h("ul", { class: "conversations" });
     this.file = h("input", { type: "file", accept: ".json,application/json", class: "unseen", tabindex: "-1", "aria-hidden": "true",
       on: { change: () => this.importFile() } });
+    this.wanted = ""; // what is searched for, in lower case
+    this.search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the conversations",
+      on: { input: () => { this.wanted = this.search.value.trim().toLowerCase(); this.showList(); } } });
+    this.found = h("p", { class: "hint found", role: "status" });
     this.kept = h("p", { class: "hint" });
     this.element = h("aside", { class: "sidebar", "aria-label": "Conversations", id: "sidebar" },
       h("button", { type: "button", class: "new-chat", title: "New conversation (Ctrl K)", on: { click: () => actions.create() } }, icon("plus"), "New conversation"),
+      h("div", { class: "search" }, icon("search"), this.search), this.found,
       h("nav", { "aria-label": "Conversations" }, this.list),
       h("div", { class: "sidebar-foot" },
-        h("button", { type: "button", class: "quiet", text: "Export", on: { click: () => save("stemma-conversations.json", archive.exported()) } }),
+        h("button", { type: "button", class: "quiet", text: "Export all", on: { click: () => save("stemma-conversations.json", exported(archive.items)) } }),
         h("button", { type: "button", class: "quiet", text: "Import", on: { click: () => this.file.click() } }), this.file, this.kept));
   }
 
   show(openId, runningIds) {
     this.kept.textContent = this.archive.store.isKept
       ? `Kept in this browser only, the last ${MAX_CONVERSATIONS}.` : "This browser keeps nothing: export what you need.";
-    put(this.list, ...this.archive.items.map((item) => this.row(item, item.id === openId, runningIds.has(item.id))));
+    Object.assign(this, { openId, runningIds });
+    this.showList();
   }
 
-  row(conversation, isOpen, isRunning) {
+  showList() {
+    const hits = this.archive.items.map((item) => [item, this.wanted && findIn(item, this.wanted)]).filter(([, hit]) => hit !== null);
+    this.found.textContent = !this.wanted ? "" : hits.length ? `${hits.length} found` : "Nothing found.";
+    put(this.list, ...hits.map(([item, hit]) => this.row(item, item.id === this.openId, this.runningIds.has(item.id), hit)));
+  }
+
+  row(conversation, isOpen, isRunning, hit) {
     const { answers, leaves } = sumOf(conversation);
     const about = answers ? `${answers} answer${answers > 1 ? "s" : ""}${leaves > 1 ? ` · ${leaves} branches` : ""}` : "empty";
-    const link = h("a", { href: `#/chat/${conversation.id}`, "aria-current": isOpen ? "page" : null },
+    const link = h("a", { href: `#/chat/${conversation.id}${hit?.node ? `/${hit.node.id}` : ""}`, "aria-current": isOpen ? "page" : null },
       h("span", { class: "title", text: conversation.title || "New conversation" }),
-      h("small", {}, isRunning ? h("i", { class: "live" }) : null, isRunning ? "writing…" : about));
+      hit?.node ? excerpt(hit) : h("small", {}, isRunning ? h("i", { class: "live" }) : null, isRunning ? "writing…" : about));
     return h("li", { class: isOpen ? "open" : "" }, link,
       isOpen ? h("span", { class: "row-tools" },
         iconButton("edit", "Rename", () => this.rename(conversation)),
+        iconButton("save", "Export this conversation", () => save(fileName(conversation), exported([conversation]))),
         iconButton("trash", "Delete", () => this.confirmRemoval(conversation))) : null);
   }
 
@@ -70,6 +85,8 @@ function dialogForm(title, content, action) {
       h("button", { type: "submit", value: "ok", class: "primary", text: action })));
   return form;
 }
+
+const fileName = ({ title }) => `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation"}.json`;
 
 /** Hands the text to the browser as a file to download. */
 function save(name, text) {

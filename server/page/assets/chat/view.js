@@ -1,22 +1,25 @@
 // The chat: conversations, the path through the open one, answers as they are written.
 
+import { addressParts } from "../address.js";
 import { h, iconButton, put, useStyle } from "../dom.js";
-import { writeAnswer } from "./answer.js";
-import { Composer } from "./composer.js";
 import { Archive } from "./archive.js";
+import { Composer } from "./composer.js";
+import { ModelPicker } from "./model_picker.js";
 import { Panel } from "./panel.js";
 import { Sampling } from "./sampling.js";
-import { problemOfSchema } from "./schema_check.js";
 import { Sidebar } from "./sidebar.js";
 import { SCHEMAS } from "./starters.js";
 import { Thread } from "./thread.js";
-import { ROOT, addNode, childrenOf, choose, pathOf } from "./tree.js";
+import { toolsOf } from "./tools/toolset.js";
+import { childrenOf, choose, pathOf } from "./tree.js";
+import { Turns } from "./turns.js";
 
+const isPanelBeside = matchMedia("(min-width: 1121px)"); // else it is a drawer, as chat.css has it
 let opened = null; // the view, once there is one: answers go on being written while another is shown
 
 /** The chat in `root`; returns how to leave it. */
 export async function mount(root, { api, engine }) {
-  await useStyle("chat/chat.css");
+  await Promise.all(["chat/chat.css", "chat/composer.css"].map(useStyle));
   opened ??= ChatView.open(api, engine);
   const view = await opened;
   view.enter(root);
@@ -34,12 +37,16 @@ class ChatView {
   constructor(archive, api, engine) {
     Object.assign(this, { archive, api, engine });
     this.sampling = new Sampling();
-    this.running = new Map(); // conversation id -> {controller, node}
+    this.turns = new Turns({ archive, api, sampling: this.sampling }, {
+      refused: (problem, tab) => { if (tab) this.openPanel(tab); this.say(problem); },
+      began: (conversation, node) => this.showBeginning(conversation, node), grew: (conversation, node) => this.showSoon(node),
+      ended: (conversation, node) => this.showEnd(conversation, node), changed: () => this.showAll(),
+    });
     this.conversation = null;
     this.frame = 0;
     this.build();
     addEventListener("pagehide", () => archive.flushAll());
-    engine.onChange(() => this.showThread());
+    engine.onChange(() => { this.showThread(); this.showComposer(); });
   }
 
   enter(root) {
@@ -68,37 +75,42 @@ class ChatView {
       change: (conversation) => this.archive.save(conversation), changed: () => this.showComposer(),
     });
     this.thread = new Thread({
-      edit: (node, text) => this.send(text, node.parent), again: (node) => this.answer(node.parent),
-      retry: (node) => this.write(node), pick: (node) => this.pick(node), isBusy: () => this.isWriting,
-      start: (starter) => this.start(starter),
+      edit: (node, text) => this.edit(node, text), again: (node) => this.turns.answer(this.conversation, node.parent),
+      retry: (node) => this.turns.write(this.conversation, node), pick: (node) => this.pick(node), isBusy: () => this.isWriting,
+      start: (starter) => this.start(starter), giveResult: (call, text) => this.giveResult(call, text),
+    });
+    this.picker = new ModelPicker({
+      choose: (name) => { this.conversation.model = name; this.archive.save(this.conversation); }, refresh: () => this.engine.check(),
     });
     this.composer = new Composer({
-      send: (text) => this.send(text), stop: () => this.stop(),
-      toggleSchema: () => this.toggleSchema(), openSettings: () => this.openPanel("settings"),
-    });
+      send: (text, attachments) => this.turns.send(this.conversation, { text, attachments }), stop: () => this.stop(), say: (text) => this.say(text),
+      openTools: () => this.openPanel("tools"), openSettings: () => this.openPanel("settings"),
+      toggleSchema: () => this.toggleSchema(), chooseSchema: (name) => this.setSchema({ on: true, text: SCHEMAS[name] }),
+    }, this.picker.element);
     this.title = h("h1", { class: "chat-title" });
     this.live = h("p", { class: "unseen", role: "status", "aria-live": "polite" });
     this.toast = h("p", { class: "toast", role: "alert", hidden: true });
     const head = h("div", { class: "chat-head" }, iconButton("menu", "Conversations", () => this.drawer("sidebar"), { class: "quiet icon-button open-sidebar" }),
-      this.title, iconButton("tree", "Tree of this conversation", () => this.openPanel("tree"), { class: "quiet icon-button open-panel" }),
-      iconButton("sliders", "Settings", () => this.openPanel("settings"), { class: "quiet icon-button open-panel" }));
-    this.element = h("div", { class: "chat" }, this.sidebar.element,
-      h("section", { class: "chat-main", "aria-label": "Conversation" }, head, this.thread.element, this.toast, this.composer.element, this.live),
+      this.title, iconButton("tree", "Tree of this conversation", () => this.openPanel("tree"), { class: "quiet icon-button open-panel" }));
+    const main = h("section", { class: "chat-main", "aria-label": "Conversation" }, head, this.thread.element, this.toast, this.composer.element, this.live);
+    this.composer.takeDrops(main);
+    this.element = h("div", { class: "chat" }, this.sidebar.element, main,
       this.panel.element, h("div", { class: "veil", on: { click: () => this.closeDrawers() } }));
   }
 
   get isWriting() {
-    return this.running.has(this.conversation.id);
+    return this.turns.isWriting(this.conversation);
   }
 
   // --- which conversation is open ---------------------------------------------------------------
 
   route() {
-    const [name, id] = location.hash.slice(2).split("/");
+    const [name, id, nodeId] = addressParts();
     if (name && name !== "chat") return;
     const wanted = this.archive.get(id) ?? (id ? null : this.conversation) ?? this.fresh();
-    if (wanted.id !== id) history.replaceState(null, "", `#/chat/${wanted.id}`);
+    if (wanted.id !== id || nodeId) history.replaceState(null, "", `#/chat/${wanted.id}`);
     this.open(wanted);
+    if (wanted.nodes[nodeId]) this.pick(wanted.nodes[nodeId], true);
   }
 
   /** An empty conversation: the one there is, or a new one. */
@@ -111,7 +123,7 @@ class ChatView {
     this.closeDrawers();
     this.thread.reset();
     this.showAll();
-    this.thread.toEnd();
+    this.thread.toOpening();
   }
 
   create() {
@@ -121,7 +133,7 @@ class ChatView {
   }
 
   remove(conversation) {
-    this.running.get(conversation.id)?.controller.abort();
+    this.turns.stop(conversation);
     this.archive.remove(conversation);
     if (conversation !== this.conversation) return this.showSidebar();
     this.conversation = this.archive.items[0] ?? null;
@@ -131,66 +143,23 @@ class ChatView {
 
   // --- what is written ----------------------------------------------------------------------------
 
-  /** A message below `parent` (the end of the path), and its answer. Returns whether it was taken. */
-  send(text, parent = pathOf(this.conversation).at(-1)?.id ?? ROOT) {
-    const problem = this.problem();
-    if (problem) return this.say(problem), false;
-    try {
-      const node = addNode(this.conversation, parent, "user", { text });
-      this.answer(node.id);
-    } catch (error) {
-      return this.say(error.message), false;
-    }
-    return true;
-  }
-
-  /** One more answer below a message. */
-  answer(parent) {
-    const problem = this.problem();
-    if (problem) return this.say(problem);
-    const { schema } = this.conversation;
-    this.write(addNode(this.conversation, parent, "assistant", schema.on ? { schemaText: schema.text } : {}));
-  }
-
-  /** Why nothing can be sent now, or "". */
-  problem() {
-    if (this.isWriting) return "An answer is being written; stop it first (Esc).";
-    const { schema } = this.conversation;
-    const found = schema.on && problemOfSchema(schema.text);
-    if (found) { this.openPanel("settings"); return `The schema cannot be sent: ${found}`; }
-    const [wrong] = this.sampling.wrong;
-    if (wrong) { this.openPanel("settings"); return `${wrong[0]} must be ${wrong[1]}.`; }
-    return "";
-  }
-
-  async write(node) {
-    if (this.isWriting) return;
-    const { conversation } = this;
-    const controller = new AbortController();
-    this.running.set(conversation.id, { controller, node });
-    this.archive.touch(conversation);
-    this.live.textContent = "Writing the answer.";
-    const onChange = () => { this.archive.save(conversation); this.showSoon(node); };
-    const written = writeAnswer({ api: this.api, conversation, node, sampling: this.sampling.request, signal: controller.signal, onChange });
-    this.showAll();
-    if (document.activeElement === document.body) this.thread.focus(node.id); // what had the focus has gone
-    this.thread.toEnd();
-    await written;
-    this.running.delete(conversation.id);
-    if (node.state === "failed" || this.engine.state !== "ready") this.engine.doubt();
-    this.archive.touch(conversation);
-    if (conversation === this.conversation) this.announce(node);
-    this.showAll();
-  }
-
   stop() {
-    this.running.get(this.conversation.id)?.controller.abort();
+    this.turns.stop(this.conversation);
   }
 
   start({ text, schema }) {
-    if (schema) this.conversation.schema = { on: true, text: SCHEMAS[schema] };
-    this.panel.conversation = null; // its settings have changed
-    this.send(text);
+    if (schema) this.setSchema({ on: true, text: SCHEMAS[schema] });
+    this.turns.send(this.conversation, { text });
+  }
+
+  /** Another text in place of a message begins a branch; its files, or the call it answers, stay. */
+  edit(node, text) {
+    if (node.role === "tool") this.turns.giveResult(this.conversation, node.parent, { id: node.callId, name: node.name }, text);
+    else this.turns.send(this.conversation, { text, attachments: node.attachments }, node.parent);
+  }
+
+  giveResult(call, text) {
+    this.turns.giveResult(this.conversation, pathOf(this.conversation).at(-1).id, call, text);
   }
 
   pick(node, isFromTree = false) {
@@ -202,12 +171,15 @@ class ChatView {
   }
 
   toggleSchema() {
-    const { schema } = this.conversation;
-    schema.on = !schema.on;
-    schema.text ||= SCHEMAS.Person;
+    const { on, text } = this.conversation.schema;
+    this.setSchema({ on: !on, text: text || SCHEMAS.Person });
+    if (!on && isPanelBeside.matches) this.openPanel("settings");
+  }
+
+  setSchema(schema) {
+    this.conversation.schema = schema;
     this.archive.save(this.conversation);
-    this.panel.conversation = null;
-    if (schema.on) this.openPanel("settings");
+    this.panel.conversation = null; // its settings have changed
     this.showAll();
   }
 
@@ -226,12 +198,28 @@ class ChatView {
   }
 
   showSidebar() {
-    this.sidebar.show(this.conversation.id, this.running);
+    this.sidebar.show(this.conversation.id, this.turns.running);
   }
 
   showComposer() {
-    if (this.conversation)
-      this.composer?.show({ isWriting: this.isWriting, schema: this.conversation.schema, summary: this.sampling.summary });
+    if (!this.conversation) return;
+    const { schema, tools, model } = this.conversation;
+    this.composer?.show({ isWriting: this.isWriting, schema, numTools: toolsOf(tools).length, summary: this.sampling.summary });
+    this.picker?.show(this.engine.models, model);
+  }
+
+  showBeginning(conversation, node) {
+    this.showAll();
+    if (conversation !== this.conversation) return;
+    this.live.textContent = "Writing the answer.";
+    if (document.activeElement === document.body) this.thread.focus(node.id); // what had the focus has gone
+    this.thread.toEnd();
+  }
+
+  showEnd(conversation, node) {
+    if (node.state === "failed" || this.engine.state !== "ready") this.engine.doubt();
+    if (conversation === this.conversation) this.announce(node);
+    this.showAll();
   }
 
   /** The text of an answer grows: once a frame is enough. */
@@ -243,7 +231,8 @@ class ChatView {
   }
 
   announce(node) {
-    const ends = { done: `Answer: ${node.text.slice(0, 500)}`, stopped: "Stopped.", failed: `Failed: ${node.error}` };
+    const calls = (node.toolCalls ?? []).map(({ name }) => ` Calls ${name}.`).join("");
+    const ends = { done: `Answer: ${node.text.slice(0, 500)}${calls}`, stopped: "Stopped.", failed: `Failed: ${node.error}` };
     this.live.textContent = ends[node.state];
   }
 
