@@ -6,7 +6,7 @@ import { samplingForm } from "./sampling.js";
 import { problemOfSchema } from "./schema_check.js";
 import { SCHEMAS } from "./starters.js";
 import { toolForm } from "./tools/form.js";
-import { sumOf } from "./tree.js";
+import { pathOf, sumOf } from "./tree.js";
 
 const count = new Intl.NumberFormat("en");
 const TABS = { tree: "Tree", tools: "Tools", settings: "Settings" };
@@ -51,8 +51,9 @@ export class Panel {
     this.tabs.querySelector('[aria-selected="true"]').focus();
   }
 
-  /** Shows `conversation`; settings are rebuilt only for another one. */
-  show(conversation) {
+  /** Shows `conversation`; settings are rebuilt only for another one. `maxModelLen`: tokens, or null. */
+  show(conversation, maxModelLen = this.maxModelLen) {
+    this.maxModelLen = maxModelLen;
     const isOther = conversation !== this.conversation;
     this.conversation = conversation;
     if (isOther || !this.settings.firstChild) this.buildSettings();
@@ -72,7 +73,17 @@ export class Panel {
     const branches = sum.leaves === 1 ? "one line" : `${sum.leaves} branches`;
     put(this.sums,
       h("p", { class: "share" }, h("b", { class: "num", text: `${percent}%` }), " of the prompts reused"),
-      h("p", { class: "hint", text: `${count.format(sum.cached)} of ${count.format(sum.prompt)} prompt tokens in ${sum.told} answer${sum.told === 1 ? "" : "s"}, ${branches}; ${count.format(sum.completion)} written.` }));
+      h("p", { class: "hint", text: `${count.format(sum.cached)} of ${count.format(sum.prompt)} prompt tokens in ${sum.told} answer${sum.told === 1 ? "" : "s"}, ${branches}; ${count.format(sum.completion)} written.` }),
+      this.context());
+  }
+
+  /** How much of the model's context the path takes, as its last answer told. */
+  context() {
+    const usage = pathOf(this.conversation).findLast((node) => node.usage)?.usage;
+    if (!usage || !this.maxModelLen) return null;
+    const used = usage.prompt + usage.completion;
+    return h("label", { class: "context hint" }, h("meter", { min: 0, max: this.maxModelLen, high: 0.9 * this.maxModelLen, value: used }),
+      `${count.format(used)} of ${count.format(this.maxModelLen)} tokens of context`);
   }
 
   buildSettings() {

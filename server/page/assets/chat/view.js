@@ -190,7 +190,7 @@ class ChatView {
     this.showThread();
     this.showSidebar();
     this.showComposer();
-    this.panel.show(this.conversation);
+    this.panel.show(this.conversation, this.engine.maxModelLen);
   }
 
   showThread() {
