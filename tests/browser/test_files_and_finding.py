@@ -24,7 +24,7 @@ def test_text_files_go_before_the_message_and_share_its_prefix(
     page, chat = visit.page, Chat(visit.page)
     notes = "Anna Berg is 34 years old. ```She lives in Lisbon.```"
     page.set_input_files(ATTACH, [a_file("notes.md", notes.encode()), a_file("b.bin", b"\xff\0")])
-    assert "b.bin was not attached: it is no text" in page.locator(".toast").inner_text()
+    page.wait_for_selector(".toast:has-text('b.bin was not attached: it is no text')")
     assert page.locator(".attachments .name").all_inner_texts() == ["notes.md"]
     with page.expect_request(COMPLETIONS) as request:
         chat.send("Who is it?")
@@ -46,7 +46,7 @@ def test_a_file_may_be_taken_away_again_and_be_all_there_is(open_page: Callable[
     page.set_input_files(ATTACH, [a_file("a.txt", b"one"), a_file("b.txt", b"two")])
     page.get_by_label("Remove a.txt").click()
     page.set_input_files(ATTACH, [a_file("huge.txt", b"x" * 500_001)])
-    assert "larger than 500 kB" in page.locator(".toast").inner_text()
+    page.wait_for_selector(".toast:has-text('larger than 500 kB')")
     page.click(".send")
     chat.answer()
     assert page.locator(".message.user .name").all_inner_texts() == ["b.txt"]
@@ -110,3 +110,31 @@ def test_an_export_of_one_conversation_brings_back_all_that_it_holds(
     for changing in ("id", "updatedMs", "createdMs"):
         kept.pop(changing), again.pop(changing)
     assert again == kept
+
+
+def test_messages_as_the_api_takes_them_are_imported(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    visit = open_page()
+    page, chat = visit.page, Chat(visit.page)
+    made = {"id": "x", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is up?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "x", "content": "the sky"},
+        {"role": "assistant", "content": "The sky."},
+    ]
+    (tmp_path / "messages.json").write_text(json.dumps({"messages": messages}))
+    page.set_input_files('input[accept*=".json,application"]', tmp_path / "messages.json")
+    page.click("text=What is up?")
+    page.wait_for_selector(".message.tool")
+    assert chat.answers == ["", "The sky."]
+    answer_with(page, {"content": "Down."})
+    with page.expect_request(COMPLETIONS) as request:
+        chat.send("And down?")
+    sent = request.value.post_data_json["messages"]
+    assert sent[0] == messages[0] and sent[2:5] == messages[2:]
+    (tmp_path / "bad.json").write_text('{"messages": [{"role": "wizard", "content": "x"}]}')
+    page.set_input_files('input[accept*=".json,application"]', tmp_path / "bad.json")
+    page.wait_for_selector(".toast:has-text('a message without role')")

@@ -14,11 +14,29 @@ export function exported(conversations) {
   return JSON.stringify({ format: FORMAT, version: 1, conversations: kept }, null, 1);
 }
 
-/** The conversations of an export. Raises Error. */
+/** The conversations of an export, or the one of a list of OpenAI's messages. Raises Error. */
 export function readExport(text) {
   const given = JSON.parse(text);
-  if (given?.format !== FORMAT || !Array.isArray(given.conversations)) throw new Error("this is no export of Stemma's page");
-  return given.conversations.map(readConversation);
+  if (given?.format === FORMAT && Array.isArray(given.conversations)) return given.conversations.map(readConversation);
+  const messages = Array.isArray(given) ? given : given?.messages;
+  if (Array.isArray(messages)) return [readMessages(messages)];
+  throw new Error("this is neither an export of Stemma's page nor a list of messages");
+}
+
+/** A line of messages as chat completions take them. */
+function readMessages(messages) {
+  const nodes = [];
+  const system = [];
+  const names = {}; // of tools, by the id of a call
+  for (const { role, content, tool_calls: calls = [], tool_call_id: callId } of messages.map((message) => message ?? {})) {
+    const text = typeof content === "string" ? content : (content ?? []).map((part) => part?.text ?? "").join("");
+    if (role === "system" || role === "developer") { system.push(text); continue; }
+    const toolCalls = calls.map((call) => ({ id: call.id, name: call.function?.name, text: call.function?.arguments }));
+    for (const { id, name } of toolCalls) names[id] = name;
+    nodes.push({ id: nodes.length, parent: nodes.length ? nodes.length - 1 : ROOT, role, text, state: "done",
+      ...(calls.length && { toolCalls }), ...(role === "tool" && { callId, name: names[callId] ?? "a tool" }) });
+  }
+  return readConversation({ version: 1, nodes, system: system.join("\n\n") });
 }
 
 /** A conversation, checked and cut to the known fields. Raises Error. */

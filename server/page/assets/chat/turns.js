@@ -40,10 +40,10 @@ export class Turns {
 
   /** After a message: its answer; after an answer or a result: the next result, or the next answer. */
   goOn(conversation, node) {
-    const [call] = pendingCalls(conversation, node.id);
-    const result = call && carryOut(conversation, node.id, call);
-    if (typeof result === "string") this.giveResult(conversation, node.id, call, result);
-    else if (!call && node.role !== "assistant") this.answer(conversation, node.id);
+    const pending = pendingCalls(conversation, node.id);
+    const [done] = pending.map((call) => ({ call, text: carryOut(conversation, node.id, call) })).filter(({ text }) => text !== null);
+    if (done) this.giveResult(conversation, node.id, done.call, done.text);
+    else if (!pending.length && node.role !== "assistant") this.answer(conversation, node.id);
     else if (node.role === "tool") this.archive.touch(conversation);
     this.on.changed(conversation);
   }

@@ -16,7 +16,9 @@ export function paintLabels(tree, focus) {
   c.strokeStyle = palette.paper; // around each, so that it is read over lines
   c.lineWidth = 3.5;
   const room = new Room(width, height);
-  for (const node of tree.layout.byWeight) {
+  const isRoomy = tree.layout.order.length <= FEW;
+  const leavesFirst = (a, b) => !b.children.length - !a.children.length; // they have one place only
+  for (const node of isRoomy ? tree.layout.byWeight.toSorted(leavesFirst) : tree.layout.byWeight) {
     const parent = model.nodes.get(node.parent);
     if (!parent || (focus && !focus.has(node.id))) continue;
     const a = tree.at(parent);
@@ -25,27 +27,25 @@ export function paintLabels(tree, focus) {
     const words = wordsOf(node, parent, model);
     if (!words.length) continue; // special tokens alone
     const length = words.reduce((sum, { text }) => sum + text.length, 0);
-    const place = placeOf(room, node, a, b, length, tree.layout.order.length <= FEW);
+    const place = placeOf(room, node, a, b, length, isRoomy);
     if (!place) continue;
     const numChars = paintWords(c, palette, clipped(words, place.numChars), place, node.locks ? palette.ink : palette.soft);
     room.take(place.x, place.y - 9, numChars * CHAR, 10);
   }
 }
 
-/** Where a label stands, and how long it may be: on its edge, or, where that is too short, beyond it
-    above or below the line, if that `isRoomy`, as far as nothing stands there. A leaf's goes on to
-    the right. */
+/** Where a label stands, and how long it may be: on its edge, or, in a tree that `isRoomy`, beyond it
+    above or below the line, as far as nothing stands there. A leaf's goes on to the right. */
 function placeOf(room, node, a, b, length, isRoomy) {
   const isLeaf = !node.children.length;
   const x = isLeaf ? b.x + 9 : a.x + Math.min(26, (b.x - a.x) * 0.55) + 2;
   const least = Math.min(length, node.numLeaves > HEAVY ? 4 : MIN_CHARS);
   const onEdge = isLeaf ? MAX_CHARS : Math.floor((b.x - 5 - x) / CHAR);
-  const most = Math.min(MAX_CHARS, isRoomy && onEdge < least ? MAX_CHARS : onEdge);
-  for (const y of isLeaf ? [b.y + 3.5, b.y - 5] : [b.y - 5, b.y + 12]) {
-    const numChars = Math.min(most, Math.floor(room.free(x, y - 9, 10, Math.min(most, length) * CHAR) / CHAR));
-    if (numChars >= least) return { x, y, numChars };
-  }
-  return null;
+  const most = isRoomy ? MAX_CHARS : Math.min(MAX_CHARS, onEdge);
+  const ys = isLeaf ? [b.y + 3.5] : isRoomy ? [b.y - 5, b.y + 16] : [b.y - 5];
+  const places = ys.map((y) => ({ x, y, numChars: Math.floor(room.free(x, y - 9, 10, Math.min(most, length) * CHAR) / CHAR) }));
+  const widest = places.reduce((best, place) => (place.numChars > best.numChars ? place : best));
+  return widest.numChars >= least ? widest : null;
 }
 
 /** A node's text as words of one line, who speaks set apart. */

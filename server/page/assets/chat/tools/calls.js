@@ -42,12 +42,11 @@ export function messagesOf(line, contentOf) {
     if (node.role === "user") return [{ role: "user", content: contentOf(node) }];
     if (node.role !== "assistant") return []; // results come with their calls
     const end = line.findIndex((later, i) => i > at && later.role !== "tool");
-    const calls = new Map((node.toolCalls ?? []).map((call) => [call.id, call]));
-    const results = line.slice(at + 1, end < 0 ? undefined : end).filter((result) => calls.has(result.callId));
-    if (!results.length) return node.text ? [{ role: "assistant", content: node.text }] : [];
-    const made = results.map(({ callId }) => calls.get(callId))
-      .map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text || "{}" } }));
+    const results = new Map(line.slice(at + 1, end < 0 ? undefined : end).map(({ callId, text }) => [callId, text]));
+    const calls = (node.toolCalls ?? []).filter(({ id }) => results.has(id));
+    if (!calls.length) return node.text ? [{ role: "assistant", content: node.text }] : [];
+    const made = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text || "{}" } }));
     return [{ role: "assistant", content: node.text || null, tool_calls: made },
-      ...results.map(({ callId, text }) => ({ role: "tool", tool_call_id: callId, content: text }))];
+      ...calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: results.get(id) }))];
   });
 }
