@@ -39,6 +39,14 @@ UNCOVERED_CELL = """(() => {
   const corners = [left + 3, right - 3].flatMap((x) => [[x, top + 3], [x, bottom - 3]]);
   return corners.find(([x, y]) => document.elementFromPoint(x, y) === canvas);
 })()"""
+NOTE_TEXTS = """
+  window.painted = [];
+  const paint = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.painted.push(text);
+    return paint.call(this, text, ...place);
+  };
+"""
 SHELVES = ("novels", "maps", "letters")
 SYSTEM = "You keep a small library by the sea and answer its readers in plain sentences. "
 
@@ -188,6 +196,31 @@ def test_an_empty_cache_offers_a_demo_that_fills_it(
     assert not page.locator(".empty").is_visible()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
     visit.shot("watch-phone")
+
+
+def test_labels_on_a_phone_name_who_speaks(open_page: Callable[..., Any], page_server: Any) -> None:
+    assert httpx.post(f"{page_server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
+    messages = [{"role": "user", "content": "Hi, my name is Nora. I live in Bergen."}]
+    for question in ("What is my name?", "Where do I live?"):
+        turns = [*messages, {"role": "assistant", "content": "Hello."}]
+        body = {"messages": [*turns, {"role": "user", "content": question}], "max_tokens": 8}
+        reply = httpx.post(f"{page_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+    visit = open_page("/#watch", width=390, height=844)
+    page = visit.page
+    page.add_init_script(NOTE_TEXTS)
+    page.reload()
+    page.wait_for_selector(LIVE)
+    wait_until(lambda: "User: " in page.evaluate("painted"))
+    settled(page)
+    painted = page.evaluate("painted")
+    assert any(text.startswith("Hi, my name is") for text in painted)
+    assert not [text for text in painted if "<|" in text]
+    visit.shot("watch-phone-labels")
+    page.mouse.click(
+        *place_of(page, "[...view.model.nodes.values()].find((n) => n.text.includes('Nora'))")
+    )
+    assert "User: Hi, my name" in page.locator(".tip.is-pinned .tip-text").inner_text()
 
 
 def test_two_thousand_nodes_are_drawn_frame_by_frame(open_page: Callable[..., Any]) -> None:
