@@ -49,6 +49,7 @@ def test_axe_finds_nothing_serious(
     )
     chat.send("And the weather?")
     page.click(".composer .chip >> nth=1")
+    page.wait_for_selector(".own-tools")  # visible: the drawer is open
     assert problems(page) == []
     visit.shot(f"tools-{width}-{scheme}")
     if width < 500:

@@ -29,7 +29,7 @@ export function toolForm(tools, onChange) {
 }
 
 function tick(tool, tools, changed) {
-  const box = h("input", { type: "checkbox", name: tool.name, ".checked": tools.names.includes(tool.name),
+  const box = h("input", { type: "checkbox", name: tool.name, "aria-label": tool.name, ".checked": tools.names.includes(tool.name),
     on: { change: () => { tools.names = BUILT_IN.map(({ name }) => name).filter((name) => (name === tool.name ? box.checked : tools.names.includes(name))); changed(); } } });
   return h("label", { class: "switch tool-row" }, box, h("span", {}, h("code", { text: tool.name }), h("small", { text: tool.description })));
 }
