@@ -77,7 +77,7 @@ class Alphabetical:
         sgl.unconditional_likelihood_normalized,
         Alphabetical(),
     ],
-    ids=str,
+    ids=("none", "normalized", "greedy", "unconditional", "own"),
 )
 def test_a_select_is_one_of_the_choices(method: Any) -> None:
     verdicts = ["True", "False", "Unknown"]
