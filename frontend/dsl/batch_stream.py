@@ -29,6 +29,7 @@ from typing import Any
 from ...errors import InvalidProgram
 from ..client.program import TokenCounts
 from ..client.progress import BatchProgress, batch_progress
+from .beside_loop import as_failure
 from .result import Result, failed_result, result_of
 from .result_store import ResultStore, run_key
 from .state import ProgramState
@@ -156,10 +157,8 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
         total = len(self._inputs) if isinstance(self._inputs, Sized) else None
         running: set[asyncio.Task[Result]] = set()
         seen: Counter[bytes] = Counter()
-        with (
-            batch_progress(total, options.title, options.progress_bar) as progress,
-            ThreadPoolExecutor(options.num_threads, "stemma-batch") as threads,
-        ):
+        threads = ThreadPoolExecutor(options.num_threads, "stemma-batch")
+        with batch_progress(total, options.title, options.progress_bar) as progress:
 
             def told(result: Result) -> Result:
                 self.summary.add(result, options.prices)
@@ -188,6 +187,7 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                 for task in running:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
+                threads.shutdown(wait=False)  # a function that blocks outlives its program
                 if options.store is not None:
                     options.store.close()
 
@@ -213,14 +213,12 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
             if self._options.store is not None:
                 await asyncio.to_thread(self._options.store.put, key, result)
             return result
-        except Exception as error:
+        except BaseException as error:
             if state is not None:
                 state.cancel()
-            return failed_result(state, error, index)
-        except BaseException:
-            if state is not None:
-                state.cancel()
-            raise
+            if _is_cancelled(error):
+                raise
+            return failed_result(state, as_failure(error), index)
 
 
 def _show(progress: BatchProgress, summary: BatchSummary) -> None:
@@ -253,9 +251,21 @@ async def _next_of(running: set[asyncio.Task[Result]]) -> list[Result]:
 
 
 def _done_of(running: set[asyncio.Task[Result]]) -> list[Result]:
+    """Raises what is to end more than a program, such as SystemExit."""
     done = [task for task in running if task.done()]
     running.difference_update(done)
-    return [task.result() for task in done]
+    results = [task.result() for task in done]
+    for error in (result.error() for result in results):
+        if error is not None and not isinstance(error, Exception):
+            raise error
+    return results
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is from without, and not the function's own."""
+    task = asyncio.current_task()
+    is_asked = task is not None and task.cancelling() > 0
+    return is_asked and isinstance(error, asyncio.CancelledError)
 
 
 class _ThreadedStream:
@@ -286,6 +296,8 @@ class _ThreadedStream:
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):  # it may wait for room
                 self._queue.get(timeout=0.05)
+        with contextlib.suppress(queue.Full):  # another thread may wait for a result
+            self._queue.put_nowait(None)
 
     def close_soon(self) -> None:
         self._is_closed = True
@@ -307,14 +319,13 @@ class _ThreadedStream:
         try:
             async for result in results:
                 await self._put(result)
-        except Exception as error:
+        except BaseException as error:  # whoever waits for a result is to have it
             last = error
-        finally:
-            await results.aclose()  # type: ignore[attr-defined]
+        await results.aclose()  # type: ignore[attr-defined]
         await self._put(last)
 
     async def _put(self, item: Result | BaseException | None) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 self._queue.put_nowait(item)
                 return

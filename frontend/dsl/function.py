@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,6 +29,7 @@ from ..protocol.numbers import MAX_INT, Range, plain
 from ..trace import observer
 from .batch import Batch, Execute, ExecuteAsync, FinishedStates
 from .batch_stream import DEFAULT_IN_FLIGHT, BatchOptions, BatchStream, Inputs, Prices
+from .beside_loop import run_beside
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
 from .result import Result, result_of
@@ -309,9 +309,7 @@ class Function:
             if self.is_async:
                 await self._execute_async(state, args, {**shared, **own})
                 return
-            work = partial(self._execute, state, args, {**shared, **own})
-            running = pool.submit(contextvars.copy_context().run, work)
-            await asyncio.wrap_future(running)
+            await run_beside(self._execute, state, args, {**shared, **own}, threads=pool)
 
         batch = replace(batch, timeout_s=options.timeout_s)
         return BatchStream(batch_kwargs, options.start, run, program, batch)
@@ -433,7 +431,7 @@ class Function:
         self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         if not self.is_async:
-            await asyncio.to_thread(self._execute, state, args, kwargs)
+            await run_beside(self._execute, state, args, kwargs)
             return
         program = state._program
         program.loop_thread = threading.get_ident()

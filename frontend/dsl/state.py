@@ -18,6 +18,7 @@ from ...errors import InvalidProgram
 from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
+from .beside_loop import run_beside
 from .checking import checked_steps
 from .deciding import decision_steps
 from .expr import Appendable, Expr, GenExpr, SelectExpr, Sum, TokensExpr, VarExpr, role
@@ -164,7 +165,7 @@ class ProgramState(BranchWriter):
         async with PauseScope(self, expected_s, label, source):
             if inspect.iscoroutinefunction(getattr(fn, "fn", fn)):
                 return await fn(*args, **kwargs)
-            return await asyncio.to_thread(fn, *args, **kwargs)
+            return await run_beside(fn, *args, **kwargs)
 
     # --- values ----------------------------------------------------------------------------------
 

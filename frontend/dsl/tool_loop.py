@@ -26,6 +26,7 @@ from ..chat_format.reading import ReadMessage, ToolCall, read_message
 from ..protocol.ir import MAX_TOOLS_CHARS
 from ..protocol.json_text import json_text
 from ..protocol.numbers import MAX_INT, Range
+from .beside_loop import run_beside
 from .expr import GenExpr, RoleBeginExpr, RoleEndExpr, ToolsExpr, role
 from .generation import gen
 from .scopes import PauseScope
@@ -172,7 +173,7 @@ class ToolLoop:
             if tool.is_async:
                 told.take(await tool.invoke(call.arguments))
             else:
-                told.take(await asyncio.to_thread(tool.invoke, call.arguments))
+                told.take(await run_beside(tool.invoke, call.arguments))
         return told.text
 
     def _is_async(self, call: ToolCall) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+import queue
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,97 @@ def test_an_input_that_raises_ends_the_stream_with_that(engine: st.Engine) -> No
         list(ask.stream_batch(broken(), backend=engine))
     (result,) = ask.stream_batch([7], backend=engine)
     assert isinstance(result.error(), st.InvalidProgram)
+
+
+class _Given:
+    """What `raising` raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+@st.function
+def raising(s: st.ProgramState, given: Any = None) -> None:
+    s += "Hi" + st.gen("a", max_tokens=1)
+    if given is not None:
+        raise given.error
+
+
+@st.function
+async def raising_async(s: st.ProgramState, given: Any = None) -> None:
+    s += "Hi" + st.gen("a", max_tokens=1)
+    if given is not None:
+        raise given.error
+
+
+def _ended(work: Callable[[], Any], timeout_s: float = 60) -> Any:
+    """What it returns, or raises; not to end would stop all tests."""
+    ended: queue.Queue[Any] = queue.Queue()
+
+    def run() -> None:
+        try:
+            ended.put(work())
+        except BaseException as error:
+            ended.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended.get(timeout=timeout_s)
+
+
+@pytest.mark.parametrize("program", [raising, raising_async])
+@pytest.mark.parametrize("error", [StopIteration(3), asyncio.CancelledError(), GeneratorExit()])
+def test_what_would_end_a_coroutine_fails_its_program_alone(
+    engine: st.Engine, program: st.Function, error: BaseException
+) -> None:
+    inputs = [[], [_Given(error)], []]
+    results = _ended(lambda: sorted(program.stream_batch(inputs, backend=engine), key=_index))
+    assert [type(r.error()) for r in results] == [type(None), RuntimeError, type(None)]
+    assert type(error).__name__ in str(results[1].error())
+
+
+def _index(result: st.Result) -> int:
+    return result.index
+
+
+def test_arun_of_a_plain_function_that_raises_stop_iteration_ends(engine: st.Engine) -> None:
+    run = lambda: asyncio.run(raising.arun(_Given(StopIteration()), backend=engine))  # noqa: E731
+    assert "raised StopIteration" in str(_ended(run))
+
+
+@pytest.mark.parametrize("program", [raising, raising_async])
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt()])
+def test_what_ends_a_process_ends_the_stream(
+    engine: st.Engine, program: st.Function, error: BaseException
+) -> None:
+    stream = program.stream_batch(([_Given(error)] for _ in range(3)), backend=engine)
+    assert _ended(lambda: list(stream)) is error
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError(), LookupError()])
+def test_inputs_that_raise_anything_end_the_stream_with_it(
+    engine: st.Engine, error: BaseException
+) -> None:
+    async def inputs() -> AsyncIterator[list[Any]]:
+        yield []
+        raise error
+
+    found = _ended(lambda: list(raising.stream_batch(inputs(), backend=engine)))
+    assert isinstance(found, type(error))
+
+
+def test_a_stream_ends_though_a_function_that_was_cut_off_blocks(engine: st.Engine) -> None:
+    blocked = threading.Event()
+
+    @st.function
+    def blocks(s: st.ProgramState) -> None:
+        blocked.wait()
+
+    try:
+        results = _ended(lambda: list(blocks.stream_batch([[]], backend=engine, timeout=0.01)))
+        assert isinstance(results[0].error(), TimeoutError)
+    finally:
+        blocked.set()
 
 
 def test_a_summary_counts_tokens_and_cost(
