@@ -31,7 +31,8 @@ from ..client.program import TokenCounts
 from ..client.progress import BatchProgress, batch_progress
 from .beside_loop import as_failure
 from .result import Result, failed_result, result_of
-from .result_store import ResultStore, run_key
+from .result_key import run_key
+from .result_store import ResultStore
 from .state import ProgramState
 from .time_limit import time_limit_async
 

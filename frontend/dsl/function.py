@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import threading
 import warnings
@@ -33,7 +34,8 @@ from .beside_loop import run_beside
 from .options import RUN_OPTIONS, RunOptions, checked_seed
 from .prefix import cache_prefix
 from .result import Result, result_of
-from .result_store import ResultStore, program_key, run_key
+from .result_key import program_key, run_key
+from .result_store import ResultStore
 from .state import ProgramState
 from .time_limit import TimeLimit, time_limit, time_limit_async
 
@@ -67,6 +69,8 @@ class Function:
     `use_thread` and `return_text_in_logprobs` have no effect: no program needs a thread, and the
     text is always included.
     """
+
+    TOLD_BY = ("_fn", "_bound")  # in the key of a result
 
     def __init__(
         self,
@@ -341,8 +345,14 @@ class Function:
         """What names its results under these options; see `result_store`."""
         own = {name: value for name, value in given.items() if name not in _NO_RESULTS}
         named = [self._bound, own, shared]
-        model = str(backend.channel.info.get("model", ""))
-        return program_key(self._fn, model) + run_key("", named, {}).hex()
+        info = backend.channel.info
+        model = ":".join([str(info.get("model", "")), *map(str, info.get("revisions") or ())])
+        return f"{self._program_key}:{model}" + run_key("", named, {}).hex()
+
+    @functools.cached_property
+    def _program_key(self) -> str:
+        """As it is when first asked for: what it closes over may be what it writes to."""
+        return program_key(self._fn)
 
     async def arun_batch(
         self, /, batch_kwargs: Sequence[Arguments], **kwargs: Any

@@ -6,23 +6,16 @@ and the model. Values are pickled: open only stores that you trust, as with any 
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import inspect
-import json
 import pickle
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidProgram, InvalidRequest
 from .result import Result
 
-_VERSION = 1  # of what is pickled
 _TABLES = """
 create table if not exists stemma_results(
     key blob primary key, done_at real not null, result blob not null) without rowid;
@@ -84,47 +77,6 @@ class ResultStore:
         """Release the file."""
         with self._lock:
             self._file.close()
-
-
-def program_key(fn: Callable[..., Any], model: str) -> str:
-    """What names a function's results: its name, its source and the model."""
-    code = getattr(fn, "__code__", None)
-    try:
-        source = inspect.getsource(fn).encode()
-    except (OSError, TypeError):  # of a prompt, or no function
-        source = b"" if code is None else code.co_code + repr(code.co_consts).encode()
-    digest = hashlib.blake2b(source, digest_size=16).hexdigest()
-    return f"{fn.__module__}.{getattr(fn, '__qualname__', '')}:{digest}:{model}"
-
-
-def run_key(program: str, args: Sequence[Any], kwargs: Mapping[str, Any], number: int = 0) -> bytes:
-    """`number`: which of the runs of a batch with these very arguments. Raises InvalidProgram for
-    arguments that are not the same in another process."""
-    named = [_VERSION, program, list(args), dict(kwargs), number]
-    return hashlib.blake2b(_stable(named).encode(), digest_size=20).digest()
-
-
-def _stable(value: Any) -> str:
-    try:
-        return json.dumps(value, sort_keys=True, default=_plain)
-    except (TypeError, ValueError, RecursionError, pickle.PicklingError, AttributeError) as error:
-        raise InvalidProgram(f"store: arguments that cannot be compared: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know, as something that it does."""
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if callable(dump := getattr(value, "model_dump", None)):
-        return [kind, dump(mode="json")]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [kind, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}]
-    if isinstance(value, set | frozenset):
-        return [kind, sorted(map(_stable, value))]
-    if isinstance(value, Path):
-        return [kind, str(value)]
-    if callable(value) and hasattr(value, "__qualname__"):
-        return [kind, value.__module__, value.__qualname__]
-    return [kind, pickle.dumps(value, protocol=4).hex()]
 
 
 def _can_pickle(result: Result, name: str) -> bool:
