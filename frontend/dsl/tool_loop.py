@@ -201,14 +201,14 @@ class _Told:
     def take(self, value: object) -> None:
         """A text as it is, anything else as JSON, or as Python shows it."""
         if isinstance(value, str):
-            self.text = value
+            self.text = _sendable(value)
             return
         import pydantic_core
 
         try:
             self.text = pydantic_core.to_json(value).decode()
         except pydantic_core.PydanticSerializationError:
-            self.text = str(value)
+            self.text = _sendable(str(value))
 
     def __enter__(self) -> _Told:
         return self
@@ -217,8 +217,13 @@ class _Told:
         if not isinstance(error, Exception) or self._raises:
             return False
         named = "" if isinstance(error, InvalidRequest) else f"{type(error).__name__}: "
-        self.text = f"error: {named}{error}"
+        self.text = _sendable(f"error: {named}{error}")
         return True
+
+
+def _sendable(text: str) -> str:
+    """Without lone surrogates, as names of files and badly decoded pages have them."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def tool_loop(

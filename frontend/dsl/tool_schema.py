@@ -6,6 +6,7 @@ Descriptions come from the docstring, in Google's, NumPy's or Sphinx' style, or 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -47,12 +48,12 @@ class ToolSignature:
 
 def signature_of(fn: Callable[..., Any], name: str) -> ToolSignature:
     """Raises InvalidProgram for a parameter that a model could not give."""
-    told = docstring_parser.parse(inspect.getdoc(fn) or "")
+    told = docstring_parser.parse(inspect.getdoc(_called(fn)) or "")
     described = {param.arg_name: param.description or "" for param in told.params}
     hints = _hints_of(fn, name)
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for index, parameter in enumerate(inspect.signature(fn).parameters.values()):
+    for index, parameter in enumerate(_parameters_of(fn, name)):
         _require_usable(parameter, hints, name)
         field = f"f{index}"  # a parameter may be called like an attribute of the model
         names[field] = parameter.name
@@ -77,7 +78,25 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
+def _called(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Of which a partial is."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
+def _parameters_of(fn: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    """Without those that a partial has given: these are not the model's to choose."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError as error:
+        raise InvalidProgram(f"tool {name}: {error}", name) from error
+    given = fn.keywords if isinstance(fn, functools.partial) else {}
+    return [parameter for parameter in parameters if parameter.name not in given]
+
+
 def _hints_of(fn: Callable[..., Any], name: str) -> dict[str, Any]:
+    fn = _called(fn)
     called = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
     try:
         return typing.get_type_hints(called, include_extras=True)

@@ -163,6 +163,36 @@ def test_what_a_tool_raises_is_told_or_raised(
         ask.run(tools=(weather,), on_error="raise", backend=engine, temperature=0)
 
 
+def test_a_result_that_is_no_unicode_text_is_told_without_what_is_none(
+    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @st.tool
+    def weather(city: str) -> str:
+        raise LookupError(f"no {city}\udcff")
+
+    @st.tool
+    def name(city: str) -> str:
+        return f"{city}\udcff"
+
+    steer(monkeypatch, [call() + "\\n" + call("name"), ANSWER])
+    state = ask.run(tools=(weather, name), backend=engine, temperature=0)
+    told = [m["content"] for m in state.messages() if m["role"] == "tool"]
+    assert told == ["error: LookupError: no Ulm?", "Ulm?"]
+
+
+def test_a_tool_that_raises_stop_iteration_ends_an_async_loop(
+    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @st.tool
+    def weather(city: str) -> str:
+        return next(iter([name for name in ["Rome"] if name == city]))
+
+    steer(monkeypatch, [call(), ANSWER])
+    run = ask_async.arun(tools=(weather,), backend=engine, temperature=0)
+    state = asyncio.run(asyncio.wait_for(run, 60))
+    assert state.messages()[3]["content"].startswith("error: RuntimeError")
+
+
 def test_the_last_turn_has_to_answer(engine: st.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     steer(monkeypatch, [call(), call()])
     with pytest.raises(st.MaxTurnsExceeded, match="max_turns=2: the last turn calls weather"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,26 @@ class Place(pydantic.BaseModel):
 @dataclass
 class Span:
     days: int
+
+
+def placed(user: int, place: str, days: int = 1) -> str:
+    """What a user has of a place."""
+    return f"{user} {place} {days}"
+
+
+def test_what_a_partial_has_given_is_not_the_models_to_choose() -> None:
+    tool = st.tool(functools.partial(placed, user=7))
+    told = tool.definition["function"]
+    assert (told["name"], told["description"]) == ("placed", "What a user has of a place.")
+    assert list(told["parameters"]["properties"]) == ["place", "days"]
+    assert tool.invoke('{"place": "Ulm"}') == "7 Ulm 1"
+    with pytest.raises(st.InvalidRequest, match="user: Extra inputs"):
+        tool.invoke('{"place": "Ulm", "user": 8}')
+
+
+def test_a_type_without_a_signature_is_refused() -> None:
+    with pytest.raises(st.InvalidProgram, match="tool int: no signature"):
+        st.tool(int).definition  # noqa: B018
 
 
 @st.tool
