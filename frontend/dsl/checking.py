@@ -6,11 +6,13 @@ token, and goes on as if the others had never been.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ProgramError
+from ...errors import InvalidProgram, ProgramError
 from ..client.program import Pending
+from ..protocol.numbers import plain
 from .expr import Check, GenExpr
 from .forks import Forks
 from .waits import Fork, Steps
@@ -56,13 +58,23 @@ def _problem_of(pending: Pending, check: Check) -> str:
     """Why a value will not do; "" where it will."""
     try:
         value: Any = pending.typed_value
-        if check.accepts is None or check.accepts(value) is not False:
+        if check.accepts is None or not _says_false(check.accepts(value)):
             return ""
         return f"validate says False of {value!r:.200}"
     except ProgramError as error:  # it stands for no value
         return error.message
+    except InvalidProgram:  # another output would not help
+        raise
     except (ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}; the output was {pending.value!r:.200}"
+
+
+def _says_false(answer: Any) -> bool:
+    """Of Python's or NumPy's. Raises InvalidProgram for what has to be awaited."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise InvalidProgram.of("validate", "an awaitable", "a plain function of the value")
+    return plain(answer) is False
 
 
 def _take_over(state: BranchWriter, attempts: Forks[Any], pending: Pending) -> None:

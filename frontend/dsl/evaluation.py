@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from ...errors import InvalidProgram
+from ..protocol.numbers import plain
 from .batch_stream import BatchSummary
 from .function import Function
 from .result import Result
@@ -188,9 +189,10 @@ def _arguments(fn: Function, case: Case) -> dict[str, Any]:
 def _named(score: Score) -> dict[str, float]:
     named = score if isinstance(score, Mapping) else {"score": score}
     found: dict[str, float] = {}
-    for name, value in named.items():
+    for name, given in named.items():
+        value = plain(given)
         if not isinstance(value, bool | int | float) or not math.isfinite(value):
-            raise InvalidProgram.of(f"metric: {name}", value, "True, False or a finite number")
+            raise InvalidProgram.of(f"metric: {name}", given, "True, False or a finite number")
         found[str(name)] = float(value)
     return found
 
@@ -222,4 +224,11 @@ def _error(result: Result) -> str | None:
 
 
 def _data(case: Case) -> dict[str, Any]:
-    return {name: json.loads(json.dumps(value, default=repr)) for name, value in case.items()}
+    return {str(name): _plain_data(value) for name, value in case.items()}
+
+
+def _plain_data(value: object) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=repr))
+    except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a cycle
+        return repr(value)

@@ -8,7 +8,7 @@ on twice as many, and so on. Runs of one set share its prefix in the cache, so t
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ class ChosenExamples:
 
 def choose_examples(
     fn: Function,
-    pool: Sequence[Any],
-    cases: Sequence[Case],
+    pool: Iterable[Any],
+    cases: Iterable[Case],
     metric: Metric,
     *,
     num_examples: int = 3,
@@ -54,11 +54,12 @@ def choose_examples(
     if not isinstance(fn, Function) or parameter not in fn.parameters:
         raise InvalidProgram.of("parameter", parameter, "a parameter of the function")
     _COUNTS.checked("num_candidates", num_candidates)
+    pool, cases = list(pool), list(cases)
     if not _COUNTS.holds(num_examples) or num_examples > len(pool):
         raise InvalidProgram.of("num_examples", num_examples, f"1 to {len(pool)}, as in the pool")
     rng = random.Random(seed)
-    candidates = [rng.sample(list(pool), num_examples) for _ in range(num_candidates)]
-    shuffled = rng.sample(list(cases), len(cases))
+    candidates = [rng.sample(pool, num_examples) for _ in range(num_candidates)]
+    shuffled = rng.sample(cases, len(cases))
     num_cases = min(_FIRST_CASES, len(shuffled))
     while len(candidates) > 1:
         part = shuffled[:num_cases]

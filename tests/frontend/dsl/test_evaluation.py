@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -105,3 +107,18 @@ def test_examples_are_chosen_by_how_well_the_program_does_with_them(engine: st.E
     for wrong in ({"num_examples": 5}, {"num_examples": 0}, {"parameter": "shots"}):
         with pytest.raises(st.InvalidProgram):
             st.choose_examples(repeat, pool, CASES, metric, backend=engine, **wrong)
+
+
+def test_scores_of_numpy_and_cases_that_are_no_json_are_taken(engine: st.Engine) -> None:
+    case = {"word": "one", "table": {(1, 2): 3}}
+    scores = {"is": np.bool_(True), "much": np.float32(0.5)}
+    found = st.evaluate(repeat, [case], lambda result, case: scores, backend=engine)
+    assert {name: each.mean for name, each in found.scores.items()} == {"is": 1.0, "much": 0.5}
+    assert json.loads(json.dumps(found.to_json()))["cases"][0]["case"]["table"] == "{(1, 2): 3}"
+
+
+def test_examples_are_chosen_of_any_iterable(engine: st.Engine) -> None:
+    pool, cases = (word for word in "abcd"), (each for each in CASES[:2])
+    metric = lambda result, case: result.ret_value.endswith("!")  # noqa: E731
+    chosen = st.choose_examples(repeat, pool, cases, metric, num_examples=2, backend=engine)
+    assert len(chosen.examples) == 2 and chosen.evaluation.scores["score"].num_cases == 2

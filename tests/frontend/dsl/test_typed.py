@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pydantic
 import pytest
 import typing_extensions
@@ -219,3 +220,14 @@ def test_async_functions_await_a_value_that_will_do(engine: st.Engine) -> None:
         return str(await s.aget("x"))
 
     assert draw.run(backend=engine).ret_value.isdigit()
+
+
+def test_false_of_numpy_and_of_a_coroutine_is_no_yes(engine: st.Engine) -> None:
+    @st.function
+    def one(s: st.ProgramState, validate: Any) -> None:
+        s += st.gen("x", regex="[0-9]", validate=validate)
+
+    with pytest.raises(st.ProgramError, match="validate says False"):
+        one.run(validate=lambda text: np.bool_(False), backend=engine)
+    with pytest.raises(st.InvalidProgram, match="validate='an awaitable'"):
+        one.run(validate=lambda text: asyncio.sleep(0), backend=engine)
