@@ -29,7 +29,7 @@ from typing import Any
 from ...errors import InvalidProgram
 from ..client.program import TokenCounts
 from ..client.progress import BatchProgress, batch_progress
-from .beside_loop import as_failure
+from .beside_loop import as_failure, run_beside
 from .result import Result, failed_result, result_of
 from .result_key import run_key
 from .result_store import ResultStore
@@ -123,6 +123,7 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
         self._options = options
         self._results: AsyncIterator[Result] | None = None
         self._thread: _ThreadedStream | None = None
+        self._starting = threading.Lock()
 
     def __aiter__(self) -> BatchStream:
         return self
@@ -138,8 +139,9 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
             await self._results.aclose()  # type: ignore[attr-defined]
 
     def __next__(self) -> Result:
-        if self._thread is None:
-            self._thread = _ThreadedStream(self._all())
+        with self._starting:  # several threads may read one stream
+            if self._thread is None:
+                self._thread = _ThreadedStream(self._all())
         return self._thread.next()
 
     def close(self) -> None:
@@ -167,27 +169,34 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                 _show(progress, self.summary)
                 return result
 
+            inputs = _numbered(self._inputs)
+            taking: asyncio.Task[_Taken] | None = asyncio.create_task(_next_of(inputs))
             try:
-                async for index, given in _numbered(self._inputs):
+                while taking is not None or running:
+                    if taking is None or len(running) >= options.max_in_flight:
+                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    else:
+                        await asyncio.wait({taking, *running}, return_when=asyncio.FIRST_COMPLETED)
+                    for result in _done_of(running):
+                        yield told(result)
+                    if taking is None or not taking.done() or len(running) >= options.max_in_flight:
+                        continue
+                    if (taken := taking.result().taken()) is None:
+                        taking = None
+                        continue
+                    taking = asyncio.create_task(_next_of(inputs))
+                    index, given = taken
                     key, found = await self._stored(given, seen)
                     if found is not None:
                         yield told(found.numbered(index, is_stored=True))
                         continue
-                    while len(running) >= options.max_in_flight:
-                        for result in await _next_of(running):
-                            yield told(result)
                     one = self._one(index, given, key, threads)
                     running.add(asyncio.create_task(one))
-                    await asyncio.sleep(0)
-                    for result in _done_of(running):
-                        yield told(result)
-                while running:
-                    for result in await _next_of(running):
-                        yield told(result)
             finally:
-                for task in running:
+                under_way = [*running, *([] if taking is None else [taking])]
+                for task in under_way:
                     task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await asyncio.gather(*under_way, return_exceptions=True)
                 threads.shutdown(wait=False)  # a function that blocks outlives its program
                 if options.store is not None:
                     options.store.close()
@@ -241,14 +250,33 @@ async def _numbered(inputs: Inputs) -> AsyncIterator[tuple[int, Any]]:
             yield index, given
         return
     items, end = iter(inputs), object()
-    while (given := await asyncio.to_thread(next, items, end)) is not end:  # it may block
+    while (given := await run_beside(next, items, end)) is not end:  # it may block
         yield index, given
         index += 1
 
 
-async def _next_of(running: set[asyncio.Task[Result]]) -> list[Result]:
-    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    return _done_of(running)
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """An input with its number, or None after the last; or what taking it raised."""
+
+    item: tuple[int, Any] | None = None
+    error: BaseException | None = None
+
+    def taken(self) -> tuple[int, Any] | None:
+        """The item. Raises what taking it raised."""
+        if self.error is not None:
+            raise self.error
+        return self.item
+
+
+async def _next_of(inputs: AsyncIterator[tuple[int, Any]]) -> _Taken:
+    """Raises nothing, but for where it is cancelled: SystemExit in a task would end its loop."""
+    try:
+        return _Taken(await anext(inputs, None))
+    except BaseException as error:
+        if _is_cancelled(error):
+            raise
+        return _Taken(error=as_failure(error))
 
 
 def _done_of(running: set[asyncio.Task[Result]]) -> list[Result]:
@@ -288,6 +316,8 @@ class _ThreadedStream:
         if isinstance(item, Result):
             return item
         self._is_closed = True
+        with contextlib.suppress(queue.Full):  # another thread may wait for a result
+            self._queue.put_nowait(None)
         if item is not None:
             raise item
         raise StopIteration

@@ -268,7 +268,7 @@ def test_what_ends_a_process_ends_the_stream(
     assert list(stream) == []
 
 
-@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError(), LookupError()])
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), LookupError()])
 def test_inputs_that_raise_anything_end_the_stream_with_it(
     engine: st.Engine, error: BaseException
 ) -> None:
@@ -278,6 +278,38 @@ def test_inputs_that_raise_anything_end_the_stream_with_it(
 
     found = _ended(lambda: list(raising.stream_batch(inputs(), backend=engine)))
     assert isinstance(found, type(error))
+
+
+def test_a_result_comes_though_the_next_input_does_not(engine: st.Engine) -> None:
+    """Whoever makes inputs may wait for results."""
+    asked = threading.Event()
+
+    def inputs() -> Iterator[list[Any]]:
+        yield []
+        asked.wait(60)
+
+    stream = raising.stream_batch(inputs(), backend=engine)
+    try:
+        assert _ended(lambda: next(stream)).index == 0
+        _ended(stream.close)
+        assert _ended(lambda: list(stream)) == []
+    finally:
+        asked.set()
+
+
+def test_several_threads_read_one_stream(engine: st.Engine) -> None:
+    stream = raising.stream_batch([[] for _ in range(20)], backend=engine)
+    found: list[int] = []
+
+    def read() -> None:
+        found.extend(result.index for result in stream)
+
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and sorted(found) == [*range(20)]
 
 
 def test_a_stream_ends_though_a_function_that_was_cut_off_blocks(engine: st.Engine) -> None:
