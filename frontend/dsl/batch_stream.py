@@ -169,8 +169,9 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                 _show(progress, self.summary)
                 return result
 
-            inputs = _numbered(self._inputs)
-            taking: asyncio.Task[_Taken] | None = asyncio.create_task(_next_of(inputs))
+            inputs: asyncio.Queue[_Taken] = asyncio.Queue(1)
+            taker = asyncio.create_task(_take_all(self._inputs, inputs))
+            taking: asyncio.Task[_Taken] | None = asyncio.create_task(inputs.get())
             try:
                 while taking is not None or running:
                     if taking is None or len(running) >= options.max_in_flight:
@@ -184,7 +185,7 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                     if (taken := taking.result().taken()) is None:
                         taking = None
                         continue
-                    taking = asyncio.create_task(_next_of(inputs))
+                    taking = asyncio.create_task(inputs.get())
                     index, given = taken
                     key, found = await self._stored(given, seen)
                     if found is not None:
@@ -193,7 +194,7 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                     one = self._one(index, given, key, threads)
                     running.add(asyncio.create_task(one))
             finally:
-                under_way = [*running, *([] if taking is None else [taking])]
+                under_way = [taker, *running, *([] if taking is None else [taking])]
                 for task in under_way:
                     task.cancel()
                 await asyncio.gather(*under_way, return_exceptions=True)
@@ -269,14 +270,18 @@ class _Taken:
         return self.item
 
 
-async def _next_of(inputs: AsyncIterator[tuple[int, Any]]) -> _Taken:
-    """Raises nothing, but for where it is cancelled: SystemExit in a task would end its loop."""
+async def _take_all(inputs: Inputs, taken: asyncio.Queue[_Taken]) -> None:
+    """In one task, whose is what an async generator holds open from one input to the next. Raises
+    nothing, but for where it is cancelled: SystemExit in a task would end its loop."""
+    last = _Taken()
     try:
-        return _Taken(await anext(inputs, None))
+        async for item in _numbered(inputs):
+            await taken.put(_Taken(item))
     except BaseException as error:
         if _is_cancelled(error):
             raise
-        return _Taken(error=as_failure(error))
+        last = _Taken(error=as_failure(error))
+    await taken.put(last)
 
 
 def _done_of(running: set[asyncio.Task[Result]]) -> list[Result]:

@@ -297,6 +297,20 @@ def test_a_result_comes_though_the_next_input_does_not(engine: st.Engine) -> Non
         asked.set()
 
 
+def test_an_async_generator_of_inputs_is_one_task(engine: st.Engine) -> None:
+    """Over its yields it may hold open what belongs to a task, such as `asyncio.timeout`."""
+    tasks: set[Any] = set()
+
+    async def inputs() -> AsyncIterator[list[Any]]:
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                tasks.add(asyncio.current_task())
+                yield []
+
+    assert len(list(raising.stream_batch(inputs(), backend=engine))) == 3
+    assert len(tasks) == 1
+
+
 def test_several_threads_read_one_stream(engine: st.Engine) -> None:
     stream = raising.stream_batch([[] for _ in range(20)], backend=engine)
     found: list[int] = []
