@@ -23,6 +23,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str
     dtype: str
     max_model_len: int | None
+    chat_template: str | None
     device: str
     kernels: str
     cuda_graph_max_tokens: int

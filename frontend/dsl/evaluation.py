@@ -5,7 +5,6 @@ Proportions have Wilson's interval (1927), other means the normal one, both of 9
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,16 +101,11 @@ class Evaluation:
 
     def __str__(self) -> str:
         """The table, and what the program did in the first failures."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("score", "mean", "95%", "cases", title=self.name)
+        parts = [self.name]
         for name, score in self.scores.items():
-            span = f"{score.low:.3f} to {score.high:.3f}"
-            table.add_row(name, f"{score.mean:.3f}", span, str(score.num_cases))
-        written = io.StringIO()
-        Console(file=written, width=100).print(table)
-        parts = [written.getvalue().rstrip(), str(self.summary)]
+            span = f"95%: {score.low:.3f} to {score.high:.3f}"
+            parts.append(f"  {name:<16} {score.mean:.3f}  ({span}, {score.num_cases} cases)")
+        parts.append(str(self.summary))
         failures = self.failures
         for each in failures[:MAX_FAILURES]:
             parts.append(f"\nfailed ({_scores(each)}): {_shown(each.case)}\n{_trace(each.result)}")

@@ -65,7 +65,9 @@ def test_what_cannot_be_given_by_name_leaves_the_option_alone() -> None:
     state = program.run(1, 2, seed=3, stream=True, backend=channel.backend)
     state.text()
     assert state.ret_value == (1, 2)
-    assert channel.creates[1] == {"seed": 3, "instance": 0, "stream": True}
+    assert channel.creates[1] == {
+        "seed": 3, "instance": 0, "stream": True, "token_ids": True
+    }  # fmt: skip
 
 
 def test_arguments_of_a_tool_may_have_any_name() -> None:
