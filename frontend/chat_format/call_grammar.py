@@ -3,11 +3,14 @@ call as the model was trained to write it, with arguments of the function's sche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import InvalidProgram
 from ..protocol.constraint import Constraint, constraint_of
+from ..protocol.ir import MAX_TOOLS_CHARS
+from ..protocol.json_text import json_text
 from .tool_format import TaughtFormat
 
 
@@ -41,6 +44,15 @@ def calls_constraint(
     }
     tag = {"type": "structural_tag", "format": body}
     return constraint_of(structural_tag=tag, lenient=is_lenient)
+
+
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Tools in OpenAI's format as JSON for a chat template. Raises InvalidProgram for too much."""
+    text = json_text(tools, MAX_TOOLS_CHARS)
+    if text is None:
+        allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
+        raise InvalidProgram.of("tools", "more", allowed)
+    return text
 
 
 def tag_of(begin: str, schema: object, end: str) -> dict[str, Any]:

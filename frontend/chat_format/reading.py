@@ -41,12 +41,13 @@ def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False
     if taught is None:
         return ReadMessage(text, reasoning=reasoning)
     reader = CallReader(taught)
-    content, calls = _gathered((*reader.feed(text), *reader.finish()))
+    content, calls = gathered((*reader.feed(text), *reader.finish()))
     named = tuple(ToolCall(taught.new_id(), name, arguments) for name, arguments in calls)
     return ReadMessage(content, named, reasoning)
 
 
-def _gathered(events: Iterable[Event]) -> tuple[str, list[tuple[str, str]]]:
+def gathered(events: Iterable[Event]) -> tuple[str, list[tuple[str, str]]]:
+    """The content of a reader's events, and calls as pairs of name and arguments."""
     content, calls = "", list[tuple[str, str]]()
     for event in events:
         match event:

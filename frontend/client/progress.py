@@ -7,22 +7,6 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 
-@contextmanager
-def progress_bar(total: int, title: str, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields `advance()`, to be called once for each of `total` items."""
-    if not is_shown:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda: progress.advance(task)
-
-
 class BatchProgress(Protocol):
     """A bar of a batch."""
 
@@ -54,6 +38,13 @@ def batch_progress(total: int | None, title: str, is_shown: bool) -> Iterator[Ba
                 progress.update(task, advance=1, told=told)
 
         yield Bar()
+
+
+@contextmanager
+def progress_bar(total: int, title: str, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """Yields `advance()`, to be called once for each of `total` items."""
+    with batch_progress(total, title, is_shown) as bar:
+        yield lambda: bar.advance("")
 
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in total)

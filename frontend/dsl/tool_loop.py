@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import json
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -20,11 +21,9 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from ...errors import InvalidProgram, InvalidRequest, MaxTurnsExceeded
-from ..chat_format.call_grammar import OfferedFunction, calls_constraint
+from ..chat_format.call_grammar import OfferedFunction, calls_constraint, tools_text
 from ..chat_format.chat_format import ChatFormat
 from ..chat_format.reading import ReadMessage, ToolCall, read_message
-from ..protocol.ir import MAX_TOOLS_CHARS
-from ..protocol.json_text import json_text
 from ..protocol.numbers import MAX_INT, Range
 from .beside_loop import run_beside
 from .expr import GenExpr, RoleBeginExpr, RoleEndExpr, ToolsExpr, role
@@ -107,7 +106,7 @@ class ToolLoop:
         results; returns the answer."""
         chat_format = _format_of(s)
         asked = self._asked(chat_format)
-        s._append(ToolsExpr(self._definitions()), source)
+        s._append(ToolsExpr(self._definitions), source)
         for turn in range(1, self._max_turns + 1):
             s._append(RoleBeginExpr("assistant"), source)
             s._append(asked, source)
@@ -124,12 +123,10 @@ class ToolLoop:
                 s._append(role("tool", result, tool_call_id=call.id, name=call.name), source)
         raise MaxTurnsExceeded(self._max_turns, [call.name for call in read.calls])
 
+    @functools.cached_property
     def _definitions(self) -> str:
-        text = json_text([tool.definition for tool in self._tools.values()], MAX_TOOLS_CHARS)
-        if text is None:
-            allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
-            raise InvalidProgram.of("tools", "more", allowed)
-        return text
+        """Made once, not for each program that runs the loop."""
+        return tools_text([tool.definition for tool in self._tools.values()])
 
     def _asked(self, chat_format: ChatFormat | None) -> GenExpr:
         asked = gen(self._name, **{"max_tokens": DEFAULT_MAX_TOKENS, **self._gen_options})

@@ -16,15 +16,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
-from ...frontend.chat_format.call_grammar import OfferedFunction, calls_constraint, tag_of
+from ...frontend.chat_format.call_grammar import (
+    OfferedFunction,
+    calls_constraint,
+    tag_of,
+    tools_text,
+)
 from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
 from ...frontend.chat_format.chat_format import ChatFormat
 from ...frontend.chat_format.hermes import Hermes
 from ...frontend.chat_format.named_object import Forced
 from ...frontend.chat_format.reasoning import ReasoningTags
 from ...frontend.protocol.constraint import Constraint, constraint_of
-from ...frontend.protocol.ir import MAX_TOOLS_CHARS
-from ...frontend.protocol.json_text import json_text
 from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
 
@@ -214,15 +217,6 @@ class ToolUse:
     @property
     def _is_told(self) -> bool:
         return bool(self.tools) and self.chat_format.knows_tools
-
-
-def tools_text(tools: Sequence[dict[str, Any]]) -> str:
-    """Tools in OpenAI's format as JSON for a chat template. Raises InvalidRequest for too much."""
-    text = json_text(tools, MAX_TOOLS_CHARS)
-    if text is None:
-        allowed = f"at most {MAX_TOOLS_CHARS} characters of JSON"
-        raise InvalidRequest.of("tools", "more", allowed)
-    return text
 
 
 def _require_schema(function: ToolFunction) -> None:

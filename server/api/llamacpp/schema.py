@@ -14,6 +14,7 @@ from ...generation.model_text import ModelText
 from ...generation.service import Served
 from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.known_fields import MAX_ENTRIES, FewItems, Items, NullableFields
+from ...protocol.llamacpp_sampling import repetition_penalty, seed_of
 from ...protocol.task import MAX_PROMPTS, UNBOUNDED, Prompt, Task
 from ..openai.completions import CompletionRequest, completion_request
 
@@ -120,9 +121,11 @@ class SamplerBody(NullableFields):
             "n": self.n_cmpl,
             "max_tokens": UNBOUNDED if self.num_asked is None else max(1, self.num_asked),
             "temperature": None if self.temperature is None else max(0.0, self.temperature),
-            "seed": None if self.seed is None or self.seed < 0 else self.seed,
+            "seed": seed_of(self.seed),
             "stop": self.stop or None,
-            "repetition_penalty": self._repetition_penalty(),
+            "repetition_penalty": repetition_penalty(
+                self.repeat_penalty, self.repeat_last_n, "repeat_last_n"
+            ),
             "logit_bias": self._logit_bias(),
             "logprobs": self.n_probs or None,
             "ebnf": self.grammar or None,
@@ -134,15 +137,6 @@ class SamplerBody(NullableFields):
     def shown(self) -> dict[str, Any]:
         """What was given, for `generation_settings`."""
         return {name: value for name in _SHOWN if (value := getattr(self, name)) is not None}
-
-    def _repetition_penalty(self) -> float | None:
-        penalty, last = self.repeat_penalty, self.repeat_last_n
-        if last == 0 or penalty in (None, 1):
-            return None
-        if last is not None and last > 0:
-            allowed = "-1 (prompt and output), 0 (no penalty), or left out"
-            raise InvalidRequest.of("repeat_last_n", last, allowed)
-        return penalty
 
     def _logit_bias(self) -> dict[str, float] | None:
         if self.logit_bias is None:

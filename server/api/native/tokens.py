@@ -13,9 +13,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest
+from ....frontend.chat_format.call_grammar import tools_text
 from ...generation.model_text import ModelText
 from ...generation.service import Service
-from ...parsers.tools import tools_text
 from ...protocol.json_route import json_routes
 from ...protocol.known_fields import FewItems, Items
 from ...protocol.task import MAX_PROMPTS

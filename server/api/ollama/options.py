@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ....errors import InvalidRequest
 from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.known_fields import FewItems
+from ...protocol.llamacpp_sampling import repetition_penalty, seed_of
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
 
@@ -60,21 +60,14 @@ class Options(BaseModel):
         refuse_others(self, "options.")
         return {
             **{name: getattr(self, name) for name in _SAME},
-            "seed": None if self.seed is None or self.seed < 0 else self.seed,
+            "seed": seed_of(self.seed),
             "stop": self.stop or None,
-            "repetition_penalty": self._repetition_penalty(),
+            "repetition_penalty": repetition_penalty(
+                self.repeat_penalty, self.repeat_last_n, "options.repeat_last_n"
+            ),
         }
 
     @property
     def max_tokens(self) -> int | None:
         """None: what fits."""
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-
-    def _repetition_penalty(self) -> float | None:
-        penalty, last = self.repeat_penalty, self.repeat_last_n
-        if last == 0 or penalty in (None, 1):
-            return None
-        if last is not None and last > 0:
-            allowed = "-1 (prompt and output), 0 (no penalty), or left out"
-            raise InvalidRequest.of("options.repeat_last_n", last, allowed)
-        return penalty

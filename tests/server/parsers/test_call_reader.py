@@ -15,7 +15,6 @@ from stemma.frontend.chat_format.call_reader import (
     CallBegun,
     CallReader,
     Content,
-    Event,
     NamedReader,
 )
 from stemma.frontend.chat_format.chat_format import ChatFormat
@@ -24,6 +23,7 @@ from stemma.frontend.chat_format.llama3 import Llama3
 from stemma.frontend.chat_format.matching import ValueScanner
 from stemma.frontend.chat_format.mistral import Mistral
 from stemma.frontend.chat_format.named_object import Forced
+from stemma.frontend.chat_format.reading import gathered
 from stemma.frontend.chat_format.reasoning import ReasoningTags, tags_of
 from stemma.frontend.chat_format.registry import format_of
 from stemma.frontend.chat_format.tool_format import ToolFormat
@@ -48,24 +48,10 @@ M = '[TOOL_CALLS] [{"name": "weather", "arguments": ' + A + "}]"
 M2 = '[{"name": "weather", "arguments": ' + A + '}, {"name":"clock","arguments":{},"id":"x"}]'
 
 
-def folded(events: Sequence[Event]) -> Read:
-    """Content, and calls with all their arguments."""
-    content, calls = "", list[tuple[str, str]]()
-    for event in events:
-        match event:
-            case Content():
-                content += event.text
-            case CallBegun():
-                calls.append((event.name, ""))
-            case Arguments():
-                calls[-1] = calls[-1][0], calls[-1][1] + event.text
-    return content, calls
-
-
 def read(tool_format: ToolFormat, *pieces: str) -> Read:
     reader = CallReader(tool_format)
     events = [event for piece in pieces for event in reader.feed(piece)]
-    return folded([*events, *reader.finish()])
+    return gathered([*events, *reader.finish()])
 
 
 @pytest.mark.parametrize(
