@@ -41,6 +41,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--parallel", type=count, default=1, metavar="N", help="conversations at once")
     add("--temperature", type=float, default=0.0)
     add("--repeats", type=count, default=3, help="of each engine, new each time")
+    add("--again", action="store_true",
+        help="each skill twice, then with prompts cached and grammars compiled")  # fmt: skip
     add("--num-threads", type=count, metavar="N")
 
 
@@ -52,10 +54,13 @@ def run(args: argparse.Namespace) -> int:
         if unknown := [name for name in wanted if name not in by_skill]:
             raise InvalidRequest.of("skills", unknown[0], f"some of {', '.join(by_skill)}")
         by_skill = {name: by_skill[name] for name in wanted}
-    measured = {skill: [_Measured(), _Measured()] for skill in by_skill}
+    rounds = ("", ", again") if args.again else ("",)
+    measured = {
+        f"{skill}{named}": [_Measured(), _Measured()] for skill in by_skill for named in rounds
+    }
     for _ in range(args.repeats):
         for skill, cases in by_skill.items():
-            _repeat(args, cases, measured[skill])
+            _repeat(args, cases, [measured[f"{skill}{named}"] for named in rounds])
     together = [_together(sides) for sides in zip(*measured.values(), strict=True)]
     rows = [_row(skill, *sides) for skill, sides in (*measured.items(), ("all", together))]
     write_report("speculation", rows, args)
@@ -80,27 +85,40 @@ def _together(sides: Sequence[_Measured]) -> _Measured:
     )
 
 
-def _repeat(args: argparse.Namespace, cases: list[Conversation], sides: list[_Measured]) -> None:
+def _repeat(
+    args: argparse.Namespace, cases: list[Conversation], rounds: Sequence[list[_Measured]]
+) -> None:
+    """On new engines; each round is the same conversations once more."""
     options = {"dtype": args.dtype, "num_threads": args.num_threads}
     options["speculative_num_tokens"] = args.speculative_num_tokens
     engines = [Engine(args.model, speculate=how, **options) for how in ("off", args.speculate)]
     try:
         for engine in engines:
             _warm_up.run(backend=engine).text()
-        for side in sides:
-            side.wall_s.append(0.0)
-            side.texts.clear()
-        before = [engine.get_server_info()["stats"] for engine in engines]
-        for first in range(0, len(cases), args.parallel):
-            batch = cases[first : first + args.parallel]
-            for engine, side in zip(engines, sides, strict=True):
-                side.wall_s[-1] += _carry_out(engine, batch, args.temperature, side.texts)
-        for engine, side, old in zip(engines, sides, before, strict=True):
-            new = engine.get_server_info()["stats"]
-            side.stats = {name: new[name] - old[name] for name in new}
+        for sides in rounds:
+            _round(args, cases, engines, sides)
     finally:
         for engine in engines:
             engine.shutdown()
+
+
+def _round(
+    args: argparse.Namespace,
+    cases: list[Conversation],
+    engines: list[Engine],
+    sides: list[_Measured],
+) -> None:
+    for side in sides:
+        side.wall_s.append(0.0)
+        side.texts.clear()
+    before = [engine.get_server_info()["stats"] for engine in engines]
+    for first in range(0, len(cases), args.parallel):
+        batch = cases[first : first + args.parallel]
+        for engine, side in zip(engines, sides, strict=True):
+            side.wall_s[-1] += _carry_out(engine, batch, args.temperature, side.texts)
+    for engine, side, old in zip(engines, sides, before, strict=True):
+        new = engine.get_server_info()["stats"]
+        side.stats = {name: new[name] - old[name] for name in new}
 
 
 @function
@@ -131,6 +149,8 @@ def _row(skill: str, off: _Measured, on: _Measured) -> dict[str, Any]:
     return {
         "program": skill,
         "off, s": statistics.median(off.wall_s),
+        "steps, off": off.stats["num_steps"],
+        "steps": on.stats["num_steps"],
         "on, s": statistics.median(on.wall_s),
         "ratio": statistics.median(ratios),
         "tokens a step, off": _tokens_a_step(off.stats),
