@@ -4,9 +4,8 @@
              <- events -             |        |          <- events -
 
 It speaks the runtime's protocol to both sides, so neither can tell it from the other. One thread.
-The unit of placement is the program: its first ops decide where it runs, and all of it runs there,
-but for branches of wide forks (`parts.py`). The file is long because all of it, clients' messages,
-replicas' events, who comes and goes, changes the same few tables between two turns of one loop.
+The unit of placement is the program: its first ops decide where it runs (`homes.py`), and all of it
+runs there, but for branches of wide forks (`parts.py`). Who comes and goes: `membership.py`.
 """
 
 from __future__ import annotations
@@ -14,43 +13,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import zmq
 
 from ..errors import EngineError, InvalidProgram, ProtocolError
 from ..frontend.protocol import wire
-from ..frontend.protocol.program_log import CALLS, MAX_LOST, ProgramLog
-from ..radix.fleet import FleetTree
+from ..frontend.protocol.program_log import CALLS, ProgramLog
 from ..runtime.sessions.clients import Client, tenant_from
 from ..runtime.sessions.fields import integer, optional_text, program_items
 from ..runtime.sessions.host import SessionHost
 from ..runtime.sessions.listener import ServerKeys
-from .cache_mirror import CacheMirror
 from .fleet_view import FleetView
-from .parts import Parts
-from .placement.load import BYTES_PER_TOKEN, AllHabits, ProgramLoad
-from .placement.moves import FETCHED_SHARE, better_home, is_crowded
-from .placement.policies import DEFAULT_PLACEMENT, Newcomer, policy_of
+from .homes import Homes
+from .known_prefixes import KnownPrefixes
+from .membership import Membership
+from .placement.load import AllHabits, ProgramLoad
+from .placement.policies import DEFAULT_PLACEMENT
 from .placement.spread import Spread, spread
 from .prompt_text import MarkMemory, Opening
 from .replica import Part, Replica, ReplicaState, RoutedProgram
 from .router_calls import RouterCalls
-from .scaling import FleetLoad, Scaling
+from .scaling import Scaling
 
 log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 250
-PATIENCE_S = 60.0  # that programs wait for a replica while none is ready
-MAX_CONSIDERED = 256  # programs of a replica that might be moved, in one look
-LEAVE_S = 30.0  # that a replica which leaves gives the calls that run there
 MAX_KIND_CHARS = 256  # of a line's name: they are kept
-MAX_TREE_BYTES = 256 * 1024 * 1024
-_STOPPING = "the cluster is being stopped: it takes no new programs"
 
 RouterClient = Client[RoutedProgram]
 
@@ -71,37 +62,43 @@ class Router:
         """`placement`: of `placement.policies.PLACEMENTS`; `scaling`: when there are to be more or
         fewer, None: never; `stop_fd`: as of a `Gateway`; `spread`: where the branches of forks run,
         with the placement "program"; `tenant_weights`: as the engines have them."""
-        self._replicas = list(replicas)
-        self._policy = policy_of(placement)
-        self._scaling = scaling
-        self._moves = placement == DEFAULT_PLACEMENT
-        self._parts = Parts(
-            spread,
-            lambda: self._takers() if self._moves else [],
-            lambda program: self._cached_of(program, program.opening.text),
-        )
+        self._replicas: list[Replica] = []
         self._stop_fd = stop_fd
         self._should_stop = False
-        self._is_draining = False
-        self._sent = FleetTree[int]()  # what was sent where
-        self._on_the_way = FleetTree[int]()  # of this, what nothing has come back for
-        self._cached = FleetTree[int]()  # what is cached where
-        self._mirrors = {r.number: CacheMirror(self._cached, r.number) for r in replicas}
+        self._prefixes = KnownPrefixes()
+        self._view = FleetView(self._replicas, self._prefixes.cached, self._prefixes.mirrors)
+        self._homes = Homes(
+            self._replicas, self._prefixes, self._view, placement=placement, spread=spread
+        )
+        self._calls = RouterCalls(self._replicas, self._restart, self._view)
+        self._members = Membership(
+            self._replicas,
+            self._homes,
+            self._prefixes,
+            self._calls,
+            self._view,
+            scaling=scaling,
+            tenant_weights=dict(tenant_weights or {}),
+        )
+        for replica in replicas:
+            self.add(replica)
         self._habits = AllHabits()
         self._marks = MarkMemory()
-        self._view = FleetView(self._replicas, self._cached, self._mirrors)
-        self._calls = RouterCalls(
-            self._replicas, lambda each: self.retire(each, for_good=False), self._view
-        )
-        self._tenant_weights = dict(tenant_weights or {})
-        for replica in replicas:
-            self._equip(replica)
         self._host: SessionHost[RouterClient] | None = None
         self._poller = zmq.Poller()
         self._polled: list[Any] = []
-        self._homeless: dict[RoutedProgram, None] = {}  # no replica was ready for them
-        self._ready_at_s = time.monotonic()  # when one was, last
-        self.num_placed: dict[int, int] = {replica.number: 0 for replica in replicas}
+
+    @property
+    def num_placed(self) -> Mapping[int, int]:
+        """Programs given to each replica, by its number."""
+        return self._homes.num_placed
+
+    def add(self, replica: Replica) -> None:
+        """One more, under a number that none of them has; it is started."""
+        self._members.add(replica)
+
+    def _restart(self, replica: Replica) -> None:
+        self._members.retire(replica, for_good=False)
 
     def stop(self) -> None:
         """Ask the loop to end (from a signal handler or another thread)."""
@@ -135,6 +132,7 @@ class Router:
             self, RouterClient, endpoints, context=context, grace_s=grace_s, keys=keys
         )
         self._calls.clients = self._host.clients
+        self._members.is_starting = False
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -162,24 +160,12 @@ class Router:
                 host.receive()
             host.clock.read()
             if host.sweep():
-                for replica in self._replicas:
-                    replica.is_paused = replica.is_stopped
-                    self._look_for_idle_parts(replica)
-                    if replica.is_paused:
-                        self._calls.lose(replica, "its process is stopped")
-                if self._moves:
-                    self._rebalance()
-                if self._scaling is not None:
-                    self._scale(self._scaling)
+                self._members.look()
         for replica in list(self._replicas):
             replica.revive()
             self._hear(replica)
-            if replica.state is ReplicaState.LEAVING:
-                self._drain(replica)
-            if replica.state is ReplicaState.LOST and replica.leaves_for_good:
-                self._replicas.remove(replica)
-                del self._mirrors[replica.number]
-        self._rehouse()
+            self._members.attend(replica)
+        self._homes.rehouse()
         for replica in self._replicas:
             replica.say()
         if host is not None:
@@ -199,7 +185,7 @@ class Router:
         if not orders:
             self._should_stop = True
         elif wire.DRAIN_ORDER in orders:
-            self._is_draining = True
+            self._homes.is_draining = True
 
     # --- from clients ---------------------------------------------------------------------------
 
@@ -225,11 +211,7 @@ class Router:
     def forget(self, client: RouterClient) -> None:
         """A session ends: cancel its programs."""
         for program in list(client.programs.values()):
-            self._arrive(program)
-            self._parts.forget(program)
-            if program.replica is not None:
-                program.replica.close_program(program)
-            self._homeless.pop(program, None)
+            self._homes.close(program)
 
     def _take_ops(self, client: RouterClient, message: wire.Message) -> None:
         items = program_items(message.header)
@@ -264,10 +246,10 @@ class Router:
                 program.log.restore(item["given"])
             self._pass_on(program, ops, is_end=bool(item.get("end")))
         except (InvalidProgram, EngineError) as error:
-            self._reject(program, error)
+            self._homes.reject(program, error)
         except Exception as error:  # a bug must end one program, not the router
             log.exception("a program could not be passed on")
-            self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
+            self._homes.reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _program(
         self, client: RouterClient, number: int, create: dict[str, Any], ops: Any
@@ -295,132 +277,30 @@ class Router:
         program.log.take(ops)
         program.log.has_ended |= is_end
         if program.replica is not None:
-            self._parts.send(program, ops)
-        elif program not in self._homeless and (program.log.ops or is_end):
-            self._place(program)  # what is given comes ahead of its ops
-
-    def _place(self, program: RoutedProgram) -> None:
-        """Have a program run on a replica from where it is: at first, or after one was lost."""
-        if self._is_draining and not program.number_there:
-            raise EngineError(_STOPPING)
-        candidates = self._ready_replicas()
-        if not candidates:
-            self._homeless[program] = None
-            return
-        newcomer = self._newcomer(program)
-        replica = self._policy(newcomer, candidates)
-        assert isinstance(replica, Replica)
-        self._settle(program, newcomer, replica)
-
-    def _newcomer(self, program: RoutedProgram) -> Newcomer:
-        """What is known of it to place it. What it has said counts with its first prompt."""
-        text, load = program.opening.text, program.load
-        if not load.num_ended:
-            load.max_tokens = program.opening.max_tokens
-        return Newcomer(
-            max(len(text) / BYTES_PER_TOKEN, load.held_tokens),
-            self._cached_of(program, text),
-            program.create.get("history") or None,
-            text,
-            load.output_tokens * load.habits.num_calls,
-            load.tenant,
-        )
-
-    def _settle(self, program: RoutedProgram, newcomer: Newcomer, replica: Replica) -> None:
-        """Run it there, from where it is. Raises InvalidProgram if it cannot be sent."""
-        text, num_tokens = newcomer.text, newcomer.num_tokens
-        self._homeless.pop(program, None)
-        replica.open(program)
-        namespace, adapter = _namespace_of(program.create)
-        if adapter or not self._mirrors[replica.number].is_known:
-            self._sent.insert((namespace, adapter), text, replica.number, num_tokens)
-            self._sent.shrink(MAX_TREE_BYTES)
-        if not adapter:
-            self._on_the_way.cover(namespace, text, replica.number, num_tokens)
-            program.sent = namespace, text, replica.number
-        self.num_placed[replica.number] += 1
-        self._view.place(program, replica)
-        missing = num_tokens - newcomer.cached.get(replica.number, 0.0)
-        program.load.enter(replica.load, max(0.0, missing))
-        self._parts.send(program, program.log.ops)
-        if program.log.ends_gens:
-            replica.outbox.queue("cancel", {"program": program.number_there, "keep": True})
-
-    def _cached_of(self, program: RoutedProgram, text: bytes) -> dict[int, float]:
-        """How many tokens of its beginning each replica has: what it says, with what is on its way
-        there; where it says nothing, what was sent to it."""
-        namespace, adapter = _namespace_of(program.create)
-        if adapter:  # whose namespace is the engine's
-            return self._sent.match((namespace, adapter), text)
-        cached = self._cached.match(namespace, text)
-        for number, num_tokens in self._on_the_way.match(namespace, text).items():
-            cached[number] = max(num_tokens, cached.get(number, 0.0))
-        unknown = [n for n, mirror in self._mirrors.items() if not mirror.is_known]
-        if unknown:
-            sent = self._sent.match((namespace, adapter), text)
-            cached |= {number: sent[number] for number in unknown if number in sent}
-        return cached
-
-    def _takers(self) -> list[Replica]:
-        """Those that may be given more."""
-        return [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
-
-    def _ready_replicas(self) -> list[Replica]:
-        ready = [each for each in self._replicas if each.state is ReplicaState.READY]
-        ready = ready or [each for each in self._replicas if each.is_serving]
-        return [each for each in ready if not each.is_paused] or ready
+            self._homes.parts.send(program, ops)
+        elif program not in self._homes.homeless and (program.log.ops or is_end):
+            self._homes.place(program)  # what is given comes ahead of its ops
 
     def _take_cancel(self, client: RouterClient, header: dict[str, Any]) -> None:
         program = client.programs.get(integer(header, "program"))
         if program is None:
             return
         if program.replica is None:  # it waits for one
-            self._take_cancel_of_homeless(program, keeps=header.get("keep") is True)
+            if header.get("keep") is True:
+                program.log.ends_gens = True
+            else:
+                self._homes.dismiss(program)
             return
         replica, there = program.replica, program.number_there
         replica.outbox.flush(there)
         if header.get("keep") is True:
             program.log.ends_gens = True
-            self._parts.end_gens(program)
+            self._homes.parts.end_gens(program)
             replica.outbox.queue("cancel", {"program": there, "keep": True})
         else:
             program.log.is_cancelled = True
-            self._parts.forget(program)
+            self._homes.parts.forget(program)
             replica.outbox.queue("cancel", {"program": there})  # its DONE ends it
-
-    def _take_cancel_of_homeless(self, program: RoutedProgram, *, keeps: bool) -> None:
-        if keeps:
-            program.log.ends_gens = True
-            return
-        self._homeless.pop(program, None)
-        program.client.remove(program.number)
-        program.client.events.append(program.number, 0, 0, wire.DONE, program.log.done({}))
-
-    def _reject(self, program: RoutedProgram, error: EngineError | InvalidProgram) -> None:
-        """End a program that cannot be carried out at all."""
-        failure = {"message": str(error), "kind": type(error).__name__, "op": "program"}
-        self._end(program)
-        events = program.client.events
-        events.append(program.number, 0, 0, wire.FAILED, failure)
-        used = {"num_requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        events.append(program.number, 0, 0, wire.DONE, used)
-
-    def _arrive(self, program: RoutedProgram) -> None:
-        """Its beginning is on its way no more."""
-        if program.sent is not None:
-            namespace, text, number = program.sent
-            self._on_the_way.uncover(namespace, text, number)
-        program.sent = None
-
-    def _end(self, program: RoutedProgram) -> None:
-        self._arrive(program)
-        self._parts.forget(program)
-        self._homeless.pop(program, None)
-        if program.replica is not None:
-            program.replica.close_program(program)
-            program.replica = None
-        if program.client.programs.get(program.number) is program:
-            program.client.remove(program.number)
 
     # --- from replicas --------------------------------------------------------------------------
 
@@ -429,7 +309,7 @@ class Router:
             is_starting = replica.state is ReplicaState.STARTING
             messages = replica.hear(self._model_that_binds() if is_starting else {})
         except (EngineError, ProtocolError) as error:
-            self._bury(replica, str(error))
+            self._members.lose(replica, str(error))
             return
         for message in messages:
             try:
@@ -438,7 +318,7 @@ class Router:
                 elif message.op == "reply":
                     self._calls.take_reply(replica, message.header)
                 elif message.op == "cache":
-                    self._take_cache(replica, message.header["changes"])
+                    self._prefixes.take(replica, message.header["changes"])
             except Exception:  # a bug of the router is no fault of the engine
                 log.exception("a message of replica %d could not be taken", replica.number)
 
@@ -446,7 +326,7 @@ class Router:
         """What a replica must serve to get programs: what others serve, or what programs that wait
         have tokens of."""
         binding = [r.info for r in self._replicas if r.is_serving]
-        binding += [r.info for r in self._replicas if r.info and self._homeless]
+        binding += [r.info for r in self._replicas if r.info and self._homes.homeless]
         return binding[0] if binding else {}
 
     def _take_events(self, replica: Replica, events: list[Any]) -> None:
@@ -462,7 +342,7 @@ class Router:
                     self._take_event_of_part(part, *event)
             except Exception as error:  # a bug must end one program, not the router
                 log.exception("an event could not be passed on")
-                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
+                self._homes.reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
     def _take_event(
         self, program: RoutedProgram, branch: int, seq: int, kind: str, payload: Any
@@ -470,11 +350,11 @@ class Router:
         if (
             program.sent is not None and kind != wire.MARK
         ):  # which comes before its prompt is planned
-            self._arrive(program)
+            self._prefixes.arrive(program)
         if kind != wire.DONE:
             self._pass_on_event(program, None, branch, seq, kind, payload)
             return
-        self._parts.forget(program)
+        self._homes.parts.forget(program)
         assert program.replica is not None, "it is nowhere"
         program.replica.end_program(program)
         program.client.remove(program.number)
@@ -485,10 +365,10 @@ class Router:
         self, part: Part, branch: int, seq: int, kind: str, payload: Any
     ) -> None:
         if kind == wire.DONE:
-            self._parts.note_done(part, payload)
+            self._homes.parts.note_done(part, payload)
         elif kind == wire.FAILED and payload.get("op") == "program":
             log.warning("a part of a program is refused: %s", payload.get("message"))
-            self._recall(part)
+            self._homes.recall(part)
         else:
             self._pass_on_event(part.program, part, branch, seq, kind, payload)
 
@@ -512,176 +392,9 @@ class Router:
         if kind == wire.MARK and branch == 0:
             program.opening.note_mark(seq, payload)
         if program.parts and payload is not None:
-            self._parts.note_event(program, branch, kind, part)
+            self._homes.parts.note_event(program, branch, kind, part)
         if payload is not None:
             program.client.events.append(program.number, branch, seq, kind, payload)
-
-    def _take_cache(self, replica: Replica, changes: list[Any]) -> None:
-        mirror = self._mirrors[replica.number]
-        mirror.take(changes)
-        replica.prompt_token_s = mirror.costs.get("prompt_token_s", replica.prompt_token_s)
-        replica.row_tokens = mirror.costs.get("added_row_tokens", replica.row_tokens)
-        replica.total_tokens = mirror.costs.get("total_tokens", replica.total_tokens)
-
-    # --- who comes and goes ---------------------------------------------------------------------
-
-    def add(self, replica: Replica) -> None:
-        """One more, under a number that none of them has; it is started."""
-        self._mirrors[replica.number] = CacheMirror(self._cached, replica.number)
-        self.num_placed.setdefault(replica.number, 0)
-        self._equip(replica)
-        self._replicas.append(replica)
-
-    def _equip(self, replica: Replica) -> None:
-        replica.adapters = self._calls.adapters
-        replica.load.weights = self._tenant_weights
-
-    def _scale(self, scaling: Scaling) -> None:
-        """Start another one, or have one leave, if that is wanted."""
-        staying = [r for r in self._replicas if not r.leaves_for_good]
-        num_waiting = sum(len(each.log.open_calls) for each in self._homeless)
-        running = next((r.info["max_running_requests"] for r in staying if r.info), None)
-        if running is None:
-            return
-        load = FleetLoad(
-            num_waiting + sum(each.num_calls for each in self._replicas),
-            sum(each.load.held_tokens for each in self._replicas),
-            scaling.target_calls or running / 2,
-            max(each.total_tokens for each in staying),
-        )
-        num_wanted = scaling.scaler.decide(len(staying), load)
-        for _ in range(num_wanted - len(staying)):
-            taken = {each.number for each in self._replicas}
-            number = next(n for n in range(len(taken) + 1) if n not in taken)
-            log.info("replica %d is started: there is enough to do", number)
-            self.add(scaling.hire(number))
-        ready = [each for each in staying if each.state is ReplicaState.READY]
-        ready.sort(key=lambda each: (each.load.held_tokens, each.expected_tokens, -each.number))
-        for replica in ready[: max(0, len(staying) - num_wanted)]:
-            log.info("replica %d is to leave: there is less to do", replica.number)
-            self.retire(replica, for_good=True)
-
-    def retire(self, replica: Replica, *, for_good: bool) -> None:
-        """It is to leave, `for_good` or to be started anew. Its programs go on elsewhere, each once
-        it waits for no call, and all after `LEAVE_S`."""
-        is_serving = replica.is_serving
-        replica.leave(time.monotonic() + LEAVE_S, for_good=for_good)
-        if not is_serving:
-            self._bury(replica, "it is to leave", is_asked=True)
-
-    def _drain(self, replica: Replica) -> None:
-        """Move what can be moved; end it once nothing is left, or its time has come."""
-        if any(each.state is ReplicaState.READY for each in self._replicas):
-            for program in list(replica.programs.values()):
-                if program.is_at_rest:
-                    self._move(program)
-        for part in list(replica.parts.values()):
-            if not part.load.num_calls:
-                self._recall(part)
-        if (replica.programs or replica.parts) and time.monotonic() < replica.leaves_at_s:
-            return
-        reason = "it has left" if replica.leaves_for_good else "it is being started anew"
-        self._bury(replica, reason, is_asked=True)
-
-    def _look_for_idle_parts(self, replica: Replica) -> None:
-        for program in [each for each in replica.programs.values() if each.parts]:
-            try:
-                self._parts.note_idle(program)
-            except Exception as error:  # a bug must end one program, not the router
-                log.exception("parts of a program could not be recalled")
-                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
-
-    def _rebalance(self) -> None:
-        """Move programs that wait for no call from replicas that have too much to do or to hold."""
-        ready = self._takers()
-        for here in ready:
-            others = [each for each in ready if each is not here]
-            if not is_crowded(here, others):
-                continue
-            share = FETCHED_SHARE if here.info.get("shares_kv") else 1.0
-            resting = (each for each in list(here.programs.values()) if each.is_at_rest)
-            for program in islice(resting, MAX_CONSIDERED):
-                there = better_home(program.load, here, others, share)
-                if there is not None:
-                    self._move(program, there)
-
-    def _move(self, program: RoutedProgram, there: Replica | None = None) -> None:
-        """Have a program that waits for no call go on elsewhere; None: where the policy says."""
-        assert program.replica is not None, "it is nowhere"
-        self._arrive(program)
-        self._parts.forget(program)
-        self._view.move(program.replica)
-        program.replica.release(program)
-        program.log.lose(is_asked=True)
-        self._homeless[program] = None
-        if there is not None:
-            try:
-                self._settle(program, self._newcomer(program), there)
-            except Exception as error:  # it cannot be sent, or is a bug: of one program
-                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
-
-    def _bury(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
-        """A replica has ended, or does not answer."""
-        is_news = replica.is_serving or reason != replica.why_lost
-        if is_news and (self._host is not None or not replica.is_own):
-            log.warning("replica %d is lost: %s", replica.number, reason)
-        self._view.lose(replica, is_asked=is_asked)
-        self._sent.forget(replica.number)
-        self._mirrors[replica.number].reset()
-        self._calls.lose(replica, reason)
-        for program in list(replica.programs.values()):
-            self._arrive(program)
-            self._parts.forget(program)
-        parts = [part for part in replica.parts.values() if part.replica is not None]
-        for program in replica.lose(reason, is_asked=is_asked):
-            program.log.lose(is_asked=is_asked)
-            if program.log.is_cancelled:
-                program.client.remove(program.number)
-                used = program.log.done({})
-                program.client.events.append(program.number, 0, 0, wire.DONE, used)
-            elif not self._has_lost_too_many(program, reason):
-                self._homeless[program] = None
-        waited = [part.program for part in parts if self._recall(part)]
-        for program in dict.fromkeys(waited):
-            program.log.num_lost += not is_asked
-            self._has_lost_too_many(program, reason)
-
-    def _recall(self, part: Part) -> bool:
-        """Have its branches go on at home; whether one waited for a call."""
-        try:
-            return self._parts.recall(part)
-        except Exception as error:  # it cannot be sent, or is a bug: of one program
-            log.exception("a part of a program could not be recalled")
-            self._reject(part.program, EngineError(f"{type(error).__name__}: {error}"))
-            return False
-
-    def _has_lost_too_many(self, program: RoutedProgram, reason: str) -> bool:
-        """Then it counts as the cause, and is refused."""
-        if program.log.num_lost < MAX_LOST:
-            return False
-        ended = f"{program.log.num_lost} engines in a row have ended with this program"
-        self._reject(program, EngineError(f"{ended}, the last one: {reason}"))
-        return True
-
-    def _rehouse(self) -> None:
-        """Have programs that are nowhere go on, once a replica can take them."""
-        now_s = time.monotonic()
-        if self._ready_replicas():
-            self._ready_at_s = now_s
-        elif now_s - self._ready_at_s < PATIENCE_S:
-            return
-        homeless, self._homeless = self._homeless, {}
-        for program in homeless:
-            try:
-                if self._ready_at_s != now_s:
-                    reasons = "; ".join(f"replica {r.number}: {r.why_lost}" for r in self._replicas)
-                    raise EngineError(f"no replica is ready ({reasons})")
-                self._place(program)
-            except (EngineError, InvalidProgram) as error:
-                self._reject(program, error)
-            except Exception as error:  # a bug must end one program, not the router
-                log.exception("a program could not be placed again")
-                self._reject(program, EngineError(f"{type(error).__name__}: {error}"))
 
 
 def _used(payload: Any) -> tuple[int, int]:
@@ -708,7 +421,3 @@ def _kind_of(create: dict[str, Any], ops: Any) -> str:
 def _name_of(account: Hashable) -> str:
     """An account's name to engines, which says nothing of its keys."""
     return hashlib.blake2b(repr(account).encode(), digest_size=16).hexdigest()
-
-
-def _namespace_of(create: dict[str, Any]) -> tuple[str, str]:
-    return str(create.get("namespace") or ""), str(create.get("lora_path") or "")

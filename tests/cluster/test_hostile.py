@@ -106,7 +106,7 @@ def test_names_of_many_programs_take_no_memory_once_they_have_ended(running: Run
     ended: list[str] = []
     while ended.count("done") < 30:
         ended += [event[3] for event in client.hear().header.get("events", [])]
-    assert cluster.router._on_the_way.num_nodes == 0
+    assert cluster.router._prefixes._on_the_way.num_nodes == 0
 
 
 def test_one_bad_program_of_a_message_harms_no_other(running: Running) -> None:
@@ -181,6 +181,7 @@ def test_nothing_is_left_of_programs_that_have_ended(running: Running) -> None:
         client.say("cancel", program=number + 100)
     assert is_well(running)
     wait_until(lambda: not any(replica.programs for replica in cluster.replicas))
-    assert cluster.router._on_the_way.num_bytes == 0 and not cluster.router._homeless
+    router = cluster.router
+    assert router._prefixes._on_the_way.num_bytes == 0 and not router._homes.homeless
     for replica in cluster.replicas:
         assert not replica.outbox._programs and replica.load.num_calls == 0

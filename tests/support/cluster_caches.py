@@ -33,6 +33,6 @@ def _without_bos(engine: Any, ids: Any) -> Any:
 def is_right(cluster: Cluster) -> bool:
     """Whether the router knows it."""
     return all(
-        set(cluster.router._cached.texts_of(number)) == texts_in(cluster, number)
+        set(cluster.router._prefixes.cached.texts_of(number)) == texts_in(cluster, number)
         for number in cluster.engines
     )
