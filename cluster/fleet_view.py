@@ -92,8 +92,10 @@ class FleetView:
         self._record(replica).counters.note(report)
 
     def _record(self, replica: Replica) -> _Record:
-        record = self._records.setdefault(replica.number, _Record(replica))
-        if record.replica is not replica:
+        record = self._records.get(replica.number)
+        if record is None:
+            record = self._records[replica.number] = _Record(replica)
+        elif record.replica is not replica:
             record.num_starts_before += record.replica.num_starts
             record.replica = replica
         return record

@@ -72,15 +72,15 @@ class KnownPrefixes:
         if adapter or not self.mirrors[number].is_known:
             self._sent.insert((namespace, adapter), text, number, num_tokens)
             self._sent.shrink(MAX_TREE_BYTES)
-        if not adapter:
-            self._on_the_way.cover(namespace, text, number, num_tokens)
-            program.sent = namespace, text, number
+        if text and not adapter:
+            root = self._on_the_way.root(namespace)
+            end = self._on_the_way.cover_below(root, text, number, num_tokens)
+            program.sent = end, len(text), number
 
     def arrive(self, program: RoutedProgram) -> None:
         """A program's beginning is on its way no more."""
         if program.sent is not None:
-            namespace, text, number = program.sent
-            self._on_the_way.uncover(namespace, text, number)
+            self._on_the_way.uncover_above(*program.sent)
         program.sent = None
 
 

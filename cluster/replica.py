@@ -24,6 +24,7 @@ from ..frontend.client.transport import Transport
 from ..frontend.protocol import wire
 from ..frontend.protocol.keys import ClientKeys
 from ..frontend.protocol.program_log import ProgramLog, require_same_model
+from ..radix.fleet import Place
 from ..runtime.sessions.clients import Client, ClientProgram
 from .placement.load import ProgramLoad, ReplicaLoad
 from .prompt_text import Opening
@@ -82,8 +83,9 @@ class RoutedProgram(ClientProgram):
     log: ProgramLog
     replica: Replica | None = None
     number_there: int = 0
-    # Its beginning, where to, until something has come back.
-    sent: tuple[str, bytes, int] | None = None
+    # Where its beginning ends in the router's tree of these, its bytes, and where it was sent to;
+    # until something has come back.
+    sent: tuple[Place[int], int, int] | None = None
     parts: list[Part] = field(default_factory=list)
     away: dict[int, Part] = field(default_factory=dict)  # by branch
     num_weighed: int = 0  # forks whose branches might have run elsewhere
@@ -159,6 +161,7 @@ class Replica:
         self._connect_s = connect_s
         self._silence_s = silence_s
         self._started: Started | None = None
+        self._ending: threading.Thread | None = None
         self._transport: Transport | None = None
         self._start_at_s = 0.0
         self._ready_s = 0.0
@@ -235,12 +238,14 @@ class Replica:
         return self.state in (ReplicaState.READY, ReplicaState.LEAVING)
 
     def close(self) -> None:
-        """End it, and wait until it has."""
-        started, self._started = self._started, None
+        """End it; `wait_closed` waits until it has."""
         self._close(kills=False)
-        if started is not None:
-            started.stop()
         self.state = ReplicaState.LOST
+
+    def wait_closed(self) -> None:
+        """Until the engine that was asked to end last has."""
+        if self._ending is not None:
+            self._ending.join()
 
     def _close(self, *, kills: bool) -> None:
         if self._transport is not None:
@@ -253,7 +258,8 @@ class Replica:
             started.kill()
             started.stop()
         else:  # it may write what it has to its store
-            threading.Thread(target=started.stop, daemon=True).start()
+            self._ending = threading.Thread(target=started.stop, daemon=True)
+            self._ending.start()
 
     # --- what is said ---------------------------------------------------------------------------
 

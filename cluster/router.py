@@ -146,9 +146,11 @@ class Router:
             self.close()
 
     def close(self) -> None:
-        """End all replicas."""
+        """End all replicas, all at once."""
         for replica in self._replicas:
             replica.close()
+        for replica in self._replicas:
+            replica.wait_closed()
 
     def _turn(self) -> None:
         ready = self._poll()

@@ -38,6 +38,9 @@ def assert_the_second_engine_computes_less(checkpoint: Path, url: str) -> None:
                 assert _store_of(backend)["num_restored_tokens"] <= 900
             else:
                 wait_until(lambda: _has_restored(backend, truth))  # a slow answer is a miss
+                num_restored = _store_of(backend)["num_restored_tokens"]
+                assert said_by(backend) == truth  # with its own copy
+                assert _store_of(backend)["num_restored_tokens"] == num_restored
             wait_until(lambda: _store_of(backend)["num_blocks"] >= 4)
 
 
