@@ -49,7 +49,7 @@ class Membership:
         """One more, under a number that none of them has; it is started."""
         self._prefixes.add(replica.number)
         self._homes.num_placed.setdefault(replica.number, 0)
-        replica.adapters = self._calls.adapters
+        replica.adapters, replica.dropped = self._calls.adapters, self._calls.dropped
         replica.load.weights = self._tenant_weights
         self._replicas.append(replica)
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -153,6 +153,8 @@ class Replica:
         # not it can be had there, may be behind.
         self.adapters: Mapping[str, dict[str, Any]] = {}
         self.told_adapters: dict[str, dict[str, Any]] = {}
+        self.dropped: Set[str] = frozenset()  # of those that it starts with; the router's, too
+        self.told_dropped: set[str] = set()
         self.is_behind = True
         self._is_welcomed = False
         self._telling: str | None = None  # of an adapter
@@ -183,6 +185,7 @@ class Replica:
         self.outbox = Outbox()
         self._is_welcomed, self._telling = False, None
         self.told_adapters.clear()
+        self.told_dropped.clear()
         self.is_behind = True
         self.state = ReplicaState.STARTING
 
@@ -316,6 +319,9 @@ class Replica:
             self._ready_s = time.monotonic()
 
     def _next_change(self) -> tuple[str, str, dict[str, Any]] | None:
+        for name in self.dropped - self.told_dropped:
+            self.told_dropped.add(name)
+            return "unload_lora_adapter", name, {"lora_name": name}
         for name, args in self.told_adapters.items():
             if self.adapters.get(name) is not args:  # also where another one has its name now
                 del self.told_adapters[name]

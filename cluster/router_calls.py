@@ -58,6 +58,7 @@ class RouterCalls:
         self._view = view
         self._restart = restart
         self.adapters: dict[str, dict[str, Any]] = {}  # loaded at run time: how, by name
+        self.dropped: set[str] = set()  # unloaded at run time, of those that engines start with
         self.clients: Clients[Client[RoutedProgram]] | None = None
         self._asked: dict[int, tuple[_Pending, Replica]] = {}  # by the number of the question
         self._num_asked = 0
@@ -106,8 +107,7 @@ class RouterCalls:
             told = {"error": str(error), "kind": type(error).__name__}
             client.link.put("reply", id=call_id, ok=False, **told)
             return
-        self._begin_change(method, args, replicas)
-        note = partial(self._end_change, method, args)
+        note = partial(self._end_change, method, args, self._begin_change(method, args, replicas))
         pending = _Pending(client, call_id, merge, len(replicas), merge != self._fleet, note)
         if not replicas:
             self._answer(pending)
@@ -196,9 +196,11 @@ class RouterCalls:
             told = {"error": f"{type(error).__name__}: {error}", "kind": "EngineError"}
             link.put("reply", id=pending.call_id, ok=False, **told)
 
-    def _begin_change(self, method: str, args: dict[str, Any], asked: Sequence[Replica]) -> None:
+    def _begin_change(
+        self, method: str, args: dict[str, Any], asked: Sequence[Replica]
+    ) -> Sequence[Replica]:
         """Replicas that are not asked, as they start or are stopped, are to have the same
-        adapters."""
+        adapters; returns those that will have dropped one that they started with."""
         name = str(args.get("lora_name"))
         if method == "load_lora_adapter" and name not in self.adapters:
             self.adapters[name] = args
@@ -208,18 +210,25 @@ class RouterCalls:
             for replica in asked:
                 replica.told_adapters.pop(name, None)
         else:
-            return
+            return asked if method == "unload_lora_adapter" else ()
         self._have_all_follow()
+        return ()
 
-    def _end_change(self, method: str, args: dict[str, Any], is_done: bool) -> None:
+    def _end_change(
+        self, method: str, args: dict[str, Any], droppers: Sequence[Replica], is_done: bool
+    ) -> None:
         """An adapter that one of those asked cannot have, none is to have."""
         name = str(args.get("lora_name"))
-        if method != "load_lora_adapter":
-            return
-        if is_done:
+        if method == "unload_lora_adapter" and is_done and droppers:
+            self.dropped.add(name)
+            for replica in droppers:
+                replica.told_dropped.add(name)
+        elif method == "load_lora_adapter" and is_done:
             self.adapters.setdefault(name, args)
         elif self.adapters.get(name) is args:
             del self.adapters[name]
+        else:
+            return
         self._have_all_follow()
 
     def _have_all_follow(self) -> None:

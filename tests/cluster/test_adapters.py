@@ -64,6 +64,23 @@ def test_one_that_was_unloaded_or_is_gone_keeps_no_replica_from_being_ready(
             story.run(seed=1, backend=backend)
 
 
+def test_one_of_those_that_engines_start_with_stays_unloaded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    old = make_adapter(tmp_path / "old", checkpoint)
+    with adapted(checkpoint, tmp_path, lora_paths=(("old", old),)) as (cluster, backend):
+        backend.unload_lora_adapter("old")
+        cluster.kill(0)
+        cluster.wait_lost(0)
+        cluster.wait_ready()
+        assert names(cluster, 0) == names(cluster, 1) == []
+        backend.load_lora_adapter("old", old)
+        cluster.kill(1)
+        cluster.wait_lost(1)
+        cluster.wait_ready()
+        assert names(cluster, 0) == names(cluster, 1) == ["old"]
+
+
 def names(cluster: Cluster, number: int) -> list[str]:
     return [a["name"] for a in cluster.engines[number].gateway._control._lora_adapters()]
 
