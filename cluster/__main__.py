@@ -25,6 +25,8 @@ from .router import Router
 from .scaling import Scaler, Scaling
 from .settings import ClusterSettings
 
+GC_THRESHOLDS = 50_000, 20, 250  # looking for circles took 8% of the router's CPU, and found none
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the engines, then serve until stopped; 1 with one line on stderr if that cannot be."""
@@ -58,6 +60,7 @@ def _serve(args: argparse.Namespace) -> None:
         raise
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     router.run()
     context.destroy(LINGER_MS)
 
