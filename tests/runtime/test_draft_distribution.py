@@ -23,7 +23,7 @@ from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 from stemma.runtime.speculate.drafter import Draft, Subject
 
-NUM_TOKENS = 100_000
+NUM_TOKENS = 40_000
 TOKENS = tuple(range(100, 108))  # all others are less likely than 1 in 10**12
 LOGITS = (30.0, 29.6, 31.2, 28.0, 30.5, 29.0, 30.9, 27.5)
 
@@ -98,4 +98,4 @@ def test_draws_behind_drafts_follow_the_model(load: Load, temperature: float) ->
         num = guesser.num_verified[token_id]
         share = guesser.num_right[token_id] / num
         assert abs(share - chance) < 5 * np.sqrt(chance * (1 - chance) / num), token_id
-    assert guesser.num_verified.total() > 20_000
+    assert guesser.num_verified.total() > 8_000

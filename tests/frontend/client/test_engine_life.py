@@ -66,7 +66,7 @@ def test_a_runtime_is_reached_again_whenever_it_is_back(checkpoint: Path, tmp_pa
     endpoint = f"ipc://{tmp_path}/programs.ipc"
     options: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_total_tokens": 4096}
     with st.Engine(checkpoint, listen=[endpoint], **options):
-        runtime = st.Runtime(endpoint, timeout_s=60)
+        runtime = st.Runtime(endpoint, timeout_s=10)
         before = two_gens.run("away", backend=runtime).text()
     connection = runtime._channel
     assert isinstance(connection, Connection) and "stopped" in str(connection.wait_ended())
