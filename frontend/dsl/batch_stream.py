@@ -187,7 +187,11 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                         continue
                     taking = asyncio.create_task(inputs.get())
                     index, given = taken
-                    key, found = await self._stored(given, seen)
+                    try:
+                        key, found = await self._stored(given, seen)
+                    except InvalidProgram as error:
+                        yield told(failed_result(None, error, index))
+                        continue
                     if found is not None:
                         yield told(found.numbered(index, is_stored=True))
                         continue
@@ -203,7 +207,8 @@ class BatchStream(Iterator[Result], AsyncIterator[Result]):
                     options.store.close()
 
     async def _stored(self, given: Any, seen: Counter[bytes]) -> tuple[bytes, Result | None]:
-        """Its key, and what is known of it. Equal inputs are runs of their own."""
+        """Its key, and what is known of it. Equal inputs are runs of their own. Raises
+        InvalidProgram for one that has no key."""
         store = self._options.store
         if store is None:
             return b"", None
