@@ -40,6 +40,13 @@ class Tool:
             return args[0].call(self, *args[1:], **kwargs)
         return self._timed_async(args, kwargs) if self.is_async else self._timed(args, kwargs)
 
+    def __get__(self, instance: object, owner: type | None = None) -> Tool:
+        """A method of an object is a tool with the object bound, as a function would be."""
+        bind = getattr(self.fn, "__get__", None)
+        if instance is None or bind is None:
+            return self
+        return Tool(bind(instance, owner), self._expected_s)
+
     @property
     def name(self) -> str:
         """What the model calls it."""

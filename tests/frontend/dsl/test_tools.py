@@ -44,6 +44,25 @@ def test_what_a_partial_has_given_is_not_the_models_to_choose() -> None:
         tool.invoke('{"place": "Ulm", "user": 8}')
 
 
+class Account:
+    def __init__(self) -> None:
+        self.balance = 10
+
+    @st.tool
+    def pay(self, amount: int) -> int:
+        """Pay from the account."""
+        self.balance -= amount
+        return self.balance
+
+
+def test_a_method_is_a_tool_of_its_object() -> None:
+    account = Account()
+    assert list(account.pay.parameters["properties"]) == ["amount"]
+    assert account.pay.invoke('{"amount": 4}') == 6 and account.pay(1) == 5
+    assert account.pay.name == "pay" and Account().balance == 10
+    assert Account.pay is Account.__dict__["pay"]
+
+
 def test_a_type_without_a_signature_is_refused() -> None:
     with pytest.raises(st.InvalidProgram, match="tool int: no signature"):
         st.tool(int).definition  # noqa: B018
