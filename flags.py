@@ -12,7 +12,7 @@ the house, so that the engine, the server and the commands can all state theirs 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -108,18 +108,23 @@ def flags_of(record: type[DataclassInstance]) -> Iterator[FlagText]:
         yield FlagText(usage, heading, text, own.allowed.text if own.allowed else "", own.is_common)
 
 
-def add_flags(parser: argparse.ArgumentParser, record: type[DataclassInstance]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    record: type[DataclassInstance],
+    **changed: Mapping[str, Any],
+) -> None:
     """A flag of each field, under their headings. Where some are common, `--help` shows these
-    alone, and `--help-all`, which is added with them, shows all."""
+    alone, and `--help-all`, which is added with them, shows all. `changed`: by field argparse's
+    options in which this parser differs."""
     group: argparse._ActionsContainer = parser
     rare: dict[argparse.Action, str] = {}
     for item, own, options in _fields(record):
         if own.heading:
             group = parser.add_argument_group(own.heading)
+        options = {**options, "help": _help(own, item.default), **changed.get(item.name, {})}
         action = group.add_argument(_name(own, item.name), dest=item.name, **options)
-        action.help = _help(own, item.default)
         if not own.is_common:
-            rare[action] = action.help
+            rare[action] = options["help"]
     if 0 < len(rare) < len(fields(record)):
         parser.add_argument("--help-all", action=_HelpAll, hidden=rare)
 

@@ -9,19 +9,31 @@ import socket
 import sys
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..cluster.settings import ClusterSettings
 from ..errors import InvalidRequest
 from ..flags import add_flags, from_flags
 from ..frontend.client.engine_process import EngineProcess
+from ..runtime.checkpoint.location import EMBEDDED_MODEL
 from ..runtime.config import add_engine_flags, engine_config, options_of
 from ..runtime.sessions.ipc_file import remove_leftovers
 from ..runtime.sessions.listener import add_client_flags, server_keys
 from ..server.settings import ServerSettings, add_server_flags, server_settings
 from ..server.supervisor import EngineSupervisor
 from .connect import Commands, default_endpoint, engine_options, own_folder
+from .named_models import named_models
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from .several_models import SeveralModels
 
 MAX_FILES = 1 << 20
+_MODEL_HELP = (
+    "folder in Hugging Face layout, .gguf file, or hub id as in NAME/MODEL[@REVISION]; repeated "
+    "as NAME=MODEL, several models that are loaded on demand (default: the embedded model)"
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -42,13 +54,15 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_client_flags(programs)
     add_flags(parser, ClusterSettings)
-    add_engine_flags(parser)
+    add_engine_flags(parser, model={"action": "append", "default": [], "help": _MODEL_HELP})
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until asked to stop."""
     settings = server_settings(args)
+    models = named_models(args.model)
+    args.model = args.model[-1] if args.model else EMBEDDED_MODEL
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the HTTP server has its own
     with _listener(settings) as listener:
         port = listener.getsockname()[1]
@@ -56,23 +70,54 @@ def run(args: argparse.Namespace) -> int:
             remove_leftovers(own_folder())
         endpoint = args.endpoint or default_endpoint(port)
         server_keys(args, (endpoint,))  # refuse here what the engine's process would refuse
-        engine = EngineSupervisor(
-            _launch(args, endpoint),
-            timeout_s=settings.engine_timeout_s,
-            programs_outlive=from_flags(ClusterSettings, args).is_many,
-        )
-        announce = partial(_announce, args, engine, port, endpoint)
+        if models:
+            from .several_models import SeveralModels  # plans them, which one does not need
+
+            served: SeveralModels | _OneModel = SeveralModels(args, models, settings, endpoint)
+        else:
+            served = _OneModel(args, settings, endpoint)
         _raise_file_limit()  # the engine's, too
-        engine.start()
+        served.engine.start()
         try:
             # Slow to import, so while the engine starts.
             from ..server.http_server import serve
             from ..server.metrics.request_log import configure_logging
 
             configure_logging(settings.log_level, settings.log_format)
-            return serve(engine, settings, listener, announce)
+            announce = partial(_announce, args, served, port)
+            return serve(served.engine, served.app(), listener, announce)
         finally:
-            engine.stop()
+            served.engine.stop()
+
+
+class _OneModel:
+    """The engine of the only model, which has no name of its own."""
+
+    def __init__(self, args: argparse.Namespace, settings: ServerSettings, endpoint: str) -> None:
+        """Raises InvalidRequest."""
+        self.endpoint = endpoint
+        self._args = args
+        self._settings = settings
+        self.engine = EngineSupervisor(
+            _launch(args, endpoint),
+            timeout_s=settings.engine_timeout_s,
+            programs_outlive=from_flags(ClusterSettings, args).is_many,
+        )
+
+    def app(self) -> FastAPI:
+        """The application."""
+        from ..server.app import create_app
+
+        return create_app(self.engine, self._settings)
+
+    def lines(self) -> list[str]:
+        """What is served."""
+        info = self.engine.connection.info
+        adapters = [f"  adapters  {', '.join(name for name, _ in self._args.lora_paths)}"]
+        return [
+            f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
+            *(adapters if self._args.lora_paths else ()),
+        ]
 
 
 def _listener(settings: ServerSettings) -> socket.socket:
@@ -112,20 +157,17 @@ def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
     return partial(start, options={**options, **asdict(cluster)}, module="stemma.cluster")
 
 
-def _announce(args: argparse.Namespace, engine: EngineSupervisor, port: int, endpoint: str) -> None:
+def _announce(args: argparse.Namespace, served: SeveralModels | _OneModel, port: int) -> None:
     """Where to point a client."""
-    info = engine.connection.info
     url = _url(args.host, port)
     keys = ", server_key=..., client_key=..." if args.server_key else ""
-    adapters = [f"  adapters  {', '.join(name for name, _ in args.lora_paths)}"]
     lines = (
-        f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
-        *(adapters if args.lora_paths else ()),
+        *served.lines(),
         f"  page      {url}/",
         f"  OpenAI    base_url {url}/v1",
         f"  curl      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
         '              -d \'{"messages": [{"role": "user", "content": "Hi"}]}\'',
-        f'  programs  stemma.Runtime("{endpoint}"{keys})',
+        f'  programs  stemma.Runtime("{served.endpoint}"{keys})',
         "  stop      Ctrl-C",
     )
     print("\n".join(lines), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -256,9 +256,10 @@ class EngineConfig:
         return self.enable_lora or bool(self.lora_paths)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command that starts an engine, under the field's names."""
-    add_flags(parser, EngineConfig)
+def add_engine_flags(parser: argparse.ArgumentParser, **changed: Mapping[str, Any]) -> None:
+    """The flags of every command that starts an engine, under the field's names. `changed`: by
+    field argparse's options in which this command differs."""
+    add_flags(parser, EngineConfig, **changed)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

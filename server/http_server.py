@@ -14,20 +14,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from ..errors import EngineError
 from ..frontend.protocol.awake_clock import AwakeClock
-from .app import create_app
 from .generation.service import Service
 from .metrics.loop_lag import LoopLag
 from .protocol.connection_table import ConnectionTable, backlog_of, limit_of_files, most_connections
 from .protocol.connections import HttpProtocol
-from .settings import ServerSettings
-from .supervisor import EngineSupervisor
 
 LAST_WORDS_S = 2.0  # to send the last events of streams
 HANG_UP_S = 0.5  # after which connections that are still busy are closed,
@@ -39,20 +36,38 @@ GC_THRESHOLDS = (50_000, 2, 250)
 _POLL_S = 0.05
 
 
+class Engines(Protocol):
+    """What the server stops with itself: an `EngineSupervisor`, or those of several models."""
+
+    def wait_started(self) -> object:
+        """Return once the first engine is ready. Raises EngineError where it never will be."""
+
+    def num_programs(self, timeout_s: float) -> int:
+        """Programs that run, of all clients."""
+
+    def drain(self) -> None:
+        """Accept no new programs."""
+
+    def abandon(self, reason: str) -> None:
+        """Fail everything that HTTP requests still wait for."""
+
+    def stop(self) -> None:
+        """End all."""
+
+
 def serve(
-    engine: EngineSupervisor,
-    settings: ServerSettings,
+    engine: Engines,
+    app: FastAPI,
     listener: socket.socket,
     announce: Callable[[], None],
 ) -> int:
-    """Serve at `listener` until stopped, then stop the engine too; returns the exit status.
+    """Serve `app` at `listener` until stopped, then stop the engine too; returns the exit status.
     `announce` is called once the engine is ready for the first time."""
-    app = create_app(engine, settings)
     gc.collect()
     gc.freeze()  # what the imports made: no collection needs to look at it again
     gc.set_threshold(*GC_THRESHOLDS)
     service: Service = app.state.service
-    server = HttpServer(uvicorn_config(app, service), engine, settings, service, announce)
+    server = HttpServer(uvicorn_config(app, service), engine, service, announce)
     server.run(sockets=[listener])
     return server.exit_status
 
@@ -86,15 +101,14 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: EngineSupervisor,
-        settings: ServerSettings,
+        engine: Engines,
         service: Service,
         announce: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self.exit_status = 0
         self._engine = engine
-        self._drain_s = settings.drain_s
+        self._drain_s = service.settings.drain_s
         self._drain_state = service.drain_state
         self._metrics = service.metrics
         self._announce = announce
@@ -170,7 +184,7 @@ class HttpServer(uvicorn.Server):
         clock = AwakeClock(LAST_WORDS_S + 1.0)  # longer than each look below takes
         until_s = clock.read() + self._drain_s
         while not self._is_hurried.is_set() and clock.read() < until_s:
-            num_programs = await asyncio.to_thread(self._num_programs)
+            num_programs = await asyncio.to_thread(self._engine.num_programs, LAST_WORDS_S)
             if not self._drain_state.num_running and not num_programs:
                 return
             if not has_said:
@@ -182,11 +196,3 @@ class HttpServer(uvicorn.Server):
                     flush=True,
                 )
             await asyncio.sleep(_POLL_S)
-
-    def _num_programs(self) -> int:
-        """Programs of all clients; 0 for an engine that does not respond, as none will end."""
-        try:
-            vitals = self._engine.connection.call("vitals", LAST_WORDS_S)
-            return int(vitals["num_programs"])
-        except EngineError:
-            return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import InvalidRequest
-from ..flags import add_flags, flag, from_flags, misfits, number
+from ..flags import add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.chat_format.reasoning import REASONING_PARSERS, ReasoningParser
 from ..frontend.chat_format.registry import TOOL_CALL_PARSERS, ToolCallParser
 
@@ -120,6 +120,21 @@ class ServerSettings:
     strict_fields: bool = flag(
         False,
         "refuse requests with fields that are not known, which else get a warning header",
+    )
+
+    # docs/serve/several-models.md says more of each.
+    models_max: int | None = flag(
+        None, "how many may be loaded at a time (default: as many as the memory holds)",
+        integer(1, 256), heading="several models",
+    )
+    models_memory_gb: float | None = flag(
+        None, "memory for all that are loaded, their KV included (default: nine tenths of what is "
+        "available at the start)",
+        number(0.001, 1e6), metavar="GB",
+    )
+    model_load_timeout_s: float = flag(
+        600.0, "seconds that a request waits until its model is loaded, then it gets 503",
+        number(0.1, 86_400), metavar="S",
     )
 
     # docs/tools.md says more of both.

@@ -128,6 +128,13 @@ class EngineSupervisor:
         if process is not None:
             process.order(DRAIN_ORDER)
 
+    def num_programs(self, timeout_s: float) -> int:
+        """Programs of all clients; 0 for an engine that does not respond, as none will end."""
+        try:
+            return int(self.connection.call("vitals", timeout_s)["num_programs"])
+        except EngineError:
+            return 0
+
     def abandon(self, reason: str) -> None:
         """Fail everything that HTTP requests still wait for."""
         connection = self._connection

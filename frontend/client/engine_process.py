@@ -13,11 +13,14 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from ...errors import InvalidRequest
 from ..protocol.keys import ClientKeys
+from .passed_output import PassedOutput
 from .peer_process import is_stopped
 from .temporary_folder import TemporaryFolder
 
@@ -34,13 +37,16 @@ class ChildProcess:
     """A `PeerProcess` that this process has started. Does not refer to its `EngineProcess`, whose
     end is the process's."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path | None) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], last_words: Callable[[], Sequence[str]]
+    ) -> None:
+        """`last_words`: the last lines of its output."""
         self._process = process
-        self._log = log
+        self._last_words = last_words
 
     def death(self) -> str | None:
         """Why it has ended, with its last output; None while it runs."""
-        return _death(self._process, self._log)
+        return _death(self._process, self._last_words)
 
     def is_stopped(self) -> bool:
         """Whether it was stopped and may be continued."""
@@ -58,10 +64,12 @@ class EngineProcess:
         listen: Sequence[str] = (),
         options: dict[str, object],
         has_log: bool = True,
+        is_quoted: bool = False,
         module: str = "stemma.runtime",
     ) -> None:
         """As `Engine`; `has_log`: its output is captured to be quoted when it dies, else it goes to
-        this process's standard error. `module`: what is run, and takes these options as flags."""
+        this process's standard error, and with `is_quoted` is quoted all the same. `module`: what
+        is run, and takes these options as flags."""
         flags = _flags({"model": model, **options})  # may raise
         folder = TemporaryFolder()
         self.endpoint = folder.endpoint
@@ -72,11 +80,16 @@ class EngineProcess:
         command += ["--watch-stdin", *flags]
         log = folder.path / "engine.log" if has_log else None
         with contextlib.ExitStack() as stack:
-            output = _STDERR if log is None else stack.enter_context(log.open("wb"))
+            output: int | IO[bytes] = subprocess.PIPE if is_quoted else _STDERR
+            output = output if log is None else stack.enter_context(log.open("wb"))
+            errors = subprocess.STDOUT if output == subprocess.PIPE else output
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
             )
-        self.peer = ChildProcess(self._process, log)
+        last_words: Callable[[], Sequence[str]] = partial(_last_words, log)
+        if self._process.stdout is not None:
+            last_words = PassedOutput(self._process.stdout, LOG_TAIL_LINES).last_lines
+        self.peer = ChildProcess(self._process, last_words)
         self._finalizer = weakref.finalize(self, _stop, self._process, folder, os.getpid())
 
     @property
@@ -141,10 +154,10 @@ def _words(option: str, item: object) -> str:
     return f"{name}={value}"
 
 
-def _death(process: subprocess.Popen[bytes], log: Path | None) -> str | None:
+def _death(process: subprocess.Popen[bytes], last_words: Callable[[], Sequence[str]]) -> str | None:
     if process.poll() is None:
         return None
-    code, words = process.returncode, _last_words(log)
+    code, words = process.returncode, last_words()
     for index, line in enumerate(words):
         if code == _REFUSED and line.startswith(_REFUSAL):  # a refusal with its reason, not a crash
             return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])

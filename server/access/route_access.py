@@ -19,6 +19,8 @@ _OF_ALL = frozenset(
         "/load",
         "/load_lora_adapter",
         "/metrics",
+        "/models/load",
+        "/models/unload",
         "/restart_replica",
         "/server_info",
         "/slots",

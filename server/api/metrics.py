@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -24,28 +24,46 @@ _TIMEOUT_S = 5.0
 
 def router(service: Service) -> APIRouter:
     """The routes."""
+    return metrics_routes(service, ModelFigures(service).families)
+
+
+def metrics_routes(
+    service: Service, find_families: Callable[[], Awaitable[list[Metric]]]
+) -> APIRouter:
+    """`find_families`: what there is beside this process's own counts."""
     routes = APIRouter()
-    throughput = _Throughput()
 
     @routes.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
         """Counters, gauges and histograms for Prometheus."""
-        families = [*_server_families(service)]
-        try:
-            info = await service.engine.connection.acall("metrics", _TIMEOUT_S)
-        except EngineError:
-            families += [_engine_up(0.0), *fleet_families(await _fleet(service))]
-        else:
-            families += [_engine_up(1.0), *engine_families(info)]
-            families += fleet_families(info.get("replicas", ()))
-            if service.settings.metrics_compat:
-                speed = throughput.note(info)
-                families += compat_families({**info, "output_tokens_per_s": speed})
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        body = encode(_registry(service, families))
+        body = encode(_registry(service, await find_families()))
         return Response(body, media_type=content_type)
 
     return routes
+
+
+class ModelFigures:
+    """The figures of one model's engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._throughput = _Throughput()
+
+    async def families(self) -> list[Metric]:
+        """As they are now; of an engine that does not answer that it is down."""
+        families = [*_server_families(self._service)]
+        try:
+            info = await self._service.engine.connection.acall("metrics", _TIMEOUT_S)
+        except EngineError:
+            families += [_engine_up(0.0), *fleet_families(await _fleet(self._service))]
+        else:
+            families += [_engine_up(1.0), *engine_families(info)]
+            families += fleet_families(info.get("replicas", ()))
+            if self._service.settings.metrics_compat:
+                speed = self._throughput.note(info)
+                families += compat_families({**info, "output_tokens_per_s": speed})
+        return families
 
 
 async def _fleet(service: Service) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
         if prompt and isinstance(prompt[0], Message):
             _require_few(len(prompt), max_model_len)
     max_priority = None if ticket.usage is None else ticket.usage.key.max_priority
-    timeout = request.headers.get(TIMEOUT_HEADER)
+    timeout_s = header_timeout_s(request)
 
     def limited(params: GenParams) -> GenParams:
         _require_integers(params)
@@ -42,7 +42,7 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
             params,
             max_tokens=_max_tokens(params.max_tokens, service.settings.max_tokens_limit),
             priority=_priority(params.priority, max_priority),
-            deadline_s=_deadline_s(params.deadline_s, timeout),
+            deadline_s=_sooner_s(params.deadline_s, timeout_s),
         )
 
     each = tuple(limited(params) for params in task.each_params)
@@ -115,14 +115,19 @@ def _priority(asked: int | None, most: int | None) -> int | None:
     return asked
 
 
-def _deadline_s(of_body: float | None, of_header: str | None) -> float | None:
-    """The sooner one."""
-    if of_header is None:
-        return of_body
+def header_timeout_s(request: Request) -> float | None:
+    """How long the client waits for the whole, as a header says. Raises InvalidRequest."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
     try:
-        seconds = float(of_header)
+        seconds = float(given)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise InvalidRequest.of(TIMEOUT_HEADER, of_header[:40], "a number of seconds above 0")
-    return seconds if of_body is None else min(of_body, seconds)
+        raise InvalidRequest.of(TIMEOUT_HEADER, given[:40], "a number of seconds above 0")
+    return seconds
+
+
+def _sooner_s(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)

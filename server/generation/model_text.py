@@ -138,6 +138,12 @@ class ModelText:
         names = tokenizer.named_tokens
         return TemplateText(template.source, names["bos_token"], names["eos_token"], can_infill)
 
+    @property
+    def chat_description(self) -> dict[str, Any]:
+        """What an engine would say of the template."""
+        _, template = self._load()
+        return {"chat_format": template.describe(), "template_knows_tools": template.knows_tools}
+
     def _require_ids(self, ids: Sequence[int], field: str = "tokens") -> None:
         vocab_size = self._info()["vocab_size"]
         wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...errors import MAX_MODEL_NAME_CHARS, EngineError, InvalidRequest, model_not_found
@@ -14,6 +15,7 @@ from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .active_requests import ActiveRequests
 from .model_text import ModelText
+from .response_store import ResponseStore
 
 
 class EngineLink(Protocol):
@@ -41,17 +43,27 @@ class Service:
     drain_state: DrainState = field(default_factory=DrainState)
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    describe: Callable[[], dict[str, Any]] | None = None  # for an engine that need not be loaded
     text: ModelText = field(init=False)
     running: ActiveRequests = field(init=False)  # running requests of this application's clients
+    responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
         self.running = ActiveRequests(self.settings, self._note_cut)
+        self.responses = ResponseStore(self.settings.responses_ttl_s)
 
     @property
     def info(self) -> dict[str, Any]:
         """The engine's description of itself, sent on connecting. Raises EngineError."""
-        return self.engine.connection.info
+        return self.engine.connection.info if self.describe is None else self.describe()
+
+    def beside(self, engine: EngineLink, describe: Callable[[], dict[str, Any]]) -> Service:
+        """Of another model of the same server, whose counters, running requests and kept responses
+        it shares."""
+        other = replace(self, engine=engine, describe=describe)
+        other.running, other.responses = self.running, self.responses
+        return other
 
     @property
     def has_replicas(self) -> bool:
@@ -72,7 +84,7 @@ class Service:
     def body_limit(self) -> BodyLimit:
         """Of a request; what a context can hold, unless it was set."""
         try:
-            max_model_len = int(self.info["max_model_len"])
+            max_model_len = self.info["max_model_len"]
         except EngineError:  # none runs, so no request needs more than the least
             max_model_len = None
         if self.settings.max_body_mb is not None:

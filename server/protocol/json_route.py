@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -46,6 +47,7 @@ NUM_THREADS = (
 MAX_NUMBER_CHARS = 400  # 10**308 has 309
 MAX_PATH_CHARS = 200  # of a field that is named
 _NUM_BYTES = "stemma.num_bytes"  # of the body; in a request's scope
+_VALUE = "stemma.json"  # the body, where it was parsed already; there, too
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # or half of a pair
 
 _T = TypeVar("_T")
@@ -65,31 +67,63 @@ def body_threads() -> ThreadPoolExecutor:
 class JsonRoute(APIRoute):
     """A route; if its endpoint takes a body, the body is read strictly."""
 
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The names of its body's fields; None: it takes no body, or any field."""
+        known = None if self.body_field is None else KnownFields.of(self._body_type)
+        return None if known is None else known.names
+
+    @property
+    def _body_type(self) -> Any:
+        assert self.body_field is not None, "it takes a body"
+        return self.body_field.field_info.annotation
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        body_type: Any = self.body_field.field_info.annotation
-        known, adapter = KnownFields.of(body_type), TypeAdapter[Any](body_type)
+        known, adapter = KnownFields.of(self._body_type), TypeAdapter[Any](self._body_type)
 
         async def handle_json(request: Request) -> Response:
-            _require_json(request)
-            chunks = await _chunks_of(request)
+            parse = await json_reader(request)
 
             def read() -> Any:
-                value = parse_json(b"".join(chunks))
-                chunks.clear()
+                value = parse()
                 if known is not None:
                     _note_unknown(request, known, value)
                 return _validated(adapter, value)
 
-            num_bytes = sum(map(len, chunks))
-            if not num_bytes:
-                raise Refusal(400, "the body is missing", code="invalid_json")
-            request.scope[_NUM_BYTES] = num_bytes
             return await handle(_ReadRequest(request, await beside_loop(request, read)))
 
         return handle_json
+
+
+async def json_reader(request: Request) -> Callable[[], Any]:
+    """Receives the body; what it returns parses it, or has what `keep_json` was given. Raises
+    Refusal and HTTPException."""
+    if _VALUE in request.scope:
+        return partial(request.scope.pop, _VALUE)
+    _require_json(request)
+    chunks = await _chunks_of(request)
+    num_bytes = sum(map(len, chunks))
+    if not num_bytes:
+        raise Refusal(400, "the body is missing", code="invalid_json")
+    request.scope[_NUM_BYTES] = num_bytes
+
+    def parse() -> Any:
+        value = parse_json(b"".join(chunks))
+        chunks.clear()
+        return value
+
+    return parse
+
+
+def keep_json(request: Request, value: object) -> int:
+    """Have the route find the body's value, which was parsed on the way to it; returns how many
+    bytes it was of."""
+    request.scope[_VALUE] = value
+    num_bytes: int = request.scope[_NUM_BYTES]
+    return num_bytes
 
 
 async def _chunks_of(request: Request) -> list[bytes]:

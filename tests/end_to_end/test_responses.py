@@ -15,7 +15,7 @@ from stemma.errors import InvalidRequest
 from stemma.server.api.responses import store as store_module
 from stemma.server.api.responses.items import Events, OutputItems
 from stemma.server.api.responses.schema import ResponsesRequest
-from stemma.server.api.responses.store import ResponseStore
+from stemma.server.generation.response_store import ResponseStore
 
 MODEL = "stemma-tiny"
 WEATHER: dict[str, Any] = {

@@ -5,6 +5,7 @@ They answer HEAD too, with which `wget --spider` and some monitors ask.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,8 +18,15 @@ from .engine_check import EngineCheck
 
 def router(service: Service) -> APIRouter:
     """The routes."""
+    return health_routes(EngineCheck(service).problem, service.require_open)
+
+
+def health_routes(
+    find_problem: Callable[[], Awaitable[str | None]], require_ready: Callable[[], None]
+) -> APIRouter:
+    """`find_problem`: why there is no step, or None; `require_ready` raises where no work is
+    taken."""
     routes = APIRouter()
-    check = EngineCheck(service)
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
@@ -30,7 +38,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/ping", include_in_schema=False)  # SageMaker's
     async def health() -> dict[str, Any]:
         """200 when the engine has just completed a step, else 503 with the reason."""
-        problem = await check.problem()
+        problem = await find_problem()
         if problem is not None:
             raise EngineError(problem)
         return {"status": "ok"}
@@ -39,7 +47,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/ready")
     async def ready() -> dict[str, Any]:
         """200 when the server takes work, else 503 with the reason."""
-        service.require_open()
+        require_ready()
         return {"status": "ready"}
 
     @routes.head("/live", include_in_schema=False)

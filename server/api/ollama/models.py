@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,41 +33,32 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
 
-    async def listed() -> list[dict[str, Any]]:
-        size = await service.text.in_thread(lambda: _num_bytes(service.info["model_path"]))
-        adapters = [told["name"] for told in await service.adapters()]
-        return [_listed(service, name, size) for name in (service.model, *adapters)]
+    async def adapter_names() -> list[str]:
+        return [told["name"] for told in await service.adapters()]
 
     @routes.get("/api/tags")
     async def tags() -> dict[str, Any]:
         """The model that is served, and its adapters."""
-        return {"models": await listed()}
+        return {"models": await tags_of(service, await adapter_names())}
 
     @routes.get("/api/ps")
     async def ps() -> dict[str, Any]:
         """The same, since all of it is loaded."""
-        info = service.info
-        in_vram = info["device"] != "cpu"
-        more = {"expires_at": NEVER, "context_length": info["max_model_len"]}
-        return {
-            "models": [
-                {**model, **more, "size_vram": model["size"] if in_vram else 0}
-                for model in await listed()
-            ]
-        }
+        return {"models": await loaded_of(service, await adapter_names())}
 
     @routes.post("/api/show")
     async def show(body: ShowBody) -> dict[str, Any]:
         """What is known of the model."""
         await service.require_model(untagged(body.model or body.name))
         template = await service.text.in_thread(lambda: service.text.template)
+        chat_format = await service.text.in_thread(lambda: _chat_format(service))
         return {
             "modelfile": "",
             "parameters": "",
             "template": template.source,
             "details": _details(service),
             "model_info": _model_info(service.info),
-            "capabilities": _capabilities(service, can_infill=template.can_infill),
+            "capabilities": _capabilities(service, chat_format, can_infill=template.can_infill),
             "modified_at": timestamp(service.created_s),
         }
 
@@ -77,6 +69,23 @@ def router(service: Service) -> APIRouter:
         return {"version": VERSION}
 
     return routes
+
+
+async def tags_of(service: Service, adapters: Sequence[str]) -> list[dict[str, Any]]:
+    """The model and its adapters."""
+    size = await service.text.in_thread(lambda: _num_bytes(service.info["model_path"]))
+    return [_listed(service, name, size) for name in (service.model, *adapters)]
+
+
+async def loaded_of(service: Service, adapters: Sequence[str]) -> list[dict[str, Any]]:
+    """The same, as `/api/ps` lists what is loaded."""
+    info = service.info
+    in_vram = info["device"] != "cpu"
+    more = {"expires_at": NEVER, "context_length": info["max_model_len"]}
+    return [
+        {**model, **more, "size_vram": model["size"] if in_vram else 0}
+        for model in await tags_of(service, adapters)
+    ]
 
 
 def _listed(service: Service, name: str, size: int) -> dict[str, Any]:
@@ -115,10 +124,15 @@ def _model_info(info: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _capabilities(service: Service, *, can_infill: bool) -> list[str]:
+def _chat_format(service: Service) -> ChatFormat:
+    """As the engine describes it; as the files do, where there has not been an engine yet."""
+    settings, info = service.settings, service.info
+    described = info if "chat_format" in info else service.text.chat_description
+    return ChatFormat.of(described, settings.tool_call_parser, settings.reasoning_parser)
+
+
+def _capabilities(service: Service, chat_format: ChatFormat, *, can_infill: bool) -> list[str]:
     """Calls of tools work with every model: they can be forced."""
-    settings = service.settings
-    chat_format = ChatFormat.of(service.info, settings.tool_call_parser, settings.reasoning_parser)
     is_there = {
         "completion": True,
         "tools": True,
@@ -136,5 +150,7 @@ def _family(info: dict[str, Any]) -> str:
 def _num_bytes(model_path: str) -> int:
     """Of the files of weights; 0 where they are not on this host."""
     folder = Path(model_path)
+    if not folder.is_absolute():  # it is not known
+        return 0
     files = [path for pattern in _WEIGHTS for path in folder.glob(pattern)]
     return sum(path.stat().st_size for path in files)

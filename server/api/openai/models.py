@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +13,22 @@ from ....errors import model_not_found
 from ...generation.service import Service
 from ...protocol import anthropic_errors as anthropic
 
+Entry = dict[str, Any]  # of the list
+
 
 def router(service: Service) -> APIRouter:
     """The routes."""
+
+    async def list_all() -> list[Entry]:
+        return entries(service, await service.adapters())
+
+    return models_routes(list_all, partial(_find, service))
+
+
+def models_routes(
+    list_all: Callable[[], Awaitable[list[Entry]]], find: Callable[[str], Awaitable[Entry]]
+) -> APIRouter:
+    """`find` raises ModelNotFound."""
     routes = APIRouter()
 
     @routes.head("/v1/models", include_in_schema=False)  # some clients ask so whether it is there
@@ -23,8 +37,7 @@ def router(service: Service) -> APIRouter:
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, and its adapters: OpenAI's list, or Anthropic's for clients
         that send `anthropic-version`."""
-        adapters = [_adapter(service, told) for told in await service.adapters()]
-        found = [_model(service), *adapters]
+        found = await list_all()
         if anthropic.is_spoken(request.scope):
             return _anthropic_list(found)
         return {"object": "list", "data": found}
@@ -34,10 +47,15 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> dict[str, Any]:
         """The model of this name, or the adapter."""
-        found = await _find(service, name)
+        found = await find(name)
         return _anthropic_model(found) if anthropic.is_spoken(request.scope) else found
 
     return routes
+
+
+def entries(service: Service, adapters: Sequence[Entry]) -> list[Entry]:
+    """The model, and its adapters as its engine tells of them."""
+    return [_model(service), *(_adapter(service, told) for told in adapters)]
 
 
 async def _find(service: Service, name: str) -> dict[str, Any]:

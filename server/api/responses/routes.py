@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
 from ...generation.answer import answer
+from ...generation.response_store import ResponseStore, StoredResponse
 from ...generation.service import Service
 from ...protocol.caller import Caller, caller_of
 from ...protocol.json_route import beside_loop, json_routes
@@ -19,13 +20,12 @@ from ..openai.chat import chat_task
 from ..openai.message_reader import MessageReader
 from .reply import ResponsesReply
 from .schema import ResponsesRequest
-from .store import ResponseStore, StoredResponse
 
 
 def router(service: Service) -> APIRouter:
     """The routes."""
     routes = json_routes()
-    store = ResponseStore(service.settings.responses_ttl_s)
+    store = service.responses
 
     @routes.post("/responses", include_in_schema=False)
     @routes.post("/v1/responses")

@@ -1,0 +1,214 @@
+"""How each of several models of `stemma serve` is prepared: located, and planned in the memory that
+they share."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..cluster.settings import ClusterSettings
+from ..errors import InvalidRequest, ModelLoadError
+from ..flags import from_flags
+from ..frontend.client.engine_process import EngineProcess
+from ..frontend.client.progress import byte_progress
+from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
+from ..planning.model_shape import ModelShape
+from ..planning.model_share import Lengths, ModelShare, SharedMemory, share_of, share_with
+from ..planning.served_model import ServedModel
+from ..runtime.checkpoint.config.embedding_config import EmbeddingConfig
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.formats import require_quantization, stored_method
+from ..runtime.config import (
+    DEFAULT_MAX_LORA_RANK,
+    EngineConfig,
+    engine_config,
+    located,
+    options_of,
+)
+from ..runtime.memory.sizing import available_memory_bytes, step_bytes
+from ..runtime.models.model_config import read_model_config
+from ..server.models.model_slot import ModelSpec, Prepared
+from ..server.settings import ServerSettings
+from .named_models import NamedModel
+
+DEFAULT_MEMORY_SHARE = 0.9  # of what is available; the rest is for this process and others (guess)
+_MEM_GET_INFO = "import torch; print(torch.cuda.mem_get_info({device!r})[0])"
+
+
+def model_specs(
+    args: argparse.Namespace,
+    models: Sequence[NamedModel],
+    settings: ServerSettings,
+    endpoints: Sequence[str],
+) -> tuple[list[ModelSpec], int]:
+    """How each is prepared, and the bytes of memory that they share. Raises InvalidRequest for
+    flags that are not for several models."""
+    _require_no_others(args)
+    memory = SharedMemory(
+        _memory_bytes(args, settings),
+        min(settings.models_max or len(models), len(models)),
+        args.device != "cpu",
+        is_given=settings.models_memory_gb is not None,
+        kv_fraction=args.mem_fraction,
+    )
+    clients = {name: getattr(args, name) for name in ("server_key", "client_keys", "grace_s")}
+    specs = []
+    for model, endpoint in zip(models, endpoints):
+        config = replace(_config(args, model), served_model_name=model.name)
+        prepare = partial(_prepare, config, endpoint, memory, clients)
+        specs.append(ModelSpec(model.name, endpoint, prepare))
+    return specs, memory.num_bytes
+
+
+def endpoints_beside(first: str, num: int) -> list[str]:
+    """The first model's address and one for each of the others. Raises InvalidRequest."""
+    return [first, *(_nth(first, number) for number in range(2, num + 1))]
+
+
+def _nth(endpoint: str, number: int) -> str:
+    if endpoint.startswith("ipc://"):
+        stem, dot, suffix = endpoint.rpartition(".")
+        return f"{stem}-{number}.{suffix}" if dot and "/" not in suffix else f"{endpoint}-{number}"
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) + number - 1 < 1 << 16:
+        allowed = "ipc://PATH or tcp://HOST:PORT; each further model has the next port"
+        raise InvalidRequest.of("endpoint", endpoint, allowed)
+    return f"{host}:{int(port) + number - 1}"
+
+
+def _require_no_others(args: argparse.Namespace) -> None:
+    if from_flags(ClusterSettings, args).is_many:
+        raise InvalidRequest(
+            "replicas: several models have one engine each; for more, serve each model by its own "
+            "`stemma serve --replicas N`",
+            "replicas",
+        )
+    remedies = {
+        "served_model_name": "NAME=MODEL names each",
+        "revision": "NAME/MODEL@REVISION has each one's",
+        "lora_paths": "adapters belong to one model; --enable-lora, and load them while it runs",
+    }
+    for field, remedy in remedies.items():
+        if value := getattr(args, field):
+            raise InvalidRequest.of(field, value, f"nothing with several models: {remedy}")
+
+
+def _config(args: argparse.Namespace, model: NamedModel) -> EngineConfig:
+    return engine_config(argparse.Namespace(**{**vars(args), "model": model.source}))
+
+
+def _memory_bytes(args: argparse.Namespace, settings: ServerSettings) -> int:
+    if settings.models_memory_gb is not None:
+        return int(settings.models_memory_gb * 1e9)
+    free = available_memory_bytes() if args.device == "cpu" else _free_gpu_bytes(args.device)
+    return int(DEFAULT_MEMORY_SHARE * free)
+
+
+def _free_gpu_bytes(device: str) -> int:
+    """As another process sees it: this one is to have no context on the GPU."""
+    command = [sys.executable, "-P", "-c", _MEM_GET_INFO.format(device=device)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        reason = f"a device whose memory can be asked ({last[0]}), or --models-memory-gb"
+        raise InvalidRequest.of("device", device, reason)
+    return int(done.stdout)
+
+
+def _prepare(
+    config: EngineConfig, endpoint: str, memory: SharedMemory, clients: Mapping[str, Any]
+) -> Prepared:
+    with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
+        config = located(config, on_progress)
+    folder = Path(config.model)
+    model_config = read_model_config(folder)
+    if config.max_model_len is not None:  # of the one that has less
+        most = min(config.max_model_len, model_config.context_length)
+        config = replace(config, max_model_len=most)
+    share = _share(config, folder, model_config, memory)
+    if memory.is_given and share.num_bytes > memory.num_bytes:
+        raise ModelLoadError(
+            f"it takes {share.num_bytes / 1e9:.3g} GB with the KV of a few sequences; "
+            f"models_memory_gb={memory.num_bytes / 1e9:g}, raise it or lower max_model_len"
+        )
+    if config.max_total_tokens is None:
+        config = replace(config, max_total_tokens=share.kv_tokens)
+    options = {**options_of(config), **clients}
+    model = options.pop("model", None)
+    return Prepared(
+        partial(_launch, model, endpoint, options),
+        share.num_bytes,
+        _description(config, folder, model_config),
+    )
+
+
+def _launch(model: Path | None, endpoint: str, options: dict[str, object]) -> EngineProcess:
+    return EngineProcess(model, listen=(endpoint,), options=options, has_log=False, is_quoted=True)
+
+
+def _share(
+    config: EngineConfig, folder: Path, model_config: ModelConfig, memory: SharedMemory
+) -> ModelShare:
+    """Raises InvalidRequest or ModelLoadError for what loading it would refuse."""
+    dtype = _dtype(config)
+    model = _served(config, folder, model_config, dtype)
+    own_bytes = 0
+    if memory.is_gpu:
+        own_bytes = step_bytes(
+            model_config,
+            dtype_bytes=DTYPE_BYTES[dtype],
+            num_tokens=config.chunked_prefill_size,
+            num_rows=config.max_running_requests,
+        )
+    else:
+        own_bytes = config.host_kv_tokens * model.kv_bytes_per_token
+    if config.max_total_tokens is not None:
+        return share_with(model, config.max_total_tokens, own_bytes)
+    length = config.max_model_len or model_config.context_length
+    lengths = Lengths(length, config.max_running_requests, config.page_size)
+    return share_of(model, memory, lengths, own_bytes)
+
+
+def _served(
+    config: EngineConfig, folder: Path, model_config: ModelConfig, dtype: str
+) -> ServedModel:
+    quantization = config.quantization
+    require_quantization(quantization, folder, stored_method(folder))
+    if quantization == "none":
+        quantization = stored_quantization(folder, ModelShape.of(model_config))
+    rank = config.max_lora_rank or DEFAULT_MAX_LORA_RANK
+    adapters = AdapterRoom(config.max_loras_per_batch, rank) if config.has_lora else None
+    return ServedModel.of(model_config, dtype, quantization, config.kv_cache_dtype, adapters)
+
+
+def _dtype(config: EngineConfig) -> str:
+    """The arithmetic; on a CPU, of which only torch knows whether it has bfloat16, the larger."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.device == "cpu" else "bfloat16"
+
+
+def _description(config: EngineConfig, folder: Path, model_config: ModelConfig) -> dict[str, Any]:
+    """In the words of an engine's own, for lists."""
+    embedding = EmbeddingConfig.from_folder(folder)
+    return {
+        "model_path": str(folder.resolve()),
+        "chat_template": config.chat_template,
+        "architecture": model_config.architecture,
+        "dtype": config.dtype,
+        "quantization": config.quantization,
+        "device": config.device,
+        "vocab_size": model_config.vocab_size,
+        "max_model_len": config.max_model_len or model_config.context_length,
+        "has_lora": config.has_lora,
+        "embedding": {
+            "size": model_config.hidden_size,
+            "is_declared": embedding.is_declared,
+        },
+    }
