@@ -58,6 +58,7 @@ FLOORS = {
         ("api", "page"),
         ("app",),
         ("supervisor",),
+        ("models",),
         ("http_server",),
     ),
     "cluster": (
