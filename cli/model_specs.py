@@ -26,6 +26,7 @@ from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import require_quantization, stored_method
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,
+    REMOTE_SCHEMES,
     EngineConfig,
     engine_config,
     located,
@@ -34,6 +35,7 @@ from ..runtime.config import (
 from ..runtime.memory.sizing import available_memory_bytes, step_bytes
 from ..runtime.models.model_config import read_model_config
 from ..server.models.model_slot import ModelSpec, Prepared
+from ..server.protocol.caller import digest_of
 from ..server.settings import ServerSettings
 from .named_models import NamedModel
 
@@ -60,7 +62,7 @@ def model_specs(
     clients = {name: getattr(args, name) for name in ("server_key", "client_keys", "grace_s")}
     specs = []
     for model, endpoint in zip(models, endpoints):
-        config = replace(_config(args, model), served_model_name=model.name)
+        config = _config(args, model)
         prepare = partial(_prepare, config, endpoint, memory, clients)
         specs.append(ModelSpec(model.name, endpoint, prepare))
     return specs, memory.num_bytes
@@ -76,7 +78,7 @@ def _nth(endpoint: str, number: int) -> str:
         stem, dot, suffix = endpoint.rpartition(".")
         return f"{stem}-{number}.{suffix}" if dot and "/" not in suffix else f"{endpoint}-{number}"
     host, _, port = endpoint.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) + number - 1 < 1 << 16:
+    if not port.isdecimal() or int(port) == 0 or int(port) + number > 1 << 16:
         allowed = "ipc://PATH or tcp://HOST:PORT; each further model has the next port"
         raise InvalidRequest.of("endpoint", endpoint, allowed)
     return f"{host}:{int(port) + number - 1}"
@@ -100,7 +102,11 @@ def _require_no_others(args: argparse.Namespace) -> None:
 
 
 def _config(args: argparse.Namespace, model: NamedModel) -> EngineConfig:
-    return engine_config(argparse.Namespace(**{**vars(args), "model": model.source}))
+    own = {"model": model.source, "served_model_name": model.name}
+    if args.kv_store is not None and not str(args.kv_store).startswith(REMOTE_SCHEMES):
+        # One process writes to a folder: each model's has its own.
+        own["kv_store"] = str(Path(args.kv_store) / digest_of(model.name))
+    return engine_config(argparse.Namespace(**{**vars(args), **own}))
 
 
 def _memory_bytes(args: argparse.Namespace, settings: ServerSettings) -> int:

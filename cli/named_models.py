@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import InvalidRequest
 from ..runtime.config import EngineConfig
@@ -23,22 +22,30 @@ class NamedModel:
 def named_models(given: Sequence[str]) -> list[NamedModel]:
     """Those of a server of several models; none where it is of one, which has no name. Raises
     InvalidRequest for names that cannot be used, or are there twice."""
-    split = [_split(each) for each in given]
-    if len(split) < 2 and not any(name for name, _ in split):
+    if not given or (len(given) == 1 and not _is_named(given[0])):
         return []
-    named = [NamedModel(name or _own_name(source), source) for name, source in split]
+    named = [_named(text) for text in given]
     require_names([model.name for model in named])
     return named
 
 
-def _split(text: str) -> tuple[str | None, str]:
-    """Its name, if it has one, and the model."""
+def _is_named(text: str) -> bool:
+    """Whether a single one is NAME=MODEL, and no path with a "=" that is not there."""
     name, separator, source = text.partition("=")
-    if not separator or os.path.exists(Path(text).expanduser()):
-        return None, text
-    if not source:
+    return bool(separator) and not _exists(text) and ("/" not in name or _exists(source))
+
+
+def _named(text: str) -> NamedModel:
+    name, separator, source = text.partition("=")
+    if not separator or _exists(text):
+        return NamedModel(_own_name(text), text)
+    if not name or not source:
         raise InvalidRequest.of("model", text, "NAME=MODEL, or a MODEL alone")
-    return name, source
+    return NamedModel(name, source)
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
 
 
 def _own_name(source: str) -> str:

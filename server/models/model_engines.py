@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ...errors import ModelLoadError, StemmaError
 from .model_slot import ModelSlot
 
 _T = TypeVar("_T")
@@ -22,7 +23,10 @@ class ModelEngines:
     def start(self) -> None:
         """Begin to start the first one's. Raises StemmaError where it cannot be."""
         first = self.slots[0]
-        prepared = first.spec.prepare()
+        try:
+            prepared = first.spec.prepare()
+        except StemmaError as error:
+            raise ModelLoadError(f"model {first.name!r}: {error}") from error
         first.note(prepared)
         first.start(prepared)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from ...errors import ModelLoadError, StemmaError
 from ..access.drain import DrainState
 from ..protocol.failures import Refusal
 from .model_slot import LoadFailure, ModelSlot
+
+log = logging.getLogger(__name__)
 
 TURN_S = 10.0  # guess
 POLL_S = 0.25  # between looks for programs, whose end nobody tells
@@ -144,15 +147,13 @@ class ModelPool:
             if not slot.is_there and not await self._start(slot):
                 return
             await self._in_thread(slot.wait_started)
-        except (StemmaError, OSError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, those who wait are told
+            if not isinstance(error, (StemmaError, OSError, RuntimeError)):
+                log.exception("model %r could not be loaded", slot.name)
             await self._in_thread(slot.stop)
-            slot.num_failures += 1
-            slot.num_failed_loads += 1
-            pause_s = RETRY_PAUSES_S[min(slot.num_failures, len(RETRY_PAUSES_S)) - 1]
-            slot.failure = LoadFailure(str(error), _now() + pause_s)
+            _note_failure(slot, error)
         else:
             slot.failure, slot.num_failures = None, 0
-            slot.last_used_s = _now()
         finally:
             if self._loads.get(slot) is own:
                 del self._loads[slot]
@@ -239,24 +240,25 @@ class ModelPool:
     # --- unloading ------------------------------------------------------------------------------
 
     def _begin_unload(self, slot: ModelSlot) -> None:
+        slot.describe()  # what the engine says, for as long as there is none
         slot.is_unloading = True
         self._unloads[slot] = asyncio.create_task(self._unload(slot))
 
     async def _unload(self, slot: ModelSlot) -> None:
         """A program that began meanwhile goes on until it ends, for `drain_s`."""
-        slot.describe()  # what the engine says, for as long as there is none
-        slot.drain()
         try:
+            slot.drain()
             async with asyncio.timeout(self._limits.drain_s):
                 while await self._num_programs(slot):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             slot.abandon("the model was unloaded")
-        await self._in_thread(slot.stop)
-        slot.num_unloads += 1
-        slot.is_unloading = slot.is_leaving = False
-        del self._unloads[slot]
-        self.tell()
+        finally:
+            await self._in_thread(slot.stop)
+            slot.num_unloads += 1
+            slot.is_unloading = slot.is_leaving = False
+            del self._unloads[slot]
+            self.tell()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -264,6 +266,13 @@ class ModelPool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _note_failure(slot: ModelSlot, error: Exception) -> None:
+    slot.num_failures += 1
+    slot.num_failed_loads += 1
+    pause_s = RETRY_PAUSES_S[min(slot.num_failures, len(RETRY_PAUSES_S)) - 1]
+    slot.failure = LoadFailure(str(error) or type(error).__name__, _now() + pause_s)
 
 
 def _not_loaded(slot: ModelSlot, failure: LoadFailure) -> ModelLoadError:

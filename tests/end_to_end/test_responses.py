@@ -12,9 +12,9 @@ from openai.types.responses import ResponseTextDeltaEvent
 from pydantic import BaseModel, Field
 
 from stemma.errors import InvalidRequest
-from stemma.server.api.responses import store as store_module
 from stemma.server.api.responses.items import Events, OutputItems
 from stemma.server.api.responses.schema import ResponsesRequest
+from stemma.server.generation import response_store as store_module
 from stemma.server.generation.response_store import ResponseStore
 
 MODEL = "stemma-tiny"

@@ -1,0 +1,217 @@
+"""Which models are loaded, with engines that are played: in which order, for whom, how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from waiting import until
+
+from stemma.errors import EngineError, ModelLoadError
+from stemma.server.access.drain import DrainState
+from stemma.server.models import model_pool, model_slot
+from stemma.server.models.model_pool import ModelPool, PoolLimits
+from stemma.server.models.model_slot import ModelSlot, ModelSpec, Prepared
+from stemma.server.protocol.failures import Refusal
+from stemma.server.supervisor import EngineState
+
+
+class PlayedSupervisor:
+    """An engine that is there as soon as it is started."""
+
+    def __init__(self, launch: Any, *, timeout_s: float) -> None:
+        self.num_restarts = 0
+        self.state = EngineState.STARTING
+        self.connection = SimpleNamespace(info={})
+        self.programs: list[str] = launch()
+
+    def start(self) -> None:
+        pass
+
+    def wait_started(self) -> None:
+        if self.programs == ["broken"]:
+            raise EngineError("it is broken")
+        self.state = EngineState.READY
+
+    def num_programs(self, timeout_s: float) -> int:
+        return len(self.programs)
+
+    def drain(self) -> None:
+        self.state = EngineState.DRAINING
+
+    def abandon(self, reason: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.state = EngineState.STOPPED
+
+
+class PoolHarness:
+    """Models of a byte each, by their names; `programs` run on their engines."""
+
+    def __init__(self, names: str, max_models: int, load_timeout_s: float = 60.0) -> None:
+        self.programs: dict[str, list[str]] = {name: [] for name in names}
+        self.slots = {name: ModelSlot(self._spec(name), 1.0) for name in names}
+        self.drain_state = DrainState()
+        limits = PoolLimits(max_models, None, load_timeout_s, drain_s=60.0)
+        self.pool = ModelPool(list(self.slots.values()), limits, self.drain_state)
+
+    def _spec(self, name: str) -> ModelSpec:
+        prepared = Prepared(lambda: self.programs[name], 1, {})  # type: ignore[arg-type, return-value]
+        return ModelSpec(name, f"ipc:///{name}", lambda: prepared)
+
+    async def enter(self, name: str, patience_s: float | None = None) -> None:
+        await self.pool.enter(self.slots[name], patience_s)
+
+    def leave(self, name: str) -> None:
+        self.pool.leave(self.slots[name])
+
+    async def use(self, name: str) -> None:
+        await self.enter(name)
+        self.leave(name)
+
+    @property
+    def loaded(self) -> str:
+        return "".join(name for name, slot in self.slots.items() if slot.is_loaded)
+
+
+@pytest.fixture(autouse=True)
+def _played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_slot, "EngineSupervisor", PlayedSupervisor)
+    monkeypatch.setattr(model_pool, "POLL_S", 0.001)
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scene())  # type: ignore[arg-type]
+
+
+def test_the_one_used_least_recently_makes_room() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("abcd", 2)
+        for name, loaded in (("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "ac"), ("d", "cd")):
+            await pool.use(name)
+            assert pool.loaded == loaded
+        assert pool.slots["a"].num_loads == pool.slots["a"].num_unloads == 1
+
+    run(scene)
+
+
+def test_requests_for_one_model_load_it_once() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        await asyncio.gather(*(pool.enter("a") for _ in range(100)))
+        assert pool.slots["a"].num_loads == 1 and pool.slots["a"].num_running == 100
+
+    run(scene)
+
+
+def test_neither_a_request_nor_a_program_loses_its_model() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("abc", 2)
+        await pool.enter("a")
+        await pool.use("b")
+        pool.programs["b"].append("a program")
+        waiting = asyncio.create_task(pool.enter("c"))
+        await until(lambda: pool.slots["c"] in pool.pool._seeking)
+        with pytest.raises(Refusal, match="'a', 'b' have something to do") as refused:
+            await pool.enter("c", 0.01)
+        assert refused.value.status_code == 503
+        assert pool.loaded == "ab"
+        pool.programs["b"].clear()
+        await waiting
+        assert pool.loaded == "ac"
+
+    run(scene)
+
+
+def test_a_model_that_always_has_something_to_do_makes_room_after_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_pool, "TURN_S", 0.0)
+
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        await pool.enter("a")
+        other = asyncio.create_task(pool.enter("b"))
+        await until(lambda: pool.slots["a"].is_leaving)
+        late = asyncio.create_task(pool.enter("a"))
+        await until(lambda: pool.slots["a"].num_waiting == 1)
+        assert pool.loaded == "a" and not other.done(), "who is in goes on"
+        pool.leave("a")
+        await other
+        assert pool.loaded == "b" and not late.done()
+        pool.leave("b")
+        await late
+        assert pool.loaded == "a"
+
+    run(scene)
+
+
+def test_a_turn_that_nobody_wants_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_pool, "TURN_S", 0.0)
+
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        await pool.enter("a")
+        other = asyncio.create_task(pool.enter("b"))
+        await until(lambda: pool.slots["a"].is_leaving)
+        late = asyncio.create_task(pool.enter("a"))
+        await until(lambda: pool.slots["a"].num_waiting == 1)
+        other.cancel()
+        await late
+        assert pool.slots["a"].num_loads == 1 and pool.slots["b"].num_loads == 0
+
+    run(scene)
+
+
+def test_those_who_wait_for_a_model_that_fails_are_told_and_it_is_tried_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_pool, "RETRY_PAUSES_S", (0.0, 60.0))
+
+    async def scene() -> None:
+        pool = PoolHarness("ab", 2)
+        await pool.use("a")
+        pool.programs["b"].append("broken")
+        asked = await asyncio.gather(*(pool.enter("b") for _ in range(9)), return_exceptions=True)
+        assert {str(error) for error in asked} == {"model 'b' cannot be loaded: it is broken"}
+        assert pool.slots["b"].num_loads == 1, "one attempt for all"
+        for _ in range(3):
+            with pytest.raises(ModelLoadError):
+                await pool.enter("b")
+        assert pool.slots["b"].num_loads == 2, "the second failure is followed by a pause"
+        monkeypatch.setattr(model_pool, "_now", lambda: asyncio.get_running_loop().time() + 61)
+        pool.programs["b"].clear()
+        await pool.use("b")
+        assert pool.slots["b"].failure is None and pool.loaded == "ab"
+
+    run(scene)
+
+
+def test_draining_refuses_those_who_wait() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        await pool.enter("a")
+        waiting = asyncio.create_task(pool.enter("b"))
+        await until(lambda: pool.slots["b"].num_waiting == 1)
+        pool.drain_state.close()
+        pool.pool.tell()
+        with pytest.raises(Refusal, match="being stopped"):
+            await waiting
+        assert pool.slots["b"].num_loads == 0
+
+    run(scene)
+
+
+def test_a_closed_slot_starts_nothing() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        pool.slots["a"].close()
+        with pytest.raises(ModelLoadError, match="being stopped"):
+            await pool.enter("a")
+        assert pool.loaded == ""
+
+    run(scene)
