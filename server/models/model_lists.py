@@ -68,7 +68,7 @@ async def _entries(slot: ModelSlot, service: Service) -> list[Entry]:
 def _status(slot: ModelSlot) -> dict[str, Any]:
     """As llama.cpp's router has it, and why the last attempt to load it failed."""
     told: dict[str, Any] = {"value": slot.status}
-    if slot.failure is not None:
+    if slot.failure is not None and slot.status == "unloaded":
         told |= {"failed": True, "reason": slot.failure.reason}
     return told
 

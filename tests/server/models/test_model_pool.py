@@ -186,7 +186,8 @@ def test_those_who_wait_for_a_model_that_fails_are_told_and_it_is_tried_again_af
         monkeypatch.setattr(model_pool, "_now", lambda: asyncio.get_running_loop().time() + 61)
         pool.programs["b"].clear()
         await pool.use("b")
-        assert pool.slots["b"].failure is None and pool.loaded == "ab"
+        await until(lambda: pool.slots["b"].failure is None)
+        assert pool.loaded == "ab"
 
     run(scene)
 
