@@ -9,9 +9,12 @@ let timer = null;
 
 export const engine = {
   state: "loading", // "loading", "ready", "down"
-  model: null, // the one that is served
-  models: [], // it and its adapters: {id, isAdapter}
-  maxModelLen: null,
+  model: null, // the one that answers where none is chosen
+  models: [], // it, other models, and adapters: {id, isAdapter, maxModelLen}
+  /** The context length of a model by its name, "" the first one's; null: not known. */
+  maxModelLenOf(name) {
+    return (engine.models.find(({ id }) => id === name) ?? engine.models[0])?.maxModelLen ?? null;
+  },
   /** `listener()` after each change; returns how to stop it. */
   onChange(listener) {
     listeners.add(listener);
@@ -28,9 +31,9 @@ export const engine = {
     timer = null;
     try {
       const [models] = await Promise.all([api.json("/v1/models"), api.json("/health")]);
-      engine.models = models.data.map(({ id, parent }) => ({ id, isAdapter: Boolean(parent) }));
+      engine.models = models.data.map(({ id, parent, max_model_len: maxModelLen }) =>
+        ({ id, isAdapter: Boolean(parent), maxModelLen }));
       engine.model = engine.models[0].id;
-      engine.maxModelLen = models.data[0].max_model_len ?? null;
       tell("ready");
     } catch (error) {
       tell("down");

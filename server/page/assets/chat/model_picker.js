@@ -1,16 +1,16 @@
-// Who answers a conversation: the model that is served, or one of its adapters.
+// Who answers a conversation: a model that is served, or an adapter.
 
 import { h, put } from "../dom.js";
 
 export class ModelPicker {
-  /** `choose(name)`, "" the served model; `refresh()`: the list is about to be opened. */
+  /** `choose(name)`, "" the first model; `refresh()`: the list is about to be opened. */
   constructor({ choose, refresh }) {
-    this.element = h("select", { class: "model-picker", "aria-label": "Model", title: "The model, or an adapter of it",
+    this.element = h("select", { class: "model-picker", "aria-label": "Model", title: "The model, or an adapter",
       on: { change: () => choose(this.element.selectedIndex === 0 ? "" : this.element.value), focus: refresh } });
     this.shown = "";
   }
 
-  /** `models`: {id, isAdapter}, the served one first; `chosen`: "" or a name. */
+  /** `models`: {id, isAdapter}, the one that answers unless another is chosen first; `chosen`: "" or a name. */
   show(models, chosen) {
     const isGone = chosen && !models.some(({ id }) => id === chosen);
     const listed = JSON.stringify([models, isGone && chosen]);

@@ -80,7 +80,7 @@ class ChatView {
       start: (starter) => this.start(starter), giveResult: (call, text) => this.giveResult(call, text),
     });
     this.picker = new ModelPicker({
-      choose: (name) => { this.conversation.model = name; this.archive.save(this.conversation); }, refresh: () => this.engine.check(),
+      choose: (name) => this.chooseModel(name), refresh: () => this.engine.check(),
     });
     this.composer = new Composer({
       send: (text, attachments) => this.turns.send(this.conversation, { text, attachments }), stop: () => this.stop(), say: (text) => this.say(text),
@@ -190,7 +190,13 @@ class ChatView {
     this.showThread();
     this.showSidebar();
     this.showComposer();
-    this.panel.show(this.conversation, this.engine.maxModelLen);
+    this.panel.show(this.conversation, this.engine.maxModelLenOf(this.conversation.model));
+  }
+
+  chooseModel(name) {
+    this.conversation.model = name;
+    this.archive.save(this.conversation);
+    this.panel.show(this.conversation, this.engine.maxModelLenOf(name));
   }
 
   showThread() {
