@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from adapters import make_adapter
 from checkpoints import make_checkpoint
 from server_process import COMPLETIONS, ServerProcess, children, is_alive
 from waiting import PATIENCE_S, wait_until
@@ -122,7 +123,7 @@ def test_every_api_chooses_by_the_bodys_model(
         assert "x-stemma-warnings" not in reply.headers
 
 
-def test_a_body_whose_schema_has_no_model_may_name_one(http: httpx.Client) -> None:
+def test_our_own_endpoints_choose_by_it_too(http: httpx.Client) -> None:
     def ids(**fields: object) -> list[int]:
         reply = http.post("/tokenize", json={"text": "Hello there", **fields})
         assert reply.status_code == 200 and "x-stemma-warnings" not in reply.headers, reply.text
@@ -374,6 +375,29 @@ def test_a_model_can_be_loaded_before_and_unloaded_after(tmp_path: Path, other: 
         assert httpx.post(f"{server.url}/models/unload", **asked).status_code == 200
         unknown = httpx.post(f"{server.url}/models/load", json={"model": "nope"}, timeout=60)
         assert unknown.status_code == 404
+
+
+def test_an_adapter_belongs_to_the_model_it_was_loaded_for(tmp_path: Path, other: Path) -> None:
+    adapter = make_adapter(tmp_path / "odd", EMBEDDED_MODEL, std=0.4)
+    models = models_of(f"other={other}", TINY)
+    store = ("--kv-store", str(tmp_path / "kv"), "--kv-store-gb", "0.1")
+    with served(tmp_path, *models, "--enable-lora", "--strict-fields", *store) as server:
+        asked = {"lora_name": "odd", "lora_path": str(adapter), "model": "tiny"}
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+            assert http.post("/load_lora_adapter", json=asked).status_code == 200
+            plain = server.generate(8, model="tiny", temperature=0).json()["choices"][0]["text"]
+            for name in ("tiny:odd", "odd"):
+                told = server.generate(8, model=name, temperature=0).json()
+                assert told["model"] == name and told["choices"][0]["text"] != plain
+            assert server.generate(model="other:odd").status_code == 404
+            listed = {m["id"]: m["parent"] for m in http.get("/v1/models").json()["data"]}
+            assert listed == {"other": None, "tiny": None, "tiny:odd": "tiny"}
+            assert http.get("/v1/models/odd").json()["id"] == "tiny:odd"
+            tags = [model["name"] for model in http.get("/api/tags").json()["models"]]
+            assert tags == ["other:latest", "tiny:latest", "tiny:odd"]
+            assert http.post("/models/unload", json={"model": "tiny"}).status_code == 200
+            assert "tiny:odd" not in states(server)
+        assert len(list((tmp_path / "kv").iterdir())) == 2, "a folder for each model"
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
