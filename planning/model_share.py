@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
 from .served_model import ServedModel
 
-# Of an engine's process without weights and KV: 0.4 GB for the embedded model on a CPU (measured
-# in 2026, torch 2.11). On a GPU a step's own tensors come on top.
+# Of an engine's process without weights and KV, on a CPU (guess). On a GPU a step's own tensors
+# come on top.
 PROCESS_BYTES = 400_000_000
 LEAST_SEQUENCES = 4  # at full length, of a model that is too large for its share (guess)
 
