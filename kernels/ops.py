@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from .attention_rows import AttentionRows
-from .model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
+from .model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, RoutingOptions
 from .quantized_tensors import QuantizedKV, QuantizedWeight
 from .sampling_rows import AdjustedRows, SamplingRows
 
@@ -150,7 +150,7 @@ class RouteExperts(Protocol):
 class Experts(Protocol):
     """A mixture of experts after its router: sum over k of weight k * expert k of the token.
 
-    An expert is down(activation(gate(x)) * up(x)).
+    An expert is down(activation(gate(x)) * up(x)), its linears with biases where they are given.
     """
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
@@ -161,8 +161,16 @@ class Experts(Protocol):
 
 
 class MakeExperts(Protocol):
-    def __call__(self, gate_up: Weight, down: Weight, activation: Activation) -> Experts:
-        """gate_up [E, 2 * I, H], gates first, down [E, H, I]; may keep or copy them."""
+    def __call__(
+        self,
+        gate_up: Weight,
+        down: Weight,
+        activation: Activation | ClampedSwiGLU,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Experts:
+        """gate_up [E, 2 * I, H], gates first, down [E, H, I], biases [E, 2 * I] and [E, H]; may
+        keep or copy them."""
         ...
 
 
@@ -323,12 +331,19 @@ class PlanAttention(Protocol):
 
 
 class PagedAttention(Protocol):
-    def __call__(self, q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+    def __call__(
+        self, q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+    ) -> Tensor:
         """q [T, num_heads, head_dim] -> [T, num_heads, head_dim].
 
         Query head h reads KV head h // (num_heads / num_kv_heads). Softmax in float32 or better.
         The step's own KV is stored already. Slots after a row's end are never read. Tokens after
         those of the plan (padding) get undefined results.
+
+        sink_logits [num_heads], contiguous, float32 (float64 for float64 queries): each head's
+        score of one more key, which all its queries see and whose value is zero. So it takes part
+        in the softmax's sum alone, after scale and soft cap (gpt-oss; Xiao et al. 2023, section
+        3.3). None: there is none.
         """
         ...
 

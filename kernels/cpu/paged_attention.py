@@ -119,6 +119,11 @@ class _Parts:
         so_far.add_(out * (lse - total).exp_()[..., None])
         before.copy_(total)
 
+    def add_sinks(self, sink_logits: Tensor) -> None:
+        """Add a part without values, of lse sink_logits [H], to all tokens' results."""
+        assert self.lse is not None
+        self.out.mul_((self.lse - sink_logits).sigmoid_()[..., None])
+
 
 def plan_attention(
     rows: AttentionRows,
@@ -149,15 +154,18 @@ def plan_attention(
     return CpuAttentionPlan(tuple(groups), tuple(prefill), tuple(segments), scale, options.soft_cap)
 
 
-def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+def paged_attention(
+    q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+) -> Tensor:
     assert isinstance(plan, CpuAttentionPlan), "the plan comes from this backend's plan_attention"
     groups, prefill_rows = plan.decode_groups, plan.prefill_rows
-    if len(groups) == 1 and groups[0].tokens is None and not plan.segments:
+    needs_lse = bool(plan.segments) or sink_logits is not None
+    if len(groups) == 1 and groups[0].tokens is None and not needs_lse:
         return _decode(widen(q), kv_layer, plan, groups[0], None).to(q.dtype)
     dtype = q.dtype
     q = widen(q)
     parts = _Parts(torch.empty_like(q, memory_format=torch.contiguous_format), None)
-    if plan.segments:
+    if needs_lse:
         parts.lse = q.new_empty(q.shape[:2])
     for group in groups:
         tokens = slice(None) if group.tokens is None else group.tokens
@@ -170,6 +178,8 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
         _prefill(q[row.tokens], kv_layer, plan, row, parts.out[row.tokens], lse)
     for segment in plan.segments:
         parts.merge(segment.tokens, *_attend_segment(q[segment.tokens], kv_layer, plan, segment))
+    if sink_logits is not None:
+        parts.add_sinks(sink_logits)
     return parts.out.to(dtype)
 
 

@@ -239,17 +239,26 @@ def plan_fixed_attention(
     return plan
 
 
-def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+def paged_attention(
+    q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+) -> Tensor:
     if isinstance(plan, cpu.CpuAttentionPlan):
-        return cpu.paged_attention(q, kv_layer, plan)
+        return cpu.paged_attention(q, kv_layer, plan, sink_logits)
     assert isinstance(plan, NativeAttentionPlan), "the plan comes from this backend"
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
+    assert sink_logits is None or sink_logits.dtype is torch.float32
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
     _, values, scales = kv_format(kv_layer)
     scales_at = None if scales is None else scales.data_ptr()
     _attention(q.dtype)(
-        plan.address, q.data_ptr(), q.stride(0), values.data_ptr(), scales_at, out.data_ptr()
+        plan.address,
+        q.data_ptr(),
+        q.stride(0),
+        values.data_ptr(),
+        scales_at,
+        None if sink_logits is None else sink_logits.data_ptr(),
+        out.data_ptr(),
     )
     return out
 

@@ -35,7 +35,9 @@ def plan_attention(
     return ReferenceAttentionPlan(rows, options)
 
 
-def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+def paged_attention(
+    q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+) -> Tensor:
     assert isinstance(plan, ReferenceAttentionPlan), "the plan comes from this backend"
     rows = plan.rows
     out = torch.empty_like(q)
@@ -43,7 +45,7 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
         tokens = slice(int(rows.query_start[row]), int(rows.query_start[row + 1]))
         slots = torch.from_numpy(rows.slots(row, 0, int(rows.seq_lens[row]))).to(q.device)
         keys, values = _gather(kv_layer, slots)
-        out[tokens] = _attend(q[tokens], keys, values, plan.options)
+        out[tokens] = _attend(q[tokens], keys, values, plan.options, sink_logits)
     return out
 
 
@@ -58,7 +60,9 @@ def _gather(kv_layer: KVLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions, sink_logits: Tensor | None
+) -> Tensor:
     """q [L, H, D] at the last L of the S positions of keys, values [KV, S, D] -> [L, H, D]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads, num_keys, _ = keys.shape
@@ -69,7 +73,11 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) 
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     is_hidden = ~_is_visible(num_queries, num_keys, options, q.device)
-    probs = torch.softmax(scores.masked_fill(is_hidden, -torch.inf), dim=-1)
+    scores = scores.masked_fill(is_hidden, -torch.inf)
+    if sink_logits is not None:
+        sinks = sink_logits.to(scores.dtype).view(num_kv_heads, -1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+    probs = torch.softmax(scores, dim=-1)[..., :num_keys]
     out = torch.einsum("kgls,ksd->lkgd", probs, values)
     return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)
 

@@ -7,6 +7,8 @@ exponentials; these weight the float32 average of the parts, in the work list's 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,21 +17,28 @@ from .language import tl, triton
 
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
 _LOWEST = tl.constexpr(-1e38)
+_LOG2_E = tl.constexpr(math.log2(math.e))
 _RESIDENTS = 4  # programs that a multiprocessor holds at the same time, at the widest heads
 
 
 def merge_partials(
-    partial_start: Tensor, partials: Tensor, partial_sums: Tensor, out: Tensor
+    partial_start: Tensor,
+    partials: Tensor,
+    partial_sums: Tensor,
+    out: Tensor,
+    sink_logits: Tensor | None = None,
 ) -> None:
     """Write the tokens that have parts to out [T, num_heads, head_dim]; others are not changed.
 
     partials [any, num_heads, head_dim] and partial_sums [any, num_heads] float32: those of token t
-    are partial_start[t] .. partial_start[t + 1], int32 [at most T + 1].
+    are partial_start[t] .. partial_start[t + 1], int32 [at most T + 1]. sink_logits: see
+    `ops.PagedAttention`; no part has them.
     """
     num_tokens, num_heads, head_dim = out.shape
     block_d = padded_head_dim(head_dim)
     _merge_partials[(num_programs(out.device, _RESIDENTS),)](
-        partial_start, partials, partial_sums, out, min(num_tokens, len(partial_start) - 1),
+        partial_start, partials, partial_sums, sink_logits, out,
+        min(num_tokens, len(partial_start) - 1),
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=max(1, min(4, 1024 // block_d)),
         BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
@@ -42,9 +51,19 @@ def num_programs(device: torch.device, residents: int) -> int:
     return residents * torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@triton.jit
+def add_sinks(sinks, m, total, acc):
+    """Rows' maxima (exponents of 2), sums and weighted values with their sinks (natural): a score
+    more for each, whose value is zero."""
+    exponent = sinks * _LOG2_E
+    m_new = tl.maximum(m, exponent)
+    decay = tl.exp2(m - m_new)
+    return m_new, total * decay + tl.exp2(exponent - m_new), acc * decay[:, None]
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _merge_partials(
-    partial_start, partials, partial_sums, out, num_tokens,
+    partial_start, partials, partial_sums, sink_logits, out, num_tokens,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -79,6 +98,9 @@ def _merge_partials(
                 total = total * decay + tl.sum(weights, 0)
                 acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, 0)
                 m = m_new
+            if sink_logits is not None:
+                sinks = tl.load(sink_logits + head, mask=head < NUM_HEADS, other=0.0)
+                m, total, acc = add_sinks(sinks, m, total, acc)
             result = (acc / total[:, None]).to(out.dtype.element_ty)
             place = token * NUM_HEADS + head.to(tl.int64)
             tl.store(out + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=is_number)

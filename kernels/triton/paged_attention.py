@@ -28,7 +28,7 @@ from ..quantized_tensors import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton
-from .merge import merge_partials, num_programs
+from .merge import add_sinks, merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
 
 # A row's cost of being in a segment, in tokens of KV. A partial result is written and read in
@@ -89,7 +89,9 @@ def plan_attention(
     return DevicePlan(work.arrays(), bind)
 
 
-def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
+def paged_attention(
+    q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+) -> Tensor:
     assert isinstance(plan, TritonAttentionPlan), "the plan comes from this backend"
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim, "a token's heads are contiguous"
@@ -98,9 +100,9 @@ def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
     partials = torch.empty((*sums_shape, head_dim), dtype=torch.float32, device=q.device)
     partial_sums = torch.empty(sums_shape, dtype=torch.float32, device=q.device)
     for width in ("narrow", "wide"):
-        _attend(width, q, kv_layer, plan, out, partials, partial_sums)
+        _attend(width, q, kv_layer, plan, sink_logits, out, partials, partial_sums)
     if plan.max_partials:
-        merge_partials(plan.lists["partial_start"], partials, partial_sums, out)
+        merge_partials(plan.lists["partial_start"], partials, partial_sums, out, sink_logits)
     return out
 
 
@@ -109,6 +111,7 @@ def _attend(
     q: Tensor,
     kv_layer: KVLayer,
     plan: TritonAttentionPlan,
+    sink_logits: Tensor | None,
     out: Tensor,
     partials: Tensor,
     partial_sums: Tensor,
@@ -132,7 +135,7 @@ def _attend(
     tile = tile_of(width, head_dim, num_heads // num_kv_heads, values.itemsize)
     _attend_items[(num_programs(q.device, tile.residents),)](
         q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
-        plan.lists["partial_start"], out, partials, partial_sums,
+        plan.lists["partial_start"], sink_logits, out, partials, partial_sums,
         runs.shape[1], plan.page_table.stride(0), q.stride(0), values.stride(0), values.stride(1),
         scales.stride(0), scales.stride(1),
         scale * _LOG2_E if cap is None else 2 * scale / cap * _LOG2_E,
@@ -223,8 +226,9 @@ def _attend_blocks(
 
 @triton.jit(do_not_specialize=["max_runs"])
 def _attend_items(
-    q, kv, scales, page_table, runs, items, num_items, partial_start, out, partials, partial_sums,
-    max_runs, table_stride, q_stride, kv_stride, head_stride, scales_stride, scales_head_stride,
+    q, kv, scales, page_table, runs, items, num_items, partial_start, sink_logits, out, partials,
+    partial_sums, max_runs, table_stride, q_stride, kv_stride, head_stride, scales_stride,
+    scales_head_stride,
     score_scale, cap,
     WIDTH: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, NUM_SINKS: tl.constexpr,
@@ -304,13 +308,17 @@ def _attend_items(
 
         # A row may see no key of this item: its maximum stays the lowest value, of weight 0.
         total = tl.where(total == 0.0, 1.0, total)
-        result = acc / (total * VALUE_UNIT)[:, None]
         if first_part < 0:
+            if sink_logits is not None:
+                sinks = tl.load(sink_logits + head, mask=is_row, other=0.0)
+                m, total, acc = add_sinks(sinks, m, total, acc)
+            result = acc / (total * VALUE_UNIT)[:, None]
             place = (token + row_token).to(tl.int64) * NUM_HEADS + head
             out_at = out + place[:, None] * HEAD_DIM + offs_d[None, :]
             tl.store(out_at, result.to(out.dtype.element_ty), mask=q_mask)
         else:
             partial = tl.load(partial_start + token + row_token, mask=is_row, other=0)
             place = (partial + first_part + part).to(tl.int64) * NUM_HEADS + head
+            result = acc / (total * VALUE_UNIT)[:, None]
             tl.store(partials + place[:, None] * HEAD_DIM + offs_d[None, :], result, mask=q_mask)
             tl.store(partial_sums + place, m + tl.log2(total), mask=is_row)

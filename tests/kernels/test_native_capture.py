@@ -46,6 +46,7 @@ class Block:
         self.cos = torch.ones(2, 1, DIM).bfloat16()
         self.plan: object = None
         self.options = DEFAULT_OPTIONS
+        self.sinks: torch.Tensor | None = None
 
     def set_step(self, ids: list[int], slots: list[int], lens: list[int]) -> None:
         self.ids.copy_(torch.tensor(ids))
@@ -66,7 +67,8 @@ class Block:
         heads = self.qkv(self.norm(x)).view(2, -1, DIM)
         self.norm_heads(heads)
         self.kernels.rotate_and_store(heads, self.cos, self.cos, self.kv_layer, self.slots)
-        out = self.kernels.paged_attention(heads[:, :HEADS], self.kv_layer, self.plan)
+        queries = heads[:, :HEADS]
+        out = self.kernels.paged_attention(queries, self.kv_layer, self.plan, self.sinks)
         self.norm(out.view(2, -1), x)
         self.kernels.add_in_place(x, out.view(2, -1))
         return self.gated(x)
@@ -88,6 +90,7 @@ def test_a_replay_gives_what_the_calls_give_for_every_later_step(
 ) -> None:
     recorded, direct = Block(kernels, kv_dtype), Block(kernels, kv_dtype)
     recorded.options = direct.options = AttentionOptions(window=3, soft_cap=5.0)
+    recorded.sinks = direct.sinks = torch.linspace(-1, 1, HEADS)
     assert kernels.capture is not None
     steps = [([i, 7 + i], [i, 32 + i], [i + 1, i + 1]) for i in range(5)]
     recorded.set_step(*steps[0])

@@ -52,8 +52,10 @@ def plan_attention(
     return DevicePlan({"table_rows": table_rows, "num_keys": num_keys}, bind)
 
 
-def paged_attention(q: Tensor, kv_layer: KVLayer, plan: object) -> Tensor:
-    assert isinstance(plan, TokenPlan) and isinstance(kv_layer, Tensor)
+def paged_attention(
+    q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
+) -> Tensor:
+    assert isinstance(plan, TokenPlan) and isinstance(kv_layer, Tensor) and sink_logits is None
     assert len(q) == len(plan.num_keys)
     out = torch.full_like(q, torch.nan)  # for padding: nothing may depend on it
     group = q.shape[1] // kv_layer.shape[1]

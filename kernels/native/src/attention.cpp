@@ -328,8 +328,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
 using namespace stemma;
 
 extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
-                                 const float* scales, void* out) {
-    const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, out};
+                                 const float* scales, const float* sinks, void* out) {
+    const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, sinks, out};
     constexpr decltype(&run_unit<Bf16KV>) kRunUnit[] = {
         run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>};
     const auto run = kRunUnit[a.format];

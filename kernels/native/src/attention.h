@@ -52,6 +52,7 @@ struct Attention : Plan {
     int64_t q_stride;     // elements from token to token
     const void* kv;       // [2, num_kv_heads, num_slots, head_dim]
     const float* scales;  // [2, num_kv_heads, num_slots], or null
+    const float* sinks;   // [num_heads] scores of a key without a value, or null
     void* out;            // [T, num_heads, head_dim]
 
     // What the scores that rows keep are multiplied by in the softmax.
@@ -67,6 +68,23 @@ struct Workspace {
     }
 };
 
+// A softmax's sum with its largest score: sum of exp(score - largest), in the units of kept scores.
+struct Sum {
+    float largest, total;
+
+    // With a head's sink, if there are any: a score more, whose value is zero.
+    Sum with_sink(const Attention& a, int head) const {
+        if (a.sinks == nullptr) return *this;
+        const float scale = a.softmax_scale(), sink = a.sinks[head] / scale;
+        const float top = std::max(largest, sink);
+        return {top, std::exp((largest - top) * scale) * total + std::exp((sink - top) * scale)};
+    }
+    // Of what was summed with the largest score `other`, in the mean.
+    float weight_of(float other, float scale) const {
+        return std::exp((other - largest) * scale) / total;
+    }
+};
+
 // What a row's keys came to: out = sums / total where they are all of its token's, else a partial.
 // row: of an item by a KV head, token by token, then by query head.
 template <class Number>
@@ -77,7 +95,8 @@ void finish_row(const Attention& a, const Item& item, int kv_head, int row, cons
     if (item.partial < 0) {
         auto* out = static_cast<Number*>(a.out) +
                     (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
-        const __m512 factor = _mm512_set1_ps(1.0f / total);
+        const Sum sum = Sum{largest, total}.with_sink(a, head);
+        const __m512 factor = _mm512_set1_ps(sum.weight_of(largest, a.softmax_scale()));
         for (int dim = 0; dim < dims; dim += 16)
             store_numbers(out + dim, _mm512_mul_ps(factor, _mm512_loadu_ps(sums + dim)), 0xffff);
     } else {
@@ -103,12 +122,13 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
         float total = 0.0f;
         for (int i = 0; i < count; ++i)
             total += std::exp((part(i)[dims] - largest) * scale) * part(i)[dims + 1];
+        const Sum all = Sum{largest, total}.with_sink(a, head);
         auto* out = static_cast<Number*>(a.out) +
                     (static_cast<int64_t>(token) * a.num_heads + head) * dims;
         for (int dim = 0; dim < dims; dim += 16) {
             __m512 sum = _mm512_setzero_ps();
             for (int i = 0; i < count; ++i) {
-                const float weight = std::exp((part(i)[dims] - largest) * scale) / total;
+                const float weight = all.weight_of(part(i)[dims], scale);
                 sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
             }
             store_numbers(out + dim, sum, 0xffff);

@@ -63,7 +63,7 @@ extern "C" void stemma_replay(const void* calls, int64_t num_calls) {
                 break;
             case kAttention:
                 stemma_attention(pointer<void>(a[0]), pointer<void>(a[1]), a[2], pointer<void>(a[3]),
-                                 pointer<float>(a[4]), pointer<void>(a[5]));
+                                 pointer<float>(a[4]), pointer<float>(a[5]), pointer<void>(a[6]));
                 break;
             case kGatherRows:
                 stemma_gather_rows(pointer<void>(a[0]), pointer<int64_t>(a[1]),

@@ -119,7 +119,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
 using namespace stemma;
 
 extern "C" void stemma_float_attention(const void* plan, const void* q, int64_t q_stride,
-                                       const void* kv, const float* scales, void* out) {
-    const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, out};
+                                       const void* kv, const float* scales, const float* sinks,
+                                       void* out) {
+    const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, sinks, out};
     run_plan<float>(a, [&](const Item& item, int kv_head) { run_unit(a, item, kv_head); });
 }

@@ -81,9 +81,9 @@ void stemma_norm_slices(void* x, const float* weight, double eps, int64_t num_to
 void stemma_scale(void* x, double factor, int64_t num_rows, int64_t size);
 void stemma_add(void* total, const void* x, int64_t num_rows, int64_t size);
 void stemma_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
-                      const float* scales, void* out);
+                      const float* scales, const float* sinks, void* out);
 void stemma_float_attention(const void* plan, const void* q, int64_t q_stride, const void* kv,
-                            const float* scales, void* out);
+                            const float* scales, const float* sinks, void* out);
 void stemma_act_and_mul(const float* halves, void* y, int64_t num_rows, int64_t size, int64_t kind);
 void stemma_lora(const stemma::LoraRuns* plan, const stemma::LoraTables* tables, const void* x,
                  void* y, int64_t is_float);

@@ -94,6 +94,7 @@ class WeightFormat:
         return QuantizedWeight(self.bits, group, numbers, scales, offsets, self.activations)
 
 
+GPT_OSS = AttentionOptions(window=128)
 GEMMA_2 = AttentionOptions(scale=224**-0.5, window=4096, soft_cap=50.0)
 
 
@@ -131,6 +132,8 @@ def _attention() -> Iterator[Launch]:
     sinks = AttentionOptions(window=4096, num_sink_tokens=4)
     run = partial(_attend, bf16, llama, sinks)
     yield Launch("attention bf16 128, window and sinks", run, is_rare=True)
+    run = partial(_attend, bf16, Heads(64, 8, 64), GPT_OSS, has_sink_logits=True)
+    yield Launch("attention bf16 64 of gpt-oss", run)
 
 
 def _attend(
@@ -138,6 +141,7 @@ def _attend(
     model: Heads,
     options: AttentionOptions = DEFAULT_OPTIONS,
     page_size: int = 16,
+    has_sink_logits: bool = False,
 ) -> None:
     """63 decoding rows and a prompt, padded as in a captured step. 8-bit KV is read by bfloat16
     queries."""
@@ -148,7 +152,8 @@ def _attend(
     plan = paged_attention.plan_attention(rows, kv_layer, model.num_heads, options, 1024)
     bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, table)
     q = empty(1024, model.num_heads, model.head_dim, dtype=dtype)
-    paged_attention.paged_attention(q, kv_layer, bound)
+    sink_logits = empty(model.num_heads) if has_sink_logits else None
+    paged_attention.paged_attention(q, kv_layer, bound, sink_logits)
 
 
 def _decodes_and_a_prompt(page_size: int) -> tuple[AttentionRows, Tensor]:
