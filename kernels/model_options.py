@@ -24,6 +24,15 @@ DEFAULT_OPTIONS = AttentionOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gate * sigmoid(alpha * gate) * (up + 1), with gates of at most `limit` and ups within
+    [-limit, limit] (gpt-oss); instead of an activation that is multiplied with the ups."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+@dataclass(frozen=True, slots=True)
 class LatentOptions:
     """Multi-head latent attention in its absorbed form, see `ops.LatentAttention`."""
 

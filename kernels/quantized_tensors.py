@@ -9,6 +9,10 @@ from typing import Literal
 
 from torch import Tensor
 
+# Of a float with a sign, 2 bits of exponent and 1 of mantissa (OCP Microscaling Formats, 5.3.3),
+# twice its value, by its bits.
+E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
@@ -16,8 +20,9 @@ class QuantizedWeight:
 
         weight = scale * number + offset
 
-    A number is a signed integer: of 8 bits in [-128, 127], of 4 bits in [-8, 7]. Weights of experts
-    have one more axis, [num_experts, ...], in front of all tensors.
+    A number is a signed integer: of 8 bits in [-128, 127], of 4 bits in [-8, 7]; or it is what a
+    code of 4 bits stands for (`codes`). Weights of experts have one more axis, [num_experts, ...],
+    in front of all tensors.
     """
 
     bits: Literal[8, 4]
@@ -32,6 +37,8 @@ class QuantizedWeight:
     # [in_features] int32: number i of a row belongs to input input_order[i], so that the numbers of
     # a group are consecutive even if its inputs are not (GPTQ's act-order). None: to input i.
     input_order: Tensor | None = None
+    # "fp4": in place of a number plus 8, `values` have codes, which stand for E2M1_NUMBERS.
+    codes: Literal["integer", "fp4"] = "integer"
 
     @property
     def out_features(self) -> int:

@@ -56,6 +56,7 @@ def _gpu(
             "int8": Rates(read, flop),
             "w8a8": Rates(read, 2 * flop),
             "int4": Rates(read, flop),
+            "mxfp4": Rates(read, flop),
         },
         kv_bytes_s=read,
         attention_flop_s=bf16_tflops * 1e12 * _ATTENTION_SHARE,

@@ -14,19 +14,22 @@ from .model_shape import ModelShape, Product
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _INT4_GROUP = 128
 _SCALE_BYTES = 4
+_MXFP4_GROUP, _MXFP4_SCALE_BYTES = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """The format of linear layers; the embedding and all other weights keep the dtype."""
 
-    name: str  # as `--quantization` has it
+    name: str  # as `--quantization` has it, or "mxfp4": experts alone, in 4 bits by 32
     dtype: str
 
     def product_bytes(self, product: Product) -> float:
         """Bytes of one weight of the product."""
         count = product.in_features * product.out_features
-        if self.name == "none":
+        if self.name == "mxfp4" and product.num_experts > 1:
+            return count / 2 + count / _MXFP4_GROUP * _MXFP4_SCALE_BYTES
+        if self.name in ("none", "mxfp4"):
             return count * DTYPE_BYTES[self.dtype]
         if product.is_sampled_only:  # the output projection: 8 bits in all formats
             return count + product.out_features * _SCALE_BYTES
@@ -69,8 +72,10 @@ _MOST_BITS_OF_INT4 = 6.3
 _MOST_BITS_OF_INT8 = 12.0
 
 
-def stored_quantization(folder: Path, shape: ModelShape) -> Literal["none", "int8", "w8a8", "int4"]:
-    """The value of `--quantization` nearest to its weights; "none" for floating ones.
+def stored_quantization(
+    folder: Path, shape: ModelShape
+) -> Literal["none", "int8", "w8a8", "int4", "mxfp4"]:
+    """The value of `--quantization` nearest to its weights, or "mxfp4"; "none" for floating ones.
 
     Raises ModelLoadError for a quantization that is not supported.
     """
@@ -83,6 +88,8 @@ def stored_quantization(folder: Path, shape: ModelShape) -> Literal["none", "int
     packed = packed_config(folder)
     if packed is None:
         return "none"
+    if packed.method == "mxfp4":
+        return "mxfp4"
     if packed.bits == 4:
         return "int4"
     return "w8a8" if packed.activations == "int8" else "int8"

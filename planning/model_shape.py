@@ -69,7 +69,7 @@ class ModelShape:
     attention: tuple[AttentionLayers, ...]
     embedding_parameters: int  # also a tied head's, which has no parameters of its own
     is_head_tied: bool
-    other_parameters: int  # norms, biases, and the gates of shared experts
+    other_parameters: int  # norms, biases, sinks, and the gates of shared experts
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
@@ -88,7 +88,11 @@ class ModelShape:
             attention=_attention_layers(config),
             embedding_parameters=hidden * config.vocab_size,
             is_head_tied=config.tie_word_embeddings,
-            other_parameters=hidden + _norms(config) + _biases(config) + _expert_vectors(config),
+            other_parameters=hidden
+            + _norms(config)
+            + _biases(config)
+            + _expert_vectors(config)
+            + config.num_layers * config.num_heads * config.has_sink_logits,
         )
 
     @property
@@ -200,10 +204,12 @@ def _biases(config: DecoderConfig) -> int:
 
 
 def _expert_vectors(config: DecoderConfig) -> int:
-    """The routers' selection biases and the gates of shared experts."""
+    """The routers' biases, the gates of shared experts, and the experts' biases."""
     experts = config.experts
     if experts is None:
         return 0
     gate = config.hidden_size if experts.has_shared_gate else 0
     bias = experts.num_experts if experts.has_selection_bias else 0
-    return len(experts.layers) * (gate + bias)
+    own = 2 * experts.intermediate_size + config.hidden_size + 1  # and one of the router
+    biases = experts.num_experts * own if experts.has_biases else 0
+    return len(experts.layers) * (gate + bias + biases)

@@ -67,7 +67,7 @@ def cost_model(model: ServedModel) -> CostModel:
 def _in_format(weight: Tensor, quantization: str) -> Weight:
     if quantization == "none":
         return weight
-    if quantization == "int4":
+    if quantization in ("int4", "mxfp4"):  # of mxfp4 nearly all weights are experts
         return round_to_4_bits(weight, MAX_GROUP_SIZE)
     return round_to_8_bits(weight, "int8" if quantization == "w8a8" else "exact")
 

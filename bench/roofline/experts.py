@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...kernels.ops import Weight
 from ...kernels.registry import select_kernels
+from ...runtime.checkpoint.quantized.expert_stack import stacked_weights
 from ...runtime.checkpoint.quantized.rounding import (
     group_size_for,
     round_to_4_bits,
     round_to_8_bits,
 )
 from ...runtime.config import QUANTIZATIONS
-from ...runtime.models.layers.experts import stacked_weights
 from .attention import error_row
 from .context import Context
 from .rows import Row, attempt

@@ -10,20 +10,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..model_options import ClampedSwiGLU
 from ..ops import Activation, Experts, MakeGatedLinear, MakeLinear, Weight
-from ..quantized_tensors import experts_of
-from ..reference.experts import combine
+from ..reference.experts import combine, gated_linears_of, linears_of
 
 
 def make_experts(
     gate_up: Weight,
     down: Weight,
-    activation: Activation,
+    activation: Activation | ClampedSwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    *,
     make_linear: MakeLinear,
     make_gated_linear: MakeGatedLinear,
 ) -> Experts:
-    gated_linears = [make_gated_linear(weight, None, activation) for weight in experts_of(gate_up)]
-    down_linears = [make_linear(weight, None) for weight in experts_of(down)]
+    gated_linears = gated_linears_of(
+        gate_up, gate_up_bias, activation, make_linear, make_gated_linear
+    )
+    down_linears = linears_of(down, down_bias, make_linear)
 
     def of_one_token(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         chosen = expert_ids[0].tolist()

@@ -135,6 +135,7 @@ def _has_int4_layout(weight: QuantizedWeight) -> bool:
     """Whether torch's product of 4-bit weights accepts it."""
     return (
         weight.bits == 4
+        and weight.codes == "integer"
         and weight.group_size in _INT4_GROUP_SIZES
         and weight.out_features % 16 == 0
     )

@@ -45,6 +45,7 @@ class _Record(ctypes.Structure):
         ("num_planes", ctypes.c_int32),
         ("has_scales", ctypes.c_int32),
         ("has_offsets", ctypes.c_int32),
+        ("is_fp4", ctypes.c_int32),
     )
 
 
@@ -117,6 +118,7 @@ class PackedQuantized(PackedLinear):
             num_planes,
             has_scales,
             offsets is not None,
+            weight.codes == "fp4",
         )
         dtype = torch.float32 if kind == FLOAT_OUTPUT else torch.bfloat16
         super().__init__(record, num_outputs, dtype)

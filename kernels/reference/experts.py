@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..model_options import RoutingOptions
-from ..ops import Activation, Experts, Weight
+from ..model_options import ClampedSwiGLU, RoutingOptions
+from ..ops import Activation, Experts, Linear, MakeGatedLinear, MakeLinear, Weight
 from ..quantized_tensors import experts_of
 from .dense import make_gated_linear, make_linear, sigmoid, widen
 
 
-def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Experts:
-    gated_linears = [make_gated_linear(weight, None, activation) for weight in experts_of(gate_up)]
-    down_linears = [make_linear(weight, None) for weight in experts_of(down)]
+def make_experts(
+    gate_up: Weight,
+    down: Weight,
+    activation: Activation | ClampedSwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Experts:
+    gated_linears = gated_linears_of(
+        gate_up, gate_up_bias, activation, make_linear, make_gated_linear
+    )
+    down_linears = linears_of(down, down_bias, make_linear)
 
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         results = x.new_empty(*expert_ids.shape, x.shape[1])
@@ -23,6 +33,49 @@ def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Exper
         return combine(results, weights)
 
     return experts
+
+
+def linears_of(stack: Weight, biases: Tensor | None, make_linear: MakeLinear) -> list[Linear]:
+    """A linear for each expert."""
+    weights = list(experts_of(stack))
+    own = [None] * len(weights) if biases is None else biases
+    return [make_linear(weight, bias) for weight, bias in zip(weights, own, strict=True)]
+
+
+def gated_linears_of(
+    stack: Weight,
+    biases: Tensor | None,
+    activation: Activation | ClampedSwiGLU,
+    make_linear: MakeLinear,
+    make_gated_linear: MakeGatedLinear,
+) -> list[Linear]:
+    """A gated linear for each expert."""
+    if not isinstance(activation, ClampedSwiGLU):
+        gated = partial(_gated, make_gated_linear, activation)
+    else:
+        gated = partial(_clamped, make_linear, activation)
+    return linears_of(stack, biases, gated)
+
+
+def _gated(
+    make_gated_linear: MakeGatedLinear, activation: Activation, weight: Weight, bias: Tensor | None
+) -> Linear:
+    return make_gated_linear(weight, bias, activation)
+
+
+def _clamped(
+    make_linear: MakeLinear, activation: ClampedSwiGLU, weight: Weight, bias: Tensor | None
+) -> Linear:
+    linear = make_linear(weight, bias)
+    return lambda x: clamped_swiglu(linear(x), activation)
+
+
+def clamped_swiglu(gate_up: Tensor, activation: ClampedSwiGLU) -> Tensor:
+    """gate_up [T, 2 * size], gates first -> [T, size]."""
+    gate, up = widen(gate_up).chunk(2, dim=-1)
+    gate = gate.clamp(max=activation.limit)
+    up = up.clamp(-activation.limit, activation.limit)
+    return (gate * sigmoid(gate * activation.alpha) * (up + 1)).to(gate_up.dtype)
 
 
 def combine(results: Tensor, weights: Tensor) -> Tensor:

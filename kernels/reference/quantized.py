@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..quantized_tensors import QuantizedWeight
+from ..quantized_tensors import E2M1_NUMBERS, QuantizedWeight
 
 SMALLEST_PEAK = 1e-30  # so that a row of zeros has a scale
 
@@ -42,8 +42,11 @@ def signed_numbers(weight: QuantizedWeight) -> Tensor:
     """[..., out_features, in_features] int8, in the weight's own order."""
     if weight.bits == 8:
         return weight.values
-    halves = torch.stack((weight.values & 15, weight.values >> 4), -1)
-    return halves.flatten(-2).to(torch.int8) - 8
+    halves = torch.stack((weight.values & 15, weight.values >> 4), -1).flatten(-2)
+    if weight.codes == "integer":
+        return halves.to(torch.int8) - 8
+    numbers = torch.tensor(E2M1_NUMBERS, dtype=torch.int8, device=halves.device)
+    return numbers[halves.int()]
 
 
 def rounds_activations(weight: QuantizedWeight) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelLoadError
+from ..model_options import ClampedSwiGLU
 from ..ops import Activation, Experts, Weight
 from ..quantized_tensors import QuantizedWeight
 from .dense import ACTIVATIONS, activate
@@ -29,6 +30,7 @@ from .language import tl, triton
 from .quantized_linear import round_rows
 from .weight_tiles import TiledWeight, integer_sums, row_sums
 
+_CLAMPED = tl.constexpr(100)  # beside ACTIVATIONS: ClampedSwiGLU
 _GROUP_M = 8  # consecutive blocks on the same rows, which they find in the L2 cache
 
 
@@ -69,7 +71,13 @@ def choose_tile(dtype: torch.dtype, num_pairs: int, num_experts: int, *, is_floa
     return _MANY if is_float else _MANY_NUMBERS
 
 
-def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Experts:
+def make_experts(
+    gate_up: Weight,
+    down: Weight,
+    activation: Activation | ClampedSwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Experts:
     for weight in (gate_up, down):
         if isinstance(weight, QuantizedWeight) and weight.input_order is not None:
             raise ModelLoadError(
@@ -77,8 +85,8 @@ def make_experts(gate_up: Weight, down: Weight, activation: Activation) -> Exper
                 "would have to be sorted for each expert"
             )
     num_experts = len(gate_up if isinstance(gate_up, Tensor) else gate_up.values)
-    up_product = _Product(TiledWeight.of(gate_up), num_experts, activation)
-    down_product = _Product(TiledWeight.of(down), num_experts)
+    up_product = _Product(TiledWeight.of(gate_up), num_experts, gate_up_bias, activation)
+    down_product = _Product(TiledWeight.of(down), num_experts, down_bias)
 
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         x, expert_ids = x.contiguous(), expert_ids.contiguous()
@@ -95,12 +103,22 @@ class _Product:
     """One of an expert's two products; owns the weights of all experts."""
 
     def __init__(
-        self, weight: TiledWeight, num_experts: int, activation: Activation | None = None
+        self,
+        weight: TiledWeight,
+        num_experts: int,
+        bias: Tensor | None,
+        activation: Activation | ClampedSwiGLU | None = None,
     ) -> None:
-        """activation: applied to gates, which are multiplied with ups; None: the plain product."""
+        """bias [num_experts, rows]; activation: of gates and ups; None: the plain product."""
         self._weight, self._num_experts = weight, num_experts
+        self._bias = None if bias is None else bias.contiguous()
         self._num_columns = weight.num_rows // (1 if activation is None else 2)
-        self._activation = None if activation is None else ACTIVATIONS[activation]
+        self._clamped = activation if isinstance(activation, ClampedSwiGLU) else ClampedSwiGLU()
+        self._activation: tl.constexpr | None = None
+        if isinstance(activation, ClampedSwiGLU):
+            self._activation = _CLAMPED
+        elif activation is not None:
+            self._activation = ACTIVATIONS[activation]
 
     def tile(self, dtype: torch.dtype, num_pairs: int) -> Tile:
         is_float = self._weight.scales is None
@@ -119,6 +137,7 @@ class _Product:
             weight.values,
             weight.scales,
             weight.offsets,
+            self._bias,
             out,
             blocks.pairs,
             blocks.blocks,
@@ -129,7 +148,10 @@ class _Product:
             WIDTH=weight.width,
             GROUP=weight.group,
             BITS=weight.bits,
+            IS_FP4=weight.is_fp4,
             ACTIVATION=self._activation,
+            ALPHA=self._clamped.alpha,
+            LIMIT=self._clamped.limit,
             BLOCK_N=tile.block_n,
             BLOCK_M=tile.block_m,
             BLOCK_K=weight.block_k or tile.block_k,
@@ -174,6 +196,7 @@ def _product_kernel(
     values,
     scales,
     offsets,
+    biases,
     out,
     pairs,
     blocks,
@@ -184,7 +207,10 @@ def _product_kernel(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    IS_FP4: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -214,17 +240,24 @@ def _product_kernel(
         if x_scales is None:
             result = row_sums(
                 x_at, is_pair, values, scales, offsets, own, 0, (WIDTH + BLOCK_K - 1) // BLOCK_K,
-                WIDTH, GROUP, BITS, BLOCK_N, BLOCK_M, BLOCK_K,
+                WIDTH, GROUP, BITS, IS_FP4, BLOCK_N, BLOCK_M, BLOCK_K,
             )  # fmt: skip
         else:
             result = integer_sums(
                 x_at, is_pair, values, scales, own, WIDTH, BLOCK_N, BLOCK_M, BLOCK_K
             )
             result *= tl.load(x_scales + source, mask=is_pair, other=0.0)[None, :]
+        if biases is not None:
+            result += tl.load(biases + own).to(tl.float32)[:, None]
         if IS_GATED:
             halves = tl.permute(tl.reshape(result, [2, BLOCK_COLUMNS, BLOCK_M]), [1, 2, 0])
             gate, up = tl.split(halves)
-            result = activate(gate, ACTIVATION) * up
+            if ACTIVATION == _CLAMPED:  # by comparisons, which keep a NaN
+                gate = tl.where(gate > LIMIT, LIMIT, gate)
+                up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+                result = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+            else:
+                result = activate(gate, ACTIVATION) * up
         columns = tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
         at = out + target.to(tl.int64)[None, :] * COLUMNS + columns[:, None]
         is_stored = is_pair[None, :] & (columns < COLUMNS)[:, None]

@@ -87,7 +87,7 @@ class _WeightOnlyLinear:
         ](
             x, weight.values, weight.scales, weight.offsets, self._bias, parts, num_tokens,
             ROWS=weight.num_rows, WIDTH=weight.width, GROUP=weight.group, BITS=weight.bits,
-            SPLITS=splits, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
+            IS_FP4=weight.is_fp4, SPLITS=splits, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
             BLOCK_K=self._block_k, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         if splits > 1:
@@ -151,7 +151,8 @@ def _sum_parts_into(out: Tensor, parts: Tensor, bias: Tensor | None) -> None:
 def _weight_only(
     x, values, scales, offsets, bias, out, num_tokens,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_FP4: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N weight rows, BLOCK_M tokens] over a split of the inputs."""
     NUM_BLOCKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
@@ -164,7 +165,7 @@ def _weight_only(
     acc = row_sums(
         x + tokens.to(tl.int64) * WIDTH, is_token, values, scales, offsets, own,
         NUM_BLOCKS * split // SPLITS, NUM_BLOCKS * (split + 1) // SPLITS,
-        WIDTH, GROUP, BITS, BLOCK_N, BLOCK_M, BLOCK_K,
+        WIDTH, GROUP, BITS, IS_FP4, BLOCK_N, BLOCK_M, BLOCK_K,
     )  # fmt: skip
     if SPLITS == 1 and bias is not None:
         acc += tl.load(bias + own).to(tl.float32)[:, None]

@@ -43,6 +43,7 @@ class TiledWeight:
     group: int  # inputs that have one scale
     block_k: int | None  # inputs per iteration of a program; None: any number
     rounds_rows: bool  # tokens are rounded to 8 bits and multiplied as integers
+    is_fp4: bool = False  # 4 bits are the code of a float, see `QuantizedWeight.codes`
 
     @classmethod
     def of(cls, weight: Weight) -> TiledWeight:
@@ -53,7 +54,7 @@ class TiledWeight:
         has_row_scales = weight.group_size == weight.in_features and weight.offsets is None
         rounds_rows = rounds_activations(weight) and has_row_scales
         if weight.bits == 4 and weight.group_size < _MIN_GROUP_OF_4_BITS:
-            weight = replace(weight, bits=8, values=signed_numbers(weight))
+            weight = replace(weight, bits=8, values=signed_numbers(weight), codes="integer")
         block_k, offsets = _block_k(weight), weight.offsets
         values = weight.values.contiguous()
         return cls(
@@ -66,6 +67,7 @@ class TiledWeight:
             weight.group_size,
             block_k,
             rounds_rows,
+            weight.codes == "fp4",
         )
 
 
@@ -98,8 +100,8 @@ def _in_halves(values: Tensor, block_k: int) -> Tensor:
 @triton.jit
 def row_sums(
     x_at, is_token, values, scales, offsets, rows, first_block, last_block,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, IS_FP4: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N, BLOCK_M] float32: `rows` (int64) of the weight times the tokens at x_at, over
     blocks of BLOCK_K inputs. Tokens outside `is_token` count as zeros."""
@@ -117,13 +119,15 @@ def row_sums(
             byte = block * HALF + tl.arange(0, HALF)
             row = values + rows * (NUM_BLOCKS * HALF)
             k = start + tl.arange(0, HALF)
-            low, part = _take(x_at, row, byte, k, part, is_token, IS_EVEN, WIDTH, 0, 4)
-            high, part = _take(x_at, row, byte, k + HALF, part, is_token, IS_EVEN, WIDTH, 4, 4)
+            low, part = _take(x_at, row, byte, k, part, is_token, IS_EVEN, WIDTH, 0, 4, IS_FP4)
+            high, part = _take(
+                x_at, row, byte, k + HALF, part, is_token, IS_EVEN, WIDTH, 4, 4, IS_FP4
+            )
             total = tl.sum(low.to(tl.float32), axis=0) + tl.sum(high.to(tl.float32), axis=0)
         else:
             k = start + tl.arange(0, BLOCK_K)
             row = values + rows * WIDTH
-            inputs, part = _take(x_at, row, k, k, part, is_token, IS_EVEN, WIDTH, 0, BITS)
+            inputs, part = _take(x_at, row, k, k, part, is_token, IS_EVEN, WIDTH, 0, BITS, False)
             total = tl.sum(inputs.to(tl.float32), axis=0)
         if IS_BY_ROW:
             acc = part
@@ -142,7 +146,7 @@ def row_sums(
 
 @triton.jit
 def _take(x_at, row, at, k, part, is_token, IS_EVEN: tl.constexpr, WIDTH: tl.constexpr,
-          SHIFT: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
+          SHIFT: tl.constexpr, BITS: tl.constexpr, IS_FP4: tl.constexpr):  # fmt: skip
     """The inputs k of all tokens, [k, tokens], and `part` plus their products: numbers at row[at],
     4-bit ones from bit SHIFT on."""
     if IS_EVEN:
@@ -151,7 +155,13 @@ def _take(x_at, row, at, k, part, is_token, IS_EVEN: tl.constexpr, WIDTH: tl.con
         is_inside = is_token[None, :] & (k < WIDTH)[:, None]
         inputs = tl.load(x_at[None, :] + k[:, None], mask=is_inside, other=0.0)
     if BITS == 4:
-        numbers = ((tl.load(row[:, None] + at[None, :]) >> SHIFT) & 15).to(tl.int8) - 8
+        numbers = ((tl.load(row[:, None] + at[None, :]) >> SHIFT) & 15).to(tl.int8)
+        if IS_FP4:
+            size = numbers & 7  # 0 1 2 3 4 5 6 7 stand for 0 1 2 3 4 6 8 12
+            size = tl.where(size < 4, size, tl.where(size < 6, 2 * size - 4, 4 * size - 16))
+            numbers = tl.where(numbers < 8, size, -size)
+        else:
+            numbers -= 8
     elif IS_EVEN:
         numbers = tl.load(row[:, None] + at[None, :])
     else:

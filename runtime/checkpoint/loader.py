@@ -13,11 +13,12 @@ from torch import Tensor
 from ...errors import ModelLoadError
 from ...frontend.client.progress import ByteProgress
 from ...kernels.ops import Weight
+from ...kernels.quantized_tensors import QuantizedWeight
 from .formats import require_quantization
 from .gguf.convert import weights_files
 from .gguf.source import GgufWeights
 from .quantized.packed import PackedWeights
-from .quantized.quantization_config import PackedConfig, packed_config
+from .quantized.quantization_config import GROUP_SIZE, PackedConfig, packed_config
 from .quantized.quantizing import Quantization, QuantizingWeights
 from .quantized.rounding import MAX_GROUP_SIZE
 from .safetensors.checkpoint import CheckpointWeights
@@ -97,6 +98,8 @@ def _dummy(
     """Random weights, with the bits of the checkpoint's weights."""
     source = DummyWeights(dtype, device)
     config = packed_config(folder) if (folder / "config.json").exists() else None
+    if config is not None and config.method == "mxfp4":
+        return DummyWeights(dtype, device, has_mxfp4=True)
     if quantization == "none" and config is not None:
         return _rounded_alike(source, config, dtype)
     return _quantizing(source, quantization, dtype)
@@ -117,6 +120,7 @@ def _as_rounded(config: PackedConfig) -> Quantization:
 
 
 _STD = 0.02  # Llama's initializer_range
+_MXFP4_SCALE = 2.0**-8  # times numbers whose root mean square is 5.5
 
 
 class DummyWeights:
@@ -126,8 +130,15 @@ class DummyWeights:
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        has_mxfp4: bool = False,
     ) -> None:
+        """has_mxfp4: experts that are one tensor are in 4 bits."""
+        self._has_mxfp4 = has_mxfp4
         self.dtype = dtype
         self.device = torch.device(device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
@@ -150,6 +161,18 @@ class DummyWeights:
         return self.take_stacked(
             [f"{name}.weight" for name in names], [(size, in_features) for size in out_features]
         )
+
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        if not self._has_mxfp4:
+            return self.take(name, (num_experts, out_features, in_features))
+        shape = (num_experts, out_features, in_features // 2)
+        values = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        values.random_(256, generator=self._generator)
+        groups = (num_experts, out_features, in_features // GROUP_SIZE)
+        scales = torch.full(groups, _MXFP4_SCALE, dtype=torch.bfloat16, device=self.device)
+        return QuantizedWeight(4, GROUP_SIZE, values, scales, None, codes="fp4")
 
     def tie_weight(self, table: Tensor) -> Weight:
         return table

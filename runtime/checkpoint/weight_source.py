@@ -41,6 +41,14 @@ class WeightSource(Protocol):
         concatenated outputs; quantized if the source has it so."""
         ...
 
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        """[num_experts, out_features, in_features]: the weights of all experts of a layer, which
+        the checkpoint has as one tensor `name` [num_experts, in_features, out_features]; quantized
+        if the source has it so."""
+        ...
+
     def tie_weight(self, table: Tensor) -> Weight:
         """The output projection's weight if it is the embedding, `table` [vocab_size, hidden_size],
         as returned by `take`."""

@@ -50,6 +50,12 @@ class _Names:
             self.shapes[f"{name}.weight"] = self.linears[name] = (size, in_features)
         return torch.empty(sum(out_features), in_features, device="meta")
 
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        self.shapes[name] = (num_experts, in_features, out_features)
+        return torch.empty(num_experts, out_features, in_features, device="meta")
+
     def tie_weight(self, table: Tensor) -> Weight:
         return table
 

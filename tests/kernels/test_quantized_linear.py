@@ -37,6 +37,8 @@ FORMATS: dict[str, tuple[Literal[8, 4], int | None, bool, Literal["exact", "int8
     "int4 by 128 (AWQ, GPTQ)": (4, 128, True, "exact"),
     "int4 by 256": (4, 256, True, "exact"),
     "int4, activations may be rounded": (4, 128, True, "int8"),
+    "fp4 by 32 (MXFP4)": (4, 32, False, "exact"),
+    "fp4 by 64 with offsets": (4, 64, True, "exact"),
 }
 BACKENDS: list[tuple[KernelMode, torch.dtype]] = [
     ("auto", torch.bfloat16),
@@ -62,7 +64,8 @@ def make_weight(name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> 
     scales = torch.rand(shape, generator=generator) * 2e-3 + 1e-4
     offsets = torch.randn(shape, generator=generator) * 0.01 if has_offsets else None
     dtype = torch.int8 if bits == 8 else torch.uint8
-    return QuantizedWeight(bits, group_size, values.to(dtype), scales, offsets, activations)
+    weight = QuantizedWeight(bits, group_size, values.to(dtype), scales, offsets, activations)
+    return replace(weight, codes="fp4") if name.startswith("fp4") else weight
 
 
 def make_inputs(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
@@ -96,6 +99,18 @@ def test_four_bit_numbers_lie_low_half_first_and_plus_eight() -> None:
     weight = QuantizedWeight(4, 2, values, torch.tensor([[1.0, 10.0]]), torch.tensor([[0.5, 0.0]]))
     expected = torch.tensor([[-7.5, 0.5, -10.0, 70.0]])
     assert torch.equal(dequantize(weight, torch.float32), expected)
+
+
+def test_codes_of_four_bits_are_small_floats_by_their_definition() -> None:
+    """A sign, 2 bits of exponent with a bias of 1, a bit of mantissa; doubled."""
+    values = torch.arange(0, 16, 2, dtype=torch.uint8) | torch.arange(1, 16, 2).byte() << 4
+    weight = QuantizedWeight(4, 16, values[None], torch.full((1, 1), 0.5), None, codes="fp4")
+    expected = []
+    for code in range(16):
+        sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
+        size = (1 + mantissa / 2) * 2.0 ** (exponent - 1) if exponent else mantissa / 2
+        expected.append(-size if sign else size)
+    assert dequantize(weight, torch.float32).tolist() == [expected]
 
 
 def test_rows_are_rounded_half_to_even_and_what_is_not_finite_is_nan() -> None:

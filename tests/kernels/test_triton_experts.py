@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from stemma.errors import ModelLoadError
 from stemma.kernels.cpu import experts as cpu
+from stemma.kernels.model_options import ClampedSwiGLU
 from stemma.kernels.ops import Activation, MakeExperts, Weight
 from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference import dense as reference_dense
@@ -68,6 +70,7 @@ class Format(NamedTuple):
     group: int | None = None
     has_offsets: bool = False
     activations: Literal["exact", "int8"] = "exact"
+    codes: Literal["integer", "fp4"] = "integer"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -135,6 +138,48 @@ def test_inputs_in_an_order_of_their_own_are_refused() -> None:
 @pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
 def test_each_activation(make_experts: MakeExperts, activation: Activation) -> None:
     _check(make_experts, (5, 2, 3, 48, 24), torch.float32, activation)
+
+
+FP4 = Format(4, 32, codes="fp4")
+
+
+@pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU], ids=["triton", "cpu"])
+@pytest.mark.parametrize("kind", [None, FP4], ids=["floats", "fp4"])
+@pytest.mark.parametrize("num_tokens", [1, 5, 60])
+def test_biases_and_clamped_gates(
+    make_experts: MakeExperts, kind: Format | None, num_tokens: int
+) -> None:
+    """As gpt-oss's experts; many gates and ups are beyond the limit."""
+    shape = (num_tokens, 2, 3, 64, 32)
+    x, *floats, expert_ids, shares = _inputs(shape, torch.float32)
+    gate_up, down = (_quantized(weight * 3, kind) for weight in floats)
+    biases = torch.linspace(-2, 2, 3 * 64).view(3, 64), torch.linspace(3, -3, 3 * 64).view(3, 64)
+    activation = ClampedSwiGLU(alpha=1.3, limit=2.0)
+    found = make_experts(gate_up, down, activation, *biases)(x, expert_ids, shares)
+    expected = torch.zeros(num_tokens, 64, dtype=torch.float64)
+    wide = [
+        weight.double() if isinstance(weight, torch.Tensor) else dequantize(weight, torch.float64)
+        for weight in (gate_up, down)
+    ]
+    num_clamped = 0
+    for token, k in itertools.product(range(num_tokens), range(2)):
+        expert = int(expert_ids[token, k])
+        sums = wide[0][expert] @ x[token].double() + biases[0][expert]
+        gate, up = sums[:32], sums[32:]
+        num_clamped += int((gate > 2).sum() + (up.abs() > 2).sum())
+        gate, up = gate.clamp(max=2), up.clamp(-2, 2)
+        hidden = gate * torch.sigmoid(1.3 * gate) * (up + 1)
+        expected[token] += shares[token, k] * (wide[1][expert] @ hidden + biases[1][expert])
+    assert num_clamped > 5
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_in_clamped_gates() -> None:
+    x, gate_up, down, expert_ids, shares = _inputs((4, 1, 2, 32, 16), torch.float32)
+    x[1, 3] = torch.nan
+    for make_experts in (experts.make_experts, ON_A_CPU):
+        found = make_experts(gate_up, down, ClampedSwiGLU())(x, expert_ids, shares)
+        assert found.isnan().any(1).tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("make_experts", [experts.make_experts, ON_A_CPU])
@@ -277,4 +322,4 @@ def _quantized(weight: torch.Tensor, kind: Format | None) -> Weight:
         numbers = torch.randint(-128, 128, weight.shape, generator=generator, dtype=torch.int8)
         return QuantizedWeight(8, group, numbers, scales / 128, offsets, kind.activations)
     halves = torch.randint(0, 256, (*rows, width // 2), generator=generator, dtype=torch.uint8)
-    return QuantizedWeight(4, group, halves, scales / 8, offsets)
+    return QuantizedWeight(4, group, halves, scales / 8, offsets, codes=kind.codes)

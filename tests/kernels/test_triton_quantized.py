@@ -12,7 +12,7 @@ from torch import Tensor
 from stemma.kernels.ops import Activation
 from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference.dense import act_and_mul
-from stemma.kernels.reference.quantized import round_rows
+from stemma.kernels.reference.quantized import dequantize, round_rows
 from stemma.kernels.triton import dense, quantized_linear
 
 # Of the largest result.
@@ -47,6 +47,16 @@ def test_products_are_those_of_the_weight_as_floats(
         found = quantized_linear.make_linear(weight, bias)(x)
         assert found.dtype is dtype
         _assert_close(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("group", [32, 16, 128])
+def test_codes_of_small_floats(group: int, dtype: torch.dtype) -> None:
+    weight = replace(_weight(4, (40, 256), group)[0], codes="fp4")
+    for num_tokens in (1, 70):
+        x = _numbers(num_tokens, 256).to(dtype)
+        found = quantized_linear.make_linear(weight, None)(x)
+        _assert_close(found, x.double() @ dequantize(weight, torch.float64).T, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("bits", [8, 4])

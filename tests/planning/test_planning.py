@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mixtures import change_config, make_mixture
+from mixtures import change_config, make_mixture, pack_experts
 from safetensors.torch import save_file
 
 from stemma.__main__ import main
@@ -397,3 +397,15 @@ def test_the_doctor_counts_the_experts_that_a_token_takes(tmp_path: Path) -> Non
     change_config(tmp_path, quantization_config=packed)
     report = examine_model("experts", tmp_path, "bfloat16", 10**8, is_gpu=True)
     assert [fit["quantization"] for fit in report["fits"]] == ["int4"]
+
+
+def test_experts_alone_are_counted_in_four_bits(tmp_path: Path) -> None:
+    """Of gpt-oss as it is published; its scales have 4 bytes on a device, one in the file."""
+    make_mixture(tmp_path, "GptOss", dtype=torch.bfloat16, intermediate_size=64, hidden_size=64)
+    pack_experts(tmp_path)
+    report = examine_model("gpt-oss", tmp_path, "bfloat16", 10**8, is_gpu=True)
+    assert report["stored_quantization"] == "mxfp4" and len(report["fits"]) == 1
+    num_scales = 2 * 6 * 3 * 64 * 64 // 32
+    assert report["fits"][0]["weight_bytes"] == report["stored"]["bytes"] + 3 * num_scales
+    (tmp_path / "model.safetensors").unlink()
+    assert ServedModel.of(read_model_config(tmp_path), "bfloat16", "mxfp4").weight_bytes

@@ -44,6 +44,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "DeepseekV2": {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "DeepseekV3": _LATENT,
+    "GptOss": {
+        **_HEADS,
+        "head_dim": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+    },
     "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
 }
 
@@ -82,6 +89,29 @@ def make_mixture(
     if has_tokenizer:
         make_byte_tokenizer(folder)
     return model
+
+
+def pack_experts(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Put random experts in MXFP4 in place of those of a gpt-oss checkpoint in one file; returns
+    them, `_blocks` and `_scales`."""
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors, packed = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, inputs, outputs = tensors.pop(name).shape
+        groups = (num_experts, outputs, inputs // 32)
+        packed[f"{name}_blocks"] = torch.randint(
+            0, 256, (*groups, 16), generator=generator, dtype=torch.uint8
+        )
+        packed[f"{name}_scales"] = torch.randint(
+            122, 126, groups, generator=generator, dtype=torch.uint8
+        )
+    save_file({**tensors, **packed}, folder / "model.safetensors", {"format": "pt"})
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    section = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    change_config(folder, quantization_config=section)
+    return packed
 
 
 def change_config(folder: Path, **fields: Any) -> None:

@@ -46,6 +46,7 @@ struct QuantizedLinear {
     int32_t num_planes;   // bytes of a rounded input: 2, or 1 for W8A8
     int32_t has_scales;   // one a block and column, else the column's alone
     int32_t has_offsets;  // likewise; only with scales
+    int32_t is_fp4;       // 4 bits are the code of a float E2M1
 };
 
 // Mirrored by ctypes in lora.py.

@@ -1,7 +1,7 @@
 // Linear layers over weights of 8 or 4 bits (AVX512-VNNI), packed once at load.
 //
-// All products are integers: vpdpbusd multiplies unsigned weights (the number plus 128, or plus 8)
-// by signed bytes of the inputs. An input is a byte (W8A8), or 16 bits times a power of two that its
+// All products are integers: vpdpbusd multiplies unsigned weights (the number plus 128, plus 8, or
+// for the codes of floats, which one shuffle looks up, twice their value plus 12) by signed bytes of the inputs. An input is a byte (W8A8), or 16 bits times a power of two that its
 // block of at most 128 inputs shares, as two bytes: 256 * high + low. A bfloat16 has 8 significant
 // bits, so that inputs down to 1/128 of their block's largest are exact but for the last bit of the
 // very largest. Smaller ones are off by at most 2^-16 of the largest, whose own rounding to bfloat16
@@ -33,6 +33,10 @@ constexpr int64_t kChunkBytes = 192 << 10;
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kFewRowsChunkBytes = 512 << 10;
 
+// What a weight's bits are.
+enum Numbers { kBytes, kHalfBytes, kFp4 };
+constexpr int bits_of(Numbers numbers) { return numbers == kBytes ? 8 : 4; }
+
 struct BlockOfInputs {
     int32_t start;  // of an integer sum: takes back what makes the weights unsigned
     float scale;    // NaN where an input is not finite
@@ -56,7 +60,7 @@ BlockOfInputs* blocks_of(const QuantizedLinear& weight, char* row) {
 }
 
 BlockOfInputs described(const QuantizedLinear& weight, int32_t sum, float scale) {
-    const int32_t shift = weight.bits == 8 ? 128 : 8;
+    const int32_t shift = weight.bits == 8 ? 128 : weight.is_fp4 ? 12 : 8;
     // The product may wrap around, as the sums do that start with it.
     const auto start = static_cast<int32_t>(0u - static_cast<uint32_t>(shift) * static_cast<uint32_t>(sum));
     return {start, scale, static_cast<float>(sum) * scale, 0.0f};
@@ -149,16 +153,23 @@ void round_row(const QuantizedLinear& weight, const bf16* x, char* row) {
 }
 
 // The weights of 4 inputs and 32 columns, unsigned bytes.
-template <int kBits>
+template <Numbers kNumbers>
 inline void load_weights(const char* from, __m512i& left, __m512i& right) {
     const __m512i first = _mm512_load_si512(from);
-    if constexpr (kBits == 8) {
+    if constexpr (kNumbers == kBytes) {
         left = first;
         right = _mm512_load_si512(from + 64);
     } else {
         const __m512i low_half = _mm512_set1_epi8(15);
         left = _mm512_and_si512(first, low_half);
         right = _mm512_and_si512(_mm512_srli_epi16(first, 4), low_half);
+    }
+    if constexpr (kNumbers == kFp4) {
+        // E2M1_NUMBERS of quantized_tensors.py, plus 12.
+        const __m512i unsigned_numbers = _mm512_broadcast_i32x4(
+            _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+        left = _mm512_shuffle_epi8(unsigned_numbers, left);
+        right = _mm512_shuffle_epi8(unsigned_numbers, right);
     }
 }
 
@@ -169,13 +180,13 @@ inline void add_products(__m512i& sum, __m512i weights, __m512i inputs) {
 }
 
 // The products of a block's inputs, kRows rows at `x`, `stride` bytes apart.
-template <int kBits, int kPlanes, int kRows>
+template <Numbers kNumbers, int kPlanes, int kRows>
 inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
                            int64_t next, __m512i (&sums)[kRows][kPlanes][2]) {
-    constexpr int kStepBytes = 16 * kBits;
+    constexpr int kStepBytes = 16 * bits_of(kNumbers);
     for (int64_t step = 0; step < num_steps; ++step) {
         __m512i left, right;
-        load_weights<kBits>(weights + step * kStepBytes, left, right);
+        load_weights<kNumbers>(weights + step * kStepBytes, left, right);
         if (next != 0) {
             for (int line = 0; line < kStepBytes; line += 64)
                 _mm_prefetch(weights + step * kStepBytes + next + line, _MM_HINT_T1);
@@ -208,7 +219,7 @@ inline __m512 load_half(const char* from) {
 }
 
 // kRows rows by one panel. `next` is the distance to what is to be fetched meanwhile, or 0.
-template <int kBits, int kPlanes, bool kScaled, int kRows>
+template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
 void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
     const QuantizedLinear& weight = *job.weight;
     const int64_t stride = weight.row_bytes;
@@ -229,8 +240,8 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
                 _mm512_set1_epi32(inputs[r * inputs_stride].start);
         }
         const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
-        multiply_block<kBits, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps, next, sums);
-        at += num_steps * (16 * kBits);
+        multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps, next, sums);
+        at += num_steps * (16 * bits_of(kNumbers));
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
             const __m512 scale = _mm512_set1_ps(inputs[r * inputs_stride].scale);
@@ -261,25 +272,27 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
 using RunTile = void (*)(const Job&, int64_t, int64_t, int64_t);
 
 // By the number of rows.
-template <int kBits, int kPlanes, bool kScaled>
+template <Numbers kNumbers, int kPlanes, bool kScaled>
 constexpr RunTile kTiles[kMaxSums / 2 + 1] = {
     nullptr,
-    run_tile<kBits, kPlanes, kScaled, 1>,
-    run_tile<kBits, kPlanes, kScaled, 2>,
-    run_tile<kBits, kPlanes, kScaled, 3>,
-    run_tile<kBits, kPlanes, kScaled, 4>,
-    run_tile<kBits, kPlanes, kScaled, 5>,
-    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 6 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 7 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 8 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 9 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kBits, kPlanes, kScaled, kPlanes == 1 ? 10 : 1> : nullptr,
+    run_tile<kNumbers, kPlanes, kScaled, 1>,
+    run_tile<kNumbers, kPlanes, kScaled, 2>,
+    run_tile<kNumbers, kPlanes, kScaled, 3>,
+    run_tile<kNumbers, kPlanes, kScaled, 4>,
+    run_tile<kNumbers, kPlanes, kScaled, 5>,
+    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 6 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 7 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 8 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 9 : 1> : nullptr,
+    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 10 : 1> : nullptr,
 };
 
 const RunTile* tiles_for(const QuantizedLinear& weight) {
-    if (weight.bits == 4) return kTiles<4, 2, true>;
-    if (weight.num_planes == 1) return weight.has_scales ? kTiles<8, 1, true> : kTiles<8, 1, false>;
-    return weight.has_scales ? kTiles<8, 2, true> : kTiles<8, 2, false>;
+    if (weight.is_fp4) return kTiles<kFp4, 2, true>;
+    if (weight.bits == 4) return kTiles<kHalfBytes, 2, true>;
+    if (weight.num_planes == 1)
+        return weight.has_scales ? kTiles<kBytes, 1, true> : kTiles<kBytes, 1, false>;
+    return weight.has_scales ? kTiles<kBytes, 2, true> : kTiles<kBytes, 2, false>;
 }
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.

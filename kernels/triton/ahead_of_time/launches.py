@@ -7,7 +7,7 @@ Launches marked `is_rare` run only in `make soak`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, empty
 
 from ...attention_rows import AttentionRows
-from ...model_options import DEFAULT_OPTIONS, AttentionOptions, RoutingOptions
+from ...model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, RoutingOptions
 from ...ops import Activation, KVLayer
 from ...quantized_tensors import QuantizedKV, QuantizedWeight
 from ...sampling_rows import AdjustedRows, SamplingRows
@@ -248,6 +248,9 @@ def _quantized_experts() -> Iterator[Launch]:
             run = partial(_run_experts, bf16, 2 * num_pairs, "silu", up, down, num_experts=16)
             is_rare = is_rare or num_pairs == 64
             yield Launch(f"experts {name}, {num_pairs} pairs each", run, is_rare)
+    for num_pairs in (4, 64, 512):
+        run = partial(_run_gpt_oss_experts, 4 * num_pairs)
+        yield Launch(f"experts of gpt-oss, {num_pairs} pairs each", run, num_pairs == 64)
     for num_pairs in (4, 64):
         run = partial(_run_experts, fp32, 2 * num_pairs, "silu", by_row, by_128, num_experts=16)
         yield Launch(f"experts 8 and 4 bits, fp32, {num_pairs} pairs each", run, is_rare=True)
@@ -269,6 +272,18 @@ def _run_experts(
     )
     x = empty(num_tokens, hidden, dtype=dtype)
     layer(x, _ints(num_tokens, top_k), empty(num_tokens, top_k))
+
+
+def _run_gpt_oss_experts(num_tokens: int) -> None:
+    """Of 16 experts 4, in the sizes of gpt-oss, MXFP4."""
+    bf16, top_k, num_experts, hidden = torch.bfloat16, 4, 16, 2880
+    gate_up, down = (
+        replace(WeightFormat(4, 32).weight(num_experts, rows, hidden), codes="fp4")
+        for rows in (2 * hidden, hidden)
+    )
+    biases = (empty(num_experts, rows, dtype=bf16) for rows in (2 * hidden, hidden))
+    layer = experts.make_experts(gate_up, down, ClampedSwiGLU(), *biases)
+    layer(empty(num_tokens, hidden, dtype=bf16), _ints(num_tokens, top_k), empty(num_tokens, top_k))
 
 
 def _expert_weight(

@@ -11,6 +11,7 @@ from typing import Literal
 from ....kernels.model_options import (
     DEFAULT_OPTIONS,
     AttentionOptions,
+    ClampedSwiGLU,
     LatentOptions,
     RoutingOptions,
 )
@@ -26,6 +27,7 @@ class ExpertNames:
     gate: str = "experts.{}.gate_proj"
     up: str = "experts.{}.up_proj"
     down: str = "experts.{}.down_proj"
+    gate_up: str = "experts.gate_up_proj"  # of experts in one tensor; `down` then has no number
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
 
@@ -41,6 +43,10 @@ class ExpertsConfig:
     shared_intermediate_size: int = 0  # of the expert that every token takes; 0: none
     has_shared_gate: bool = False  # a sigmoid gate weights the shared expert's output
     has_selection_bias: bool = False  # see `ops.RouteExperts`
+    # The checkpoint has all experts of a layer in one tensor, gates and ups in turn.
+    is_stacked: bool = False
+    has_biases: bool = False  # of the router and of all experts' linears
+    clamped: ClampedSwiGLU | None = None  # in place of the model's activation
     names: ExpertNames = ExpertNames()
 
 
@@ -84,6 +90,7 @@ class DecoderConfig:
     # the first.
     attention_kinds: tuple[AttentionOptions | LatentOptions, ...] = (DEFAULT_OPTIONS,)
     kind_of_layer: tuple[int, ...] | None = None
+    has_sink_logits: bool = False  # a learned one for each query head, see `ops.PagedAttention`
     latent: LatentConfig | None = None  # set: all layers have latent attention
     experts: ExpertsConfig | None = None
     # How much of a head is rotated; None: all. The rest has no position.

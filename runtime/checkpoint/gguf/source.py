@@ -142,6 +142,11 @@ class GgufWeights:
             return self._packed(parts, in_features)
         return self._stacked(parts, shapes, self._floating_dtype(parts))
 
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        raise ModelLoadError(f"{self.path}: {name!r}: such experts are not read from GGUF")
+
     def tie_weight(self, table: Tensor) -> Weight:
         """Packed as in the file, if it is quantized."""
         part = _Part(self._file.tensors[EMBEDDING], Origin(EMBEDDING))

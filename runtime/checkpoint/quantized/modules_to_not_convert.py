@@ -42,6 +42,9 @@ class KeptModules:
         return self.others_than is not None and module not in self.others_than
 
 
+ALL_MODULES = KeptModules(others_than=ModuleNames())
+
+
 def kept_by_gptq(section: Fields) -> KeptModules:
     """GPTQModel's `dynamic`, in which "-:" marks floating modules, and transformers' two fields."""
     dynamic = section.nested("dynamic")

@@ -24,6 +24,7 @@ from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
+from .mxfp4 import has_mxfp4, read_mxfp4
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
 
@@ -65,6 +66,14 @@ class PackedWeights:
         ]
         self._require_one_order(names, parts)
         return stack_weights(parts, self._source.dtype)
+
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        if not has_mxfp4(self._source, name):
+            return self._source.take_experts(name, num_experts, out_features, in_features)
+        weight = read_mxfp4(self._source, name, (num_experts, out_features, in_features))
+        return _moved(weight, self._source.device)
 
     def tie_weight(self, table: Tensor) -> Weight:
         return self._source.tie_weight(table)

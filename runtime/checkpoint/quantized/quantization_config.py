@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Literal
 
 from ..config.fields import Fields
-from .modules_to_not_convert import KeptModules, kept_by_awq, kept_by_compressed, kept_by_gptq
+from .modules_to_not_convert import (
+    ALL_MODULES,
+    KeptModules,
+    kept_by_awq,
+    kept_by_compressed,
+    kept_by_gptq,
+)
 
 SUPPORTED = (
-    "gptq (4 and 8 bits), awq (gemm, 4 bits) and compressed-tensors (pack-quantized, int-quantized)"
+    "gptq (4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, int-quantized) "
+    "and mxfp4 (of experts)"
 )
 OUR_QUANTIZER = "stemma"  # in GPTQModel's meta.quantizer
+GROUP_SIZE = 32  # of MXFP4
 _FIELD = "quantization_config"
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
 
@@ -24,7 +32,7 @@ _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
 class PackedConfig:
     """How to read the packed tensors of a quantized checkpoint."""
 
-    method: Literal["gptq", "awq", "compressed-tensors"]
+    method: Literal["gptq", "awq", "compressed-tensors", "mxfp4"]
     bits: int
     group_size: int | None  # None: a row's inputs are one group
     kept: KeptModules
@@ -50,6 +58,8 @@ def packed_config(folder: Path) -> PackedConfig | None:
         return _awq(section)
     if method == "compressed-tensors":
         return _compressed(section)
+    if method == "mxfp4":  # experts alone, whatever else the section says
+        return PackedConfig("mxfp4", 4, GROUP_SIZE, ALL_MODULES)
     raise section.fail(
         "quant_method",
         f"one of {SUPPORTED}; the model's unquantized checkpoint can be rounded with "

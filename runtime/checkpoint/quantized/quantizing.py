@@ -18,6 +18,7 @@ from ....errors import ModelLoadError
 from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
 from ..weight_source import WeightSource
+from .expert_stack import stacked_weights
 from .rounding import MAX_GROUP_SIZE, group_size_for, round_to_4_bits, round_to_8_bits
 
 Quantization = Literal["int8", "w8a8", "int4"]
@@ -72,6 +73,14 @@ class QuantizingWeights:
     ) -> Weight:
         weight = self._source.take_weight(names, out_features, in_features)
         return weight if isinstance(weight, QuantizedWeight) else self.rounded(names, weight)
+
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        weight = self._source.take_experts(name, num_experts, out_features, in_features)
+        if isinstance(weight, QuantizedWeight):
+            return weight
+        return stacked_weights((self.rounded([name], each) for each in weight), num_experts)
 
     def tie_weight(self, table: Tensor) -> Weight:
         weight = self._source.tie_weight(table)

@@ -23,8 +23,8 @@ from .safetensors_file import SafetensorsFile
 
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-# Instead of a weight, in GPTQ and AWQ, and in compressed-tensors.
-_PACKED_SUFFIXES = ("qweight", "weight_packed")
+# Instead of a weight, in GPTQ and AWQ, in compressed-tensors, and of experts in MXFP4.
+_PACKED_SUFFIXES = (".qweight", ".weight_packed", "_blocks")
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,14 @@ class CheckpointWeights:
         dtype = stored.pop() if len(stored) == 1 else torch.float32
         return self._stacked(full_names, shapes, dtype)
 
+    def take_experts(
+        self, name: str, num_experts: int, out_features: int, in_features: int
+    ) -> Weight:
+        shape = (num_experts, in_features, out_features)
+        self.require(name, shape)
+        stored = self.take(name, shape, self.dtype_of(name) if self._has_stored_weights else None)
+        return stored.transpose(1, 2).contiguous()
+
     def tie_weight(self, table: Tensor) -> Weight:
         return table
 
@@ -178,7 +186,7 @@ class CheckpointWeights:
 
     def _why_missing(self, name: str) -> str:
         module = name.removesuffix(".weight")
-        for packed in (f"{module}.{suffix}" for suffix in _PACKED_SUFFIXES):
+        for packed in (f"{module}{suffix}" for suffix in _PACKED_SUFFIXES):
             if packed in self._file_of:
                 return (
                     f", but {packed!r} is there: packed weights, of which config.json says nothing "

@@ -14,6 +14,7 @@ from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
+from .gpt_oss import read_gpt_oss
 from .granite import read_granite
 from .llama import read_llama
 from .mistral import read_mistral
@@ -44,6 +45,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "Olmo3ForCausalLM": read_olmo3,
     "GraniteForCausalLM": read_granite,
     "MixtralForCausalLM": read_mixtral,
+    "GptOssForCausalLM": read_gpt_oss,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..forward_batch import ForwardBatch
@@ -37,6 +38,13 @@ class Attention:
             bias=config.qkv_bias,
         )
         self._norm = QueryKeyNorm(build, name) if config.query_key_norm else None
+        self._sink_logits: Tensor | None = None
+        if config.has_sink_logits:
+            self._sink_logits = build.source.take(
+                f"{name}.sinks",
+                (config.num_heads,),
+                torch.promote_types(build.dtype, torch.float32),
+            )
         self._output = LinearLayer(
             build,
             [f"{name}.o_proj"],
@@ -55,5 +63,5 @@ class Attention:
         self._kernels.rotate_and_store(heads, *rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]
         plan = batch.attention[self._kind]
-        attended = self._kernels.paged_attention(queries, kv_layer, plan)
+        attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
         return self._output(attended.reshape(-1, self._q_size), batch)

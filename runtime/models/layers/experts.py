@@ -6,16 +6,13 @@ one expert is in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from ....errors import ModelLoadError
 from ....kernels.ops import Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
+from ...checkpoint.quantized.expert_stack import stacked_weights
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .mlp import GatedMLP
@@ -51,8 +48,18 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
+        self._router_bias: Tensor | None = None
+        if experts.has_biases:
+            self._router_bias = build.source.take(
+                f"{name}.{names.router}.bias",
+                (experts.num_experts,),
+                torch.promote_types(build.dtype, torch.float32),
+            )
+        take = _take_stacked if experts.is_stacked else _take_experts
         self._experts = build.kernels.make_experts(
-            *_take_experts(build, name, experts), config.activation
+            *take(build, name, experts),
+            experts.clamped or config.activation,
+            *(_take_biases(build, name, experts) if experts.has_biases else ()),
         )
         self._shared: GatedMLP | None = None
         self._shared_gate: Linear | None = None
@@ -65,7 +72,10 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        expert_ids, weights = self._route(self._router(x), self._selection_bias, self._routing)
+        logits = self._router(x)
+        if self._router_bias is not None:
+            logits = logits + self._router_bias
+        expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
         out = self._experts(x, expert_ids, weights)
         if self._shared is None:
             return out
@@ -100,63 +110,34 @@ def _take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple
     return gate_up, down
 
 
-def stacked_weights(parts: Iterable[Weight], count: int) -> Weight:
-    """`count` weights of one shape, stacked on a new first axis; a part is freed once copied.
-
-    Raises:
-        ModelLoadError: they are quantized in different formats.
-    """
-    stack: Weight | None = None
-    for index, part in enumerate(parts):
-        if stack is None:
-            stack = _empty_stack(part, count)
-        stack, part = _both_ordered(stack, part)
-        _put(stack, index, part)
-    assert stack is not None, "there is at least one expert"
-    return stack
-
-
-def _empty_stack(part: Weight, count: int) -> Weight:
-    def empty(tensor: Tensor) -> Tensor:
-        return tensor.new_empty((count, *tensor.shape))
-
-    if isinstance(part, Tensor):
-        return empty(part)
-    return part.map(empty)
+def _take_stacked(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
+    """The same, of a checkpoint that has a tensor for all experts."""
+    hidden_size, size, count = (
+        build.config.hidden_size,
+        experts.intermediate_size,
+        experts.num_experts,
+    )
+    source, names = build.source, experts.names
+    gate_up = source.take_experts(f"{name}.{names.gate_up}", count, 2 * size, hidden_size)
+    down = source.take_experts(f"{name}.{names.down}", count, hidden_size, size)
+    if isinstance(gate_up, Tensor):
+        return _gates_first(gate_up), down
+    return gate_up.map(_gates_first), down
 
 
-def _both_ordered(stack: Weight, part: Weight) -> tuple[Weight, Weight]:
-    """Gives both an order of inputs where one has it. An expert's inputs may be in order by chance,
-    for example where no calibration data reached the expert."""
-    if isinstance(stack, Tensor) or isinstance(part, Tensor):
-        return stack, part
-    if (stack.input_order is None) is (part.input_order is None):
-        return stack, part
-    order = torch.arange(part.in_features, dtype=torch.int32, device=part.values.device)
-    if part.input_order is None:
-        return stack, replace(part, input_order=order)
-    return replace(stack, input_order=order.repeat(len(stack.values), 1)), part
+def _take_biases(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+    """gate_up [E, 2 * I] and down [E, H]."""
+    names, count = experts.names, experts.num_experts
+    gate_up = build.source.take(
+        f"{name}.{names.gate_up}_bias", (count, 2 * experts.intermediate_size)
+    )
+    down = build.source.take(f"{name}.{names.down}_bias", (count, build.config.hidden_size))
+    return _gates_first(gate_up), down
 
 
-def _put(stack: Weight, index: int, part: Weight) -> None:
-    if _format(stack) != _format(part):
-        raise ModelLoadError(
-            f"experts of one layer are quantized in differing formats: {_format(stack)} and, of "
-            f"expert {index}, {_format(part)}"
-        )
-    for whole, own in zip(_tensors(stack), _tensors(part), strict=True):
-        whole[index] = own
-
-
-def _format(weight: Weight) -> tuple[object, ...]:
-    """What must be equal within a stack, besides shapes."""
-    if isinstance(weight, Tensor):
-        return ("plain",)
-    return (weight.bits, weight.group_size, weight.offsets is not None, weight.activations)
-
-
-def _tensors(weight: Weight) -> Sequence[Tensor]:
-    return (weight,) if isinstance(weight, Tensor) else weight.tensors()
+def _gates_first(rows: Tensor) -> Tensor:
+    """[E, 2 * I, ...], gates and ups in turn -> gates, then ups."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
 
 
 def _config_of(build: ModelBuild) -> ExpertsConfig:

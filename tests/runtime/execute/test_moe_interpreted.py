@@ -34,6 +34,7 @@ GROUPED = {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "head_di
 SHAPES: dict[str, dict[str, Any]] = {
     "Mixtral": {**GROUPED, "num_hidden_layers": 1},
     "Qwen3Moe": {**GROUPED, "num_hidden_layers": 1, "norm_topk_prob": True},
+    "GptOss": {**GROUPED, "num_hidden_layers": 2, "sliding_window": 7},
     "DeepseekV3": {**SMALL, "v_head_dim": 8},
 }
 OPS = ("route_experts", "experts", "store_latent", "latent_attention")

@@ -83,6 +83,8 @@ MODELS = {
     "mixtral": Model(_mixture("Mixtral", sliding_window=20)),
     "mixtral int4": Model(_mixture("Mixtral", intermediate_size=64), {"quantization": "int4"}),
     "qwen2_moe": Model(_mixture("Qwen2Moe")),
+    "gpt_oss": Model(_mixture("GptOss", sliding_window=20, num_hidden_layers=3)),
+    "gpt_oss in int8 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int8"}),
     "deepseek_v3": Model(_mixture("DeepseekV3")),
 }
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {

@@ -19,8 +19,8 @@ from stemma.kernels.quantized_tensors import QuantizedWeight, experts_of
 from stemma.kernels.reference.quantized import dequantize
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import stored_weights
+from stemma.runtime.checkpoint.quantized.expert_stack import stacked_weights
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.models.layers.experts import stacked_weights
 from stemma.runtime.models.model_config import read_model_config
 
 YARN = {
@@ -49,6 +49,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"is_sharded": True}),
     "qwen3_moe-some-dense": ("Qwen3Moe", {"mlp_only_layers": [1], "norm_topk_prob": True}),
     "olmoe": ("Olmoe", {}),
+    "gpt_oss": ("GptOss", {"is_sharded": True, "swiglu_limit": 0.5}),
+    "gpt_oss-three-layers": (
+        "GptOss",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "swiglu_alpha": 1.1,
+            "swiglu_limit": 0.3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
     "deepseek_v2": ("DeepseekV2", {"is_sharded": True}),
     "deepseek_v2-lite": (
         "DeepseekV2",
@@ -72,7 +91,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "is_sharded": True},
     ),
 }  # fmt: skip
-BFLOAT16_CASES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3")
+BFLOAT16_CASES = (
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
 TARGETS = TOKENS[1:]
