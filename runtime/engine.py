@@ -425,7 +425,8 @@ class LoadedModel:
             min_p=model.default_min_p,
             repetition_penalty=model.default_repetition_penalty,
         )
-        return Defaults(options, model.eos_token_ids)
+        final = (*model.eos_token_ids, *self.tokenizer.final_ids)
+        return Defaults(options, tuple(dict.fromkeys(final)))
 
     def context(self) -> ProgramContext:
         """The context that all programs on this engine share."""

@@ -145,7 +145,7 @@ class ServerSettings:
     )
     reasoning_parser: ReasoningParser = flag(
         "auto", "the tags around the model's reasoning: think <think>, mistral [THINK]; auto: "
-        "those of its template or tokenizer",
+        "those of its template or tokenizer; with the format harmony any but none is its own",
         choices=REASONING_PARSERS,
     )
     # fmt: on

@@ -36,7 +36,14 @@ class Arguments:
     text: str
 
 
-Event = Content | CallBegun | Arguments
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of reasoning, from formats that have it between other messages."""
+
+    text: str
+
+
+Event = Content | CallBegun | Arguments | Reasoning
 
 
 class Reader(Protocol):

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .harmony import Harmony
 from .reasoning import ReasoningParser, ReasoningTags, tags_of
-from .registry import ToolCallParser, format_of
+from .registry import ToolCallParser, channels_of, format_of
 from .tool_format import TaughtFormat
 
 
@@ -18,6 +19,7 @@ class ChatFormat:
 
     tool_format: TaughtFormat | None = None
     reasoning: ReasoningTags | None = None
+    channels: Harmony | None = None  # reads whole outputs, instead of `tool_format` and tags
     knows_tools: bool = False  # the template writes tool definitions
     knows_calls: bool = False  # and messages with calls
     knows_reasoning: bool = False  # and an earlier message's reasoning
@@ -34,9 +36,14 @@ class ChatFormat:
         """`info`: the engine's description of itself."""
         described = info["chat_format"]
         marks, knows_tools = described["marks"], bool(info["template_knows_tools"])
+        channels = channels_of(tool_call_parser, marks)
+        tags = tags_of(reasoning_parser, marks)
+        if channels is not None:
+            tags = None if reasoning_parser == "none" else channels.reasoning
         return cls(
             format_of(tool_call_parser, marks, knows_tools=knows_tools),
-            tags_of(reasoning_parser, marks),
+            tags,
+            channels,
             knows_tools,
             "tool_calls" in marks,
             "reasoning_content" in marks,

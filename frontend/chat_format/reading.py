@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .call_reader import Arguments, CallBegun, CallReader, Content, Event
+from .call_reader import Arguments, CallBegun, CallReader, Content, Event, Reasoning
 from .chat_format import ChatFormat
+from .harmony import Harmony
 from .reasoning import ReasoningSplitter
 
 
@@ -31,6 +32,8 @@ class ReadMessage:
 
 def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False) -> ReadMessage:
     """Read an output of a model with this format; `after_tool`: it follows a tool's result."""
+    if chat_format.channels is not None:
+        return _read_channels(text, chat_format.channels)
     reasoning = ""
     if chat_format.reasoning is not None:
         starts_inside = chat_format.opens_reasoning({}, after_tool=after_tool)
@@ -43,6 +46,15 @@ def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False
     reader = CallReader(taught)
     content, calls = gathered((*reader.feed(text), *reader.finish()))
     named = tuple(ToolCall(taught.new_id(), name, arguments) for name, arguments in calls)
+    return ReadMessage(content, named, reasoning)
+
+
+def _read_channels(text: str, channels: Harmony) -> ReadMessage:
+    reader = channels.reader(may_call=True)
+    events = (*reader.feed(text), *reader.finish())
+    content, calls = gathered(events)
+    named = tuple(ToolCall(channels.new_id(), name, arguments) for name, arguments in calls)
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
     return ReadMessage(content, named, reasoning)
 
 

@@ -25,6 +25,7 @@ import jinja2
 import jinja2.meta
 
 from ...errors import InvalidProgram, ModelLoadError
+from ...frontend.chat_format.harmony_reader import MARKS as HARMONY_MARKS
 from ...frontend.protocol.chat_message import Message
 from .client_text import ClientTextGuard
 from .template_files import DEFAULT, TOOL_USE, find_templates
@@ -40,6 +41,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 # Texts that identify the format in which a template asks the model to write tool calls.
 _FORMAT_TOKENS = (
     *STRUCTURE_MARKS,
+    *HARMONY_MARKS,
     "ipython",
     "<function=",
     "<arg_key>",
@@ -228,11 +230,15 @@ class ChatTemplate:
 
     def describe(self) -> dict[str, Any]:
         """What an HTTP server needs to parse the model's output: the structure tokens that the
-        template mentions or the tokenizer has (with their ids, if so), the variables that the
-        template reads, and its generation prompts (after a user's message, after a tool's result)
-        for each setting that switches reasoning on or off."""
+        template mentions or, but for harmony's, the tokenizer has (with their ids, if so), the
+        variables that the template reads, and its generation prompts (after a user's message, after
+        a tool's result) for each setting that switches reasoning on or off."""
         ids = self._tokenizer.structure_tokens
-        markers = [m for m in _FORMAT_TOKENS if m in ids or m in self._source]
+        markers = [
+            mark
+            for mark in _FORMAT_TOKENS
+            if mark in self._source or (mark in ids and mark not in HARMONY_MARKS)
+        ]
         if "reasoning_content" not in markers and _READS_THINKING.search(self._source):
             markers.append("reasoning_content")
         return {

@@ -4,7 +4,7 @@ Two encodings exist: of users' text, in which nothing is special (a user cannot 
 end-of-turn token), and of the chat template's delimiters, in which special tokens are recognised.
 
 Decoding omits special tokens, except those with which models structure their answers
-(`STRUCTURE_MARKS`): parsers of tool calls and reasoning need these.
+(`STRUCTURE_MARKS`, and harmony's): parsers of tool calls and reasoning need these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from tokenizers import Tokenizer as HfTokenizer
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError, PromptTooLong
+from ...frontend.chat_format import harmony_reader as harmony
 from ...native_panic import panic_raises
 from .encoder_process import EncoderProcess
 from .special_tokens import named_tokens, section_ends
@@ -68,12 +69,13 @@ class Tokenizer:
         added = self._special.get_added_tokens_decoder()
         special = {i: token.content for i, token in added.items() if token.special}
         self.special_texts = tuple(special.values())
-        self.special_ids = frozenset(i for i, t in special.items() if t not in STRUCTURE_MARKS)
+        marks, self.final_ids = _marks_of(special)
+        self.special_ids = frozenset(i for i, t in special.items() if t not in marks)
         self.structure_tokens = {
-            token.content: i for i, token in added.items() if token.content in STRUCTURE_MARKS
+            token.content: i for i, token in added.items() if token.content in marks
         }
         has_hidden = len(self.special_ids) < len(special)
-        self._showing = _showing_marks(path) if has_hidden else self._plain
+        self._showing = _showing_marks(path, marks) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
         self._starts = [(start, encoded(self._plain, start)) for start in _starts(self._plain)]
         self._section_end = section_ends(added.values())
@@ -308,11 +310,24 @@ def _require_at_most(max_tokens: int, num_tokens: int) -> None:
         raise PromptTooLong.than(f"{num_tokens} tokens", max_tokens - 1, max_tokens, "text")
 
 
-def _showing_marks(path: Path) -> HfTokenizer:
+def _marks_of(special: Mapping[int, str]) -> tuple[frozenset[str], tuple[int, ...]]:
+    """The tokens that structure an answer, and the ids of those that end one, besides the model's
+    own: harmony's are such only where all of them are special tokens, as each may be another
+    format's."""
+    ids = {text: i for i, text in special.items()}
+    own = (*harmony.MARKS, *harmony.FINAL_TOKENS)
+    if not all(text in ids for text in own):
+        return frozenset(STRUCTURE_MARKS), ()
+    return frozenset((*STRUCTURE_MARKS, *harmony.MARKS)), tuple(
+        ids[text] for text in harmony.FINAL_TOKENS
+    )
+
+
+def _showing_marks(path: Path, marks: Container[str]) -> HfTokenizer:
     """A tokenizer for decoding that treats structure tokens as ordinary ones."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for token in config.get("added_tokens", ()):
-        token["special"] = token["special"] and token["content"] not in STRUCTURE_MARKS
+        token["special"] = token["special"] and token["content"] not in marks
     return HfTokenizer.from_str(json.dumps(config))
 
 

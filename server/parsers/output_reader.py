@@ -13,7 +13,9 @@ from ...frontend.chat_format.call_reader import (
     ContentReader,
     Event,
     Reader,
+    Reasoning,
 )
+from ...frontend.chat_format.harmony_reader import HarmonyReader
 from ...frontend.chat_format.reasoning import ReasoningSplitter, ReasoningTags
 from ..protocol.pieces import Outcome
 from .tools import ToolUse
@@ -41,13 +43,18 @@ class OutputReader:
         """`warnings`: further warnings for the client about its request."""
         self._tool_use = tool_use
         self._warnings = [*warnings, *tool_use.warnings]
-        self._calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
         self._reasoning = reasoning
         self._splitter: ReasoningSplitter | None = None
-        if reasoning is not None:
+        self._channels: HarmonyReader | None = None
+        channels = tool_use.chat_format.channels
+        if channels is not None:
+            self._channels = channels.reader(may_call=tool_use.may_call)
+        elif reasoning is not None:
             self._splitter = ReasoningSplitter(
                 reasoning.tags, starts_inside=reasoning.starts_inside
             )
+        calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
+        self._calls = self._channels or calls
         self._untold = ""  # reasoning that waits for its end
         self._num_calls = 0
 
@@ -82,6 +89,8 @@ class OutputReader:
             deltas += self._of_reasoning(split.reasoning, is_over=True)
             deltas += self._of_events(self._calls.feed(split.content))
         deltas += self._of_events(self._calls.finish())
+        if self._channels is not None:
+            deltas += self._of_reasoning("", is_over=True)
         reason: str = outcome.meta["finish_reason"]
         if self._warnings:
             outcome.meta["warnings"] = [*(outcome.meta.get("warnings") or ()), *self._warnings]
@@ -89,7 +98,7 @@ class OutputReader:
 
     def num_reasoning_tokens(self, outcome: Outcome) -> int:
         """How many of the output's tokens were reasoning; called after `message` or `finish`."""
-        splitter = self._splitter
+        splitter = self._splitter or self._channels
         if self._reasoning is None or splitter is None or not splitter.has_reasoning:
             return 0
         output_ids = outcome.meta["output_ids"]
@@ -109,11 +118,17 @@ class OutputReader:
         return [{"reasoning_content": text}] if text else []
 
     def _of_events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
-        return [self._delta(event) for event in events]
+        return [delta for event in events for delta in self._deltas(event)]
+
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        if isinstance(event, Reasoning) and self._reasoning is not None:
+            return self._of_reasoning(event.text, is_over=False)
+        before = self._of_reasoning("", is_over=True) if self._channels is not None else []
+        return [*before, self._delta(event)]
 
     def _delta(self, event: Event) -> dict[str, Any]:
         match event:
-            case Content():
+            case Content() | Reasoning():  # reasoning that is not to be separated
                 return {"content": event.text}
             case CallBegun():
                 self._num_calls += 1

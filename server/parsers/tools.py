@@ -169,6 +169,12 @@ class ToolUse:
     def _constraint(self, reasoning: ReasoningTags | None) -> Constraint | None:
         functions = self._allowed
         is_lenient = not any(function.strict for function in functions)
+        channels = self.chat_format.channels
+        if channels is not None and self.may_call:
+            offered = [OfferedFunction(f.name, f.schema_) for f in functions]
+            return channels.calls_constraint(
+                offered, is_forced=self.is_forced, is_lenient=is_lenient
+            )
         if isinstance(self.choice, NamedChoice):
             schema: object = functions[0].schema_
         elif self.is_forced:
@@ -211,7 +217,9 @@ class ToolUse:
 
     @property
     def _may_choose_to_call(self) -> bool:
-        has_format = self._is_told and self.chat_format.tool_format is not None
+        chat_format = self.chat_format
+        is_known = chat_format.tool_format is not None or chat_format.channels is not None
+        has_format = self._is_told and is_known
         return self._mode == "auto" and has_format and not self.has_own_constraint
 
     @property

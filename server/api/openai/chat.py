@@ -84,7 +84,8 @@ def chat_task(
     reasoning = body.reasoning_use(
         chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
     )
-    if reasoning is None and not tool_use.may_call and not tool_use.warnings and not warnings:
+    is_plain = reasoning is None and chat_format.channels is None and not tool_use.may_call
+    if is_plain and not tool_use.warnings and not warnings:
         return task, PlainReader
     return task, partial(OutputReader, tool_use, reasoning, warnings)
 
@@ -168,6 +169,8 @@ class ChatRequest(ReasoningFields, SamplingFields):
         if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
         behind = None if tags is None else behind_reasoning(tags, params.constraint)
+        if chat_format.channels is not None and not self.is_continued:
+            behind = chat_format.channels.in_final(params.constraint)
         if behind is None:
             return params, False
         return replace(params, constraint=behind), starts_inside

@@ -1,0 +1,111 @@
+"""The harmony format of gpt-oss: an answer is messages on channels, each behind a header.
+
+<|channel|>analysis<|message|>It asks for the weather.<|end|>
+<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{..}<|call|>
+<|start|>assistant<|channel|>final<|message|>It rains.<|return|>
+
+(Without the line breaks; the prompt ends with <|start|>assistant.) The channel "analysis" is
+reasoning, a message to functions.NAME is a call, all else is what the user reads. A call may also
+be named before its channel: "assistant to=functions.f<|channel|>commentary json<|message|>".
+<|return|> and <|call|> end an output, which thus has one call at most.
+
+Source: github.com/openai/harmony, docs/format.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..protocol.constraint import Constraint, constraint_of
+from .call_grammar import OfferedFunction, tag_of
+from .harmony_reader import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyReader
+from .reasoning import ReasoningTags
+from .tool_format import long_id
+
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+_FINAL = f"{CHANNEL}final"
+_CALL = f"{CHANNEL}commentary to=functions."
+_CALL_BY_ROLE = f"{START}assistant to=functions."
+_JSON = f" {CONSTRAIN}json{MESSAGE}"
+
+
+def is_harmony(marks: Container[str]) -> bool:
+    """Whether a template, or a tokenizer, has the marks of this format."""
+    return CHANNEL in marks and START in marks and MESSAGE in marks
+
+
+@dataclass(frozen=True, slots=True)
+class Harmony:
+    """The format. `end_id`: of the token that ends a message, where it is one token."""
+
+    end_id: int | None = None
+
+    @classmethod
+    def of(cls, marks: Mapping[str, int | None]) -> Harmony:
+        return cls(marks.get(END))
+
+    @property
+    def reasoning(self) -> ReasoningTags:
+        """Around the first message, where that is reasoning."""
+        return ReasoningTags(ANALYSIS, END, self.end_id)
+
+    def reader(self, *, may_call: bool) -> HarmonyReader:
+        """Of one output; `may_call`: whether messages to functions are calls."""
+        return HarmonyReader(may_call=may_call)
+
+    def new_id(self) -> str:
+        """A new call's id."""
+        return long_id()
+
+    def calls_constraint(
+        self, functions: Sequence[OfferedFunction], *, is_forced: bool, is_lenient: bool
+    ) -> Constraint | None:
+        """An output with at most one call, behind which it ends. `is_forced`: with one, behind one
+        message at most. None where nothing need be constrained. Raises InvalidProgram for a schema.
+        """
+        if not is_forced and is_lenient:
+            return None
+        heads = [(_CALL, _CALL, _JSON)]  # trigger, then the header up to the name, and behind it
+        if is_forced:
+            heads.append((END, f"{END}{START}assistant{_CALL}", _JSON))
+        else:
+            heads.append((_CALL_BY_ROLE, _CALL_BY_ROLE, f"{CHANNEL}commentary json{MESSAGE}"))
+        tags = [
+            tag_of(f"{begin}{function.name}{rest}", function.schema, "")
+            for function in functions
+            for _, begin, rest in heads
+        ]
+        triggers = [trigger for trigger, _, _ in heads]
+        return _tags(triggers, tags, at_least_one=is_forced, is_lenient=is_lenient)
+
+    def in_final(self, constraint: Constraint) -> Constraint | None:
+        """A constraint to JSON as one of the final message; None: it is no such constraint."""
+        if constraint.kind not in ("json_schema", "json_object"):
+            return None
+        schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
+        tags = [tag_of(f"{_FINAL}{rest}", schema, "") for rest in (MESSAGE, _JSON)]
+        tagged = _tags([_FINAL], tags, at_least_one=True, is_lenient=True)
+        return replace(constraint, kind="structural_tag", source=tagged.source)
+
+
+def _tags(
+    triggers: Sequence[str],
+    tags: Sequence[dict[str, Any]],
+    *,
+    at_least_one: bool,
+    is_lenient: bool,
+) -> Constraint:
+    body = {
+        "type": "triggered_tags",
+        "triggers": triggers,
+        "tags": tags,
+        "at_least_one": at_least_one,
+        "stop_after_first": True,
+    }
+    tag = {"type": "structural_tag", "format": body}
+    constraint = constraint_of(structural_tag=tag, lenient=is_lenient)
+    assert constraint is not None, "it has a tag"
+    return constraint
