@@ -403,7 +403,7 @@ class LoadedModel:
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.folder, self.tokenizer)
-        return Vocabulary(written, self.tokenizer.encode, self.model_config.vocab_size)
+        return Vocabulary(written, self.tokenizer.encode_forced, self.model_config.vocab_size)
 
     def token_texts(self) -> list[bytes]:
         """What each token id writes, special ones their names, for ids in [0, vocab_size)."""

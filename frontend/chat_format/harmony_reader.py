@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from .call_reader import Arguments, CallBegun, Content, Event, Reasoning
-from .matching import overlap
+from .matching import ValueScanner, overlap
 
 START, END, MESSAGE = "<|start|>", "<|end|>", "<|message|>"
 CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
@@ -42,6 +42,7 @@ class HarmonyReader:
         self._read: Callable[[bool], bool] = self._read_start
         self._told: Callable[[str], Event] = Content
         self._begun: set[Callable[[str], Event]] = set()  # kinds of messages that had text
+        self._scanner = ValueScanner()
         self._is_first = True  # nothing of this message was told yet
         self.has_reasoning = False
         self.has_ended = True  # the reasoning, if any, is over
@@ -72,10 +73,12 @@ class HarmonyReader:
         return True
 
     def _read_header(self, is_last: bool) -> bool:
-        end = self._held.find(MESSAGE)
+        most = _MAX_HEADER_CHARS + len(MESSAGE)
+        end = self._held.find(MESSAGE, 0, most)
         if end < 0:
-            if len(self._held) > _MAX_HEADER_CHARS:
+            if len(self._held) >= most:
                 self._open(Content)
+                self._say(1)  # so that the mark at its beginning is none
                 return True
             if is_last:
                 self._held = ""
@@ -89,7 +92,7 @@ class HarmonyReader:
         recipient = to[1] if to else ""
         if self._may_call and recipient.startswith(_FUNCTIONS) and recipient != _FUNCTIONS:
             self._events.append(CallBegun(recipient.removeprefix(_FUNCTIONS)))
-            self._open(Arguments)
+            self._read = self._read_call
         elif channel is not None and channel[1] == "analysis":
             self.has_reasoning, self.has_ended = True, False
             self._open(Reasoning)
@@ -98,6 +101,36 @@ class HarmonyReader:
 
     def _open(self, told: Callable[[str], Event]) -> None:
         self._told, self._is_first, self._read = told, True, self._read_body
+
+    def _read_call(self, is_last: bool) -> bool:
+        """The beginning of a call's arguments: marks within JSON are text."""
+        text = self._held.lstrip()
+        if text[:1] in ("{", "["):
+            self._held, self._scanner, self._read = text, ValueScanner(), self._read_json
+        elif text:
+            self._open(Arguments)
+        return bool(text)
+
+    def _read_json(self, is_last: bool) -> bool:
+        end = self._scanner.end_in(self._held)
+        size = len(self._held) if end is None else end
+        self._events.append(Arguments(self._held[:size]))
+        self._held = self._held[size:]
+        if end is not None:
+            self._read = self._read_behind_call
+        return end is not None
+
+    def _read_behind_call(self, is_last: bool) -> bool:
+        """The message's end, which may be missing."""
+        text = self._held.lstrip()
+        for mark in _ENDS:
+            if text.startswith(mark):
+                self._held, self._read = text[len(mark) :], self._read_gap
+                return True
+        if not is_last and any(mark.startswith(text) for mark in _ENDS):
+            return False
+        self._read = self._read_gap
+        return True
 
     def _read_body(self, is_last: bool) -> bool:
         ends = [(at, mark) for mark in _BODY_ENDS if (at := self._held.find(mark)) >= 0]

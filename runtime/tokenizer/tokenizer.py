@@ -127,6 +127,13 @@ class Tokenizer:
             ids.extend(self.encode_inner(part) if mark is None else (mark,))
         return ids
 
+    def encode_forced(self, text: str) -> list[int]:
+        """Ids of a text that a grammar has a model write, alone or behind its last tokens: its
+        structure marks are tokens. Raises InvalidRequest."""
+        if not self.structure_tokens or self._marks.search(text) is None:
+            return self.encode(text)
+        return self.encode_output(text).tolist()
+
     def encode_inner(self, text: str, max_tokens: int = sys.maxsize) -> array[int]:
         """Ids of plain text behind other tokens: nothing is put before its first word. The caller
         must not change them. Raises what `encode_array` does."""
