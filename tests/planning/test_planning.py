@@ -143,7 +143,7 @@ def test_rotary_tables_take_what_they_take() -> None:
         assert model.fit(taken + left, is_gpu=True).kv_tokens == 90
 
 
-@pytest.mark.parametrize("family", ["embedded", "DeepseekV2", "Qwen2Moe"])
+@pytest.mark.parametrize("family", ["embedded", "DeepseekV2", "Qwen2Moe", "GptOss"])
 def test_adapters_take_what_their_tables_take(family: str, tmp_path: Path) -> None:
     """Experts and what latent attention absorbs have none, shared experts have."""
     folder = EMBEDDED_MODEL
