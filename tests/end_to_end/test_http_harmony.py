@@ -144,6 +144,11 @@ def test_anthropics_api_tells_the_same_in_its_own_words(http: TestClient) -> Non
     assert reply["stop_reason"] == "max_tokens", reply
 
 
+def test_documents_are_not_ranked_by_a_yes_that_never_comes_first(http: TestClient) -> None:
+    reply = http.post("/rerank", json={"query": "a", "documents": ["b"]})
+    assert reply.status_code == 400 and "begin with a header" in reply.text
+
+
 @st.tool
 def weather(city: str) -> dict[str, str]:
     """Weather of a city."""

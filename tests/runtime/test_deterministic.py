@@ -23,7 +23,7 @@ from adapters import make_adapter
 from checkpoints import make_checkpoint
 from engine_harness import hope
 from fakes import FakeListener
-from mixtures import make_mixture
+from mixtures import make_mixture, pack_experts
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 import stemma as st
@@ -69,6 +69,8 @@ CASES: dict[str, tuple[str, Options]] = {
     "windows in float32": ("gemma2", {"dtype": "float32"}),
     "experts": ("Qwen2Moe", {}),
     "experts in float32": ("Qwen2Moe", {"dtype": "float32"}),
+    "learned sinks, experts in MXFP4": ("mxfp4", {}),
+    "learned sinks in float32": ("GptOss", {"dtype": "float32"}),
     "latents": ("DeepseekV3", {}),
     "latents in float32": ("DeepseekV3", {"dtype": "float32"}),
 }
@@ -86,6 +88,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         made.add(name)
         if name in ("Qwen2Moe", "DeepseekV3"):
             make_mixture(folder, name, has_tokenizer=True)
+        elif name in ("GptOss", "mxfp4"):
+            sizes = {"head_dim": 16, "sliding_window": 70, "intermediate_size": 64}
+            make_mixture(folder, "GptOss", has_tokenizer=True, **sizes)
+            if name == "mxfp4":
+                pack_experts(folder)
         elif name in ("first", "second"):
             make_adapter(folder, folder_of("llama"), rank=3, seed=len(name))
         else:

@@ -101,6 +101,9 @@ class RerankRequest(NullableFields):
         asked = f"<Instruct>: {self.instruction}\n<Query>: {self.query}\n<Document>: {document}"
         messages = [Message("system", _SYSTEM), Message("user", asked)]
         tags = chat_format.reasoning
+        if chat_format.channels is not None:
+            allowed = "'cosine': the model's answers begin with a header, not with yes or no"
+            raise InvalidRequest.of("method", "yes_no", allowed)
         if tags is not None:  # it has thought, and nothing: the answer comes first
             messages.append(Message("assistant", f"{tags.begin}\n\n{tags.end}\n\n"))
         return messages
