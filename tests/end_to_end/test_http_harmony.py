@@ -75,7 +75,7 @@ def test_a_forced_call_streamed_and_not(client: openai.OpenAI, choice: Any) -> N
     assert whole.finish_reason == "tool_calls" and not whole.message.content
     chunks = [chunk.choices[0] for chunk in ask(client, **fields, stream=True)]
     parts = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
-    assert parts[0].function.name == "weather" and parts[0].id and len(parts) > 2
+    assert parts[0].function.name == "weather" and parts[0].id  # how many come is the load's
     assert "".join(part.function.arguments for part in parts) == call.function.arguments
     assert chunks[-1].finish_reason == "tool_calls"
     assert not any(chunk.delta.content for chunk in chunks)
