@@ -10,6 +10,8 @@ import torch
 
 _MODEL_TYPES = {
     "llama": "Llama",
+    "cwm": "Cwm",
+    "seed_oss": "SeedOss",
     "mistral": "Mistral",
     "ministral": "Ministral",
     "qwen2": "Qwen2",

@@ -1,4 +1,7 @@
-"""Llama 2 to 3.2, and all models published under its architecture (SmolLM, TinyLlama, Yi, ...)."""
+"""Llama 2 to 3.2, and all models published under its architecture (SmolLM, TinyLlama, Yi, ...).
+
+CWM is Llama with a window in three of four layers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,24 @@ from dataclasses import replace
 
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
-from .decoder import read_decoder
+from .decoder import read_decoder, with_windows
+
+_DEFAULTS_CWM = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "sliding_window": 8192,
+}
+_EOS_CWM = (128001, 128008, 128009)
 
 
 def read_llama(config: Fields, architecture: str) -> DecoderConfig:
@@ -18,3 +38,13 @@ def read_llama(config: Fields, architecture: str) -> DecoderConfig:
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias", False),
     )
+
+
+def read_cwm(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults({"eos_token_id": None, **_DEFAULTS_CWM})
+    config.restrict("attention_bias", False)
+    decoder = read_llama(config, architecture)
+    decoder = replace(decoder, eos_token_ids=decoder.eos_token_ids or _EOS_CWM)
+    default = [index % 4 != 0 for index in range(decoder.num_layers)]
+    window = config.optional_integer("sliding_window")
+    return with_windows(decoder, config, default=default, window=window)

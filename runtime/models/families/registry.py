@@ -16,7 +16,8 @@ from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite
-from .llama import read_llama
+from .internlm import read_internlm3
+from .llama import read_cwm, read_llama
 from .mistral import read_mistral
 from .mixtral import read_mixtral
 from .olmo import read_olmo2, read_olmo3
@@ -24,6 +25,7 @@ from .olmoe import read_olmoe
 from .phi3 import read_phi3
 from .qwen import read_qwen2, read_qwen3
 from .qwen_moe import read_qwen2_moe, read_qwen3_moe
+from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
 
 Reader = Callable[[Fields, str], DecoderConfig]
@@ -31,6 +33,9 @@ Reader = Callable[[Fields, str], DecoderConfig]
 
 ARCHITECTURES: dict[str, Reader] = {
     "LlamaForCausalLM": read_llama,
+    "InternLM3ForCausalLM": read_internlm3,
+    "CwmForCausalLM": read_cwm,
+    "SeedOssForCausalLM": read_seed_oss,
     "MistralForCausalLM": read_mistral,
     "MinistralForCausalLM": read_mistral,
     "Qwen2ForCausalLM": read_qwen2,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint, randomize
+from mixtures import change_config
 from model_scores import hf_scores, make_runner, scores
 from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
@@ -59,8 +60,59 @@ def _longrope(original: int) -> dict[str, Any]:
     }
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
 CASES = {
     "llama": Case("llama", {"attention_bias": True, "mlp_bias": True}, ("qkv_bias", "mlp_bias")),
+    "cwm": Case(
+        "cwm",
+        {
+            "num_layers": 3,
+            "head_dim": 16,
+            "mlp_bias": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": LLAMA3,
+        },
+        ("mlp_bias", "rope_scaling", "attention_kinds"),
+    ),
+    "cwm-listed": Case(
+        "cwm",
+        {
+            "head_dim": 24,
+            "num_heads": 6,
+            "num_kv_heads": 3,
+            "hidden_size": 96,
+            "tie_word_embeddings": True,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDING, FULL],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+        },
+        ("attention_kinds",),
+    ),
+    "seed_oss": Case(
+        "seed_oss",
+        {"num_heads": 6, "head_dim": 32, "tie_word_embeddings": True},
+        ("qkv_bias",),
+    ),
+    "seed_oss-other-biases": Case(
+        "seed_oss",
+        {
+            "num_kv_heads": 1,
+            "head_dim": 24,
+            "is_sharded": True,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+        },
+        ("output_bias", "mlp_bias", "rope_scaling"),
+    ),
     "mistral": Case(
         "mistral", {"sliding_window": WINDOW, "is_sharded": True}, ("attention_kinds",)
     ),
@@ -169,6 +221,7 @@ NEUTRAL = {
     "logits_divisor": 1.0,
     "logits_soft_cap": None,
     "mlp_bias": False,
+    "output_bias": False,
     "qkv_bias": False,
     "residual_multiplier": 1.0,
     "rope_scaling": None,
@@ -274,6 +327,29 @@ def test_a_mistral_that_lists_its_layers_is_a_ministral(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     (found,) = scores(PlanDriver(make_runner(folder)), TOKENS, [LENGTH])
     torch.testing.assert_close(found, hf_scores(folder, TOKENS), atol=5e-5, rtol=1e-5)
+
+
+def test_an_internlm3_is_a_llama_that_names_its_biases_otherwise(tmp_path: Path) -> None:
+    """transformers has no class for it; its own code differs from Llama's in these names."""
+    folder = make_checkpoint(
+        tmp_path, vocab_size=VOCAB_SIZE, has_tokenizer=False, head_dim=24,
+        attention_bias=True, mlp_bias=True,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0},
+    )  # fmt: skip
+    expected = hf_scores(folder, TOKENS)
+    for name in ("attention_bias", "mlp_bias"):
+        change_config(folder, **{name: None})
+    change_config(folder, architectures=["InternLM3ForCausalLM"], bias=True, qkv_bias=True)
+    runner = make_runner(folder)
+    for found in scores(PlanDriver(runner), TOKENS, (LENGTH, 7, 1)):
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+    assert runner.config.rope_scaling is not None
+    for fields in ({"qkv_bias": False}, {"bias": False}):
+        change_config(folder, bias=True, qkv_bias=True)
+        change_config(folder, **fields)
+        config = read_model_config(folder)
+        has = (config.qkv_bias, config.output_bias, config.mlp_bias)
+        assert has == ((False, True, True) if "qkv_bias" in fields else (True, False, False))
 
 
 @pytest.mark.skipif(
