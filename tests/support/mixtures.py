@@ -51,6 +51,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "sliding_window": 9,
     },
+    "Ernie4_5_Moe": {
+        **_HEADS,
+        "moe_num_experts": 6,
+        "moe_k": 3,
+        "moe_intermediate_size": 40,
+        "moe_num_shared_experts": 2,
+    },
     "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
 }
 

@@ -30,6 +30,7 @@ class ExpertNames:
     gate_up: str = "experts.gate_up_proj"  # of experts in one tensor; `down` then has no number
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    selection_bias: str = "gate.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class ExpertsConfig:
     is_stacked: bool = False
     has_biases: bool = False  # of the router and of all experts' linears
     clamped: ClampedSwiGLU | None = None  # in place of the model's activation
+    is_selection_bias_row: bool = False  # stored as [1, num_experts]
     names: ExpertNames = ExpertNames()
 
 
@@ -95,6 +97,8 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     # How much of a head is rotated; None: all. The rest has no position.
     partial_rotary_dim: int | None = None
+    # Rotated pairs are adjacent in the checkpoint's queries and keys: (a0, b0, a1, b1, ...).
+    has_interleaved_rope: bool = False
     # Set: layers with a window rotate by this base, unscaled; the others as above.
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()

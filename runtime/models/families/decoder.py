@@ -94,8 +94,16 @@ def _stored_dtype(config: Fields) -> str | None:
     return str(value) if value is not None else None
 
 
-def with_experts(decoder: DecoderConfig, config: Fields, experts: ExpertsConfig) -> DecoderConfig:
+def with_experts(
+    decoder: DecoderConfig,
+    config: Fields,
+    experts: ExpertsConfig,
+    *,
+    num_chosen: str = "num_experts_per_tok",
+) -> DecoderConfig:
     """The decoder with these experts, or without any where no layer has them.
+
+    num_chosen: the field of the number of experts a token.
 
     Raises:
         ModelLoadError: groups of unequal size, or a token can reach fewer experts than it takes.
@@ -111,7 +119,7 @@ def with_experts(decoder: DecoderConfig, config: Fields, experts: ExpertsConfig)
         raise config.fail("topk_group", f"at most n_group={routing.num_groups}")
     in_reach = num_experts // routing.num_groups * routing.num_chosen_groups
     if routing.num_chosen > in_reach:
-        raise config.fail("num_experts_per_tok", f"at most {in_reach}, the experts in reach")
+        raise config.fail(num_chosen, f"at most {in_reach}, the experts in reach")
     return replace(decoder, experts=experts if experts.layers else None)
 
 

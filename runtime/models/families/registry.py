@@ -13,6 +13,7 @@ from ....errors import ModelLoadError
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from .deepseek import read_deepseek_v2, read_deepseek_v3
+from .ernie import read_ernie, read_ernie_moe
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite
@@ -49,6 +50,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
     "GraniteForCausalLM": read_granite,
+    "Ernie4_5ForCausalLM": read_ernie,
+    "Ernie4_5_MoeForCausalLM": read_ernie_moe,
     "MixtralForCausalLM": read_mixtral,
     "GptOssForCausalLM": read_gpt_oss,
     "Qwen2MoeForCausalLM": read_qwen2_moe,

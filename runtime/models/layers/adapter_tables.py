@@ -21,6 +21,7 @@ class _Place:
 
     a: Tensor  # [num_slots, max_rank, in_features]
     b: Tensor  # [num_slots, out_features, max_rank]
+    order: Tensor | None  # of the rows of b; see `LinearLayer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,22 @@ class AdapterTables:
         self._allocate = allocate
         self._places: dict[str, _Place] = {}
 
-    def beside(self, names: Sequence[str], in_features: int, out_features: Sequence[int]) -> Lora:
+    def beside(
+        self,
+        names: Sequence[str],
+        in_features: int,
+        out_features: Sequence[int],
+        orders: Sequence[Tensor | None] | None = None,
+    ) -> Lora:
         """The adapters' part of the linear layer of the modules `names`; their tables start as
-        zeros."""
+        zeros. orders: see `LinearLayer`."""
+        orders = [None] * len(names) if orders is None else orders
         rank = self.max_rank
         a, b = self._zeros(len(names) * rank, in_features), self._zeros(sum(out_features), rank)
         parts = zip(torch.split(a, rank, 1), torch.split(b, list(out_features), 1), strict=True)
-        for name, (own_a, own_b) in zip(names, parts, strict=True):
+        for name, (own_a, own_b), order in zip(names, parts, orders, strict=True):
             assert name not in self._places, f"{name} has adapters already"
-            self._places[name] = _Place(own_a, own_b)
+            self._places[name] = _Place(own_a, own_b, order)
         return self._kernels.make_lora(a, b, out_features)
 
     @property
@@ -84,7 +92,9 @@ class AdapterTables:
         for module in modules:
             a, b = (next(parts).view(stored.shape) for stored in (module.a, module.b))
             a.copy_(_tensor(module.a))
-            b.copy_(_tensor(module.b).to(torch.float64) * module.scale)
+            order, stored_b = self._places[module.name].order, _tensor(module.b)
+            stored_b = stored_b if order is None else stored_b[order]
+            b.copy_(stored_b.to(torch.float64) * module.scale)
             pairs[module.name] = (a, b)
         return AdapterWeights(pairs)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...checkpoint.config.model_config import DecoderConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import LinearLayer
 from .norm import QueryKeyNorm
-from .rotary import Rotary
+from .rotary import Rotary, halves_apart
 
 
 class Attention:
@@ -36,6 +37,7 @@ class Attention:
             in_features=config.hidden_size,
             out_features=[sum(sizes)] if is_fused else sizes,
             bias=config.qkv_bias,
+            orders=_orders(config) if config.has_interleaved_rope else None,
         )
         self._norm = QueryKeyNorm(build, name) if config.query_key_norm else None
         self._sink_logits: Tensor | None = None
@@ -65,3 +67,14 @@ class Attention:
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
         return self._output(attended.reshape(-1, self._q_size), batch)
+
+
+def _orders(config: DecoderConfig) -> list[Tensor | None]:
+    """Of the outputs of the projections to queries, keys and values."""
+    assert config.query_key_norm is None, "the norms' weights would have to be ordered, too"
+    assert not config.has_fused_projections, "the orders are of three modules"
+    query, key = (
+        halves_apart(number, config.head_dim, config.rotary_dim)
+        for number in (config.num_heads, config.num_kv_heads)
+    )
+    return [query, key, None]

@@ -44,10 +44,10 @@ class MixtureOfExperts:
         if experts.has_selection_bias:
             # Values near 15 that order scores by their fourth digit: never in 16 bits.
             self._selection_bias = build.source.take(
-                f"{name}.{names.router}.e_score_correction_bias",
-                (experts.num_experts,),
+                f"{name}.{names.selection_bias}",
+                (*(1,) * experts.is_selection_bias_row, experts.num_experts),
                 torch.promote_types(build.dtype, torch.float32),
-            )
+            ).flatten()
         self._router_bias: Tensor | None = None
         if experts.has_biases:
             self._router_bias = build.source.take(

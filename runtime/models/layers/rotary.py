@@ -86,6 +86,18 @@ class LayerRotary:
         return [found[table] for table in self._table_of_layer]
 
 
+def halves_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor:
+    """[num_heads * head_dim] int64: which of a checkpoint's outputs each output of the projection
+    to these heads is, if the checkpoint has its rotated pairs side by side: the first halves of
+    the pairs, then the second, then what is not rotated.
+
+    Products of queries and keys stay the same if both are ordered so.
+    """
+    pairs = torch.arange(rotary_dim).view(-1, 2).T.flatten()
+    head = torch.cat((pairs, torch.arange(rotary_dim, head_dim)))
+    return (torch.arange(num_heads)[:, None] * head_dim + head).flatten()
+
+
 def inverse_frequencies(
     rotary_dim: int, theta: float | None, scaling: RopeScaling | None, max_positions: int
 ) -> Tensor:

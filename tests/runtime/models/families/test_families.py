@@ -210,12 +210,27 @@ CASES = {
         },
         ("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_kinds"),
     ),
+    "ernie4_5": Case(
+        "ernie4_5", {"head_dim": 32, "num_heads": 6, "num_kv_heads": 1}, ("has_interleaved_rope",)
+    ),
+    "ernie4_5-biases": Case(
+        "ernie4_5",
+        {
+            "head_dim": 24,
+            "is_sharded": True,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+        },
+        ("has_interleaved_rope", "qkv_bias", "output_bias", "mlp_bias", "rope_scaling"),
+    ),
 }
 # A value that asks for nothing, for the fields above.
 NEUTRAL = {
     "attention_kinds": (AttentionOptions(),),
     "activation": "silu",
     "embedding_multiplier": 1.0,
+    "has_interleaved_rope": False,
     "has_unit_offset_norms": False,
     "layers_without_rope": (),
     "logits_divisor": 1.0,

@@ -68,6 +68,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False},
         },
     ),
+    "ernie4_5_moe": ("Ernie4_5_Moe", {"tie_word_embeddings": True}),
+    "ernie4_5_moe-some-dense": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 1,
+            "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 3,
+            "tie_word_embeddings": False,
+            "is_sharded": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        },
+    ),
     "deepseek_v2": ("DeepseekV2", {"is_sharded": True}),
     "deepseek_v2-lite": (
         "DeepseekV2",
@@ -97,6 +111,7 @@ BFLOAT16_CASES = (
     "qwen2_moe",
     "qwen3_moe",
     "olmoe",
+    "ernie4_5_moe",
     "deepseek_v2",
     "deepseek_v3",
 )
@@ -230,6 +245,10 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window"),
         ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("Ernie4_5_Moe", {"use_bias": True}, "use_bias"),
+        ("Ernie4_5_Moe", {"moe_use_aux_free": False}, "moe_use_aux_free"),
+        ("Ernie4_5_Moe", {"moe_norm_min": 0.5}, "moe_norm_min"),
+        ("Ernie4_5_Moe", {"moe_k": 7}, "moe_k"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_its_field(
