@@ -24,6 +24,7 @@ _MODEL_TYPES = {
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
     "granite": "Granite",
+    "hunyuan": "HunYuanDenseV1",
     "ernie4_5": "Ernie4_5",
 }
 _CONFIG_TYPES = {"gemma3": "Gemma3Text"}

@@ -58,6 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "moe_num_shared_experts": 2,
     },
+    "HunYuanMoEV1": {**_HEADS, "head_dim": 16, "num_experts": 6, "moe_topk": 3},
     "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
 }
 

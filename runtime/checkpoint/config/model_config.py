@@ -19,6 +19,14 @@ from .rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNames:
+    """A checkpoint's names of a layer's modules, as far as families differ in them."""
+
+    query_norm: str = "q_norm"  # below the attention block's name
+    key_norm: str = "k_norm"
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertNames:
     """A checkpoint's names of a mixture's modules; `{}` is an expert's number."""
 
@@ -107,8 +115,10 @@ class DecoderConfig:
     norm_placement: Literal["before", "after", "around"] = "before"
     # Queries and keys are normed before rotation: each head by itself, or all of a token's.
     query_key_norm: Literal["head", "whole"] | None = None
+    is_normed_after_rotation: bool = False  # queries and keys, rather than before it
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
+    names: LayerNames = LayerNames()
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
     weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder
     embedding_multiplier: float = 1.0

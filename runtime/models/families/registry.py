@@ -17,6 +17,7 @@ from .ernie import read_ernie, read_ernie_moe
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite
+from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
 from .llama import read_cwm, read_llama
 from .mistral import read_mistral
@@ -52,6 +53,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "GraniteForCausalLM": read_granite,
     "Ernie4_5ForCausalLM": read_ernie,
     "Ernie4_5_MoeForCausalLM": read_ernie_moe,
+    "HunYuanDenseV1ForCausalLM": read_hunyuan,
+    "HunYuanMoEV1ForCausalLM": read_hunyuan_moe,
     "MixtralForCausalLM": read_mixtral,
     "GptOssForCausalLM": read_gpt_oss,
     "Qwen2MoeForCausalLM": read_qwen2_moe,

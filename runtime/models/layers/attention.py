@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ....kernels.ops import KVLayer
+from ....kernels.reference.kv_store import rotate
 from ...checkpoint.config.model_config import DecoderConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
@@ -28,6 +30,7 @@ class Attention:
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
         self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._q_size = config.num_heads * config.head_dim
         sizes = [self._q_size, *[config.num_kv_heads * config.head_dim] * 2]
@@ -47,6 +50,7 @@ class Attention:
                 (config.num_heads,),
                 torch.promote_types(build.dtype, torch.float32),
             )
+        self._is_normed_after_rotation = config.is_normed_after_rotation
         self._output = LinearLayer(
             build,
             [f"{name}.o_proj"],
@@ -59,14 +63,25 @@ class Attention:
         """x [T, hidden_size], rotary (cos, sin) each [T, 1, rotary_dim] -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
         heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
-        if self._norm is not None:
-            self._norm(heads)
         kv_layer = batch.kv_layers[self._layer_index]
-        self._kernels.rotate_and_store(heads, *rotary, kv_layer, batch.slot_mapping)
+        self._place(heads, rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
         return self._output(attended.reshape(-1, self._q_size), batch)
+
+    def _place(self, heads: Tensor, rotary: Rotary, kv_layer: KVLayer, slots: Tensor) -> None:
+        """Norm and rotate queries and keys, IN PLACE, and store keys and values; see
+        `ops.RotateAndStore`."""
+        if self._norm is None or not self._is_normed_after_rotation:
+            if self._norm is not None:
+                self._norm(heads)
+            self._kernels.rotate_and_store(heads, *rotary, kv_layer, slots)
+            return
+        rotate(heads[:, : -self._num_kv_heads], *rotary)
+        self._norm(heads)
+        key, value = heads[:, self._num_heads :].chunk(2, dim=1)
+        self._kernels.store_kv(key, value, kv_layer, slots)
 
 
 def _orders(config: DecoderConfig) -> list[Tensor | None]:

@@ -31,9 +31,10 @@ class QueryKeyNorm:
         is_whole = config.query_key_norm == "whole"
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         sizes = (num_heads, num_kv_heads) if is_whole else (1, 1)
+        parts = (config.names.query_norm, config.names.key_norm)
         query_weight, key_weight = (
-            _weight(build, f"{name}.{part}_norm", size * config.head_dim)
-            for part, size in zip("qk", sizes, strict=True)
+            _weight(build, f"{name}.{part}", size * config.head_dim)
+            for part, size in zip(parts, sizes, strict=True)
         )
         self._run = build.kernels.make_query_key_norm(
             query_weight, key_weight, num_heads, num_kv_heads, config.rms_norm_eps

@@ -224,6 +224,32 @@ CASES = {
         },
         ("has_interleaved_rope", "qkv_bias", "output_bias", "mlp_bias", "rope_scaling"),
     ),
+    "hunyuan": Case(
+        "hunyuan",
+        {
+            "head_dim": 32,
+            "num_kv_heads": 1,
+            "is_sharded": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 1.0,
+                "alpha": 1000.0,
+            },
+        },
+        ("is_normed_after_rotation", "rope_theta"),
+    ),
+    "hunyuan-biases": Case(
+        "hunyuan",
+        {
+            "head_dim": 24,
+            "num_heads": 6,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+        },
+        ("is_normed_after_rotation", "rope_scaling", "qkv_bias", "output_bias"),
+    ),
 }
 # A value that asks for nothing, for the fields above.
 NEUTRAL = {
@@ -232,6 +258,7 @@ NEUTRAL = {
     "embedding_multiplier": 1.0,
     "has_interleaved_rope": False,
     "has_unit_offset_norms": False,
+    "is_normed_after_rotation": False,
     "layers_without_rope": (),
     "logits_divisor": 1.0,
     "logits_soft_cap": None,
@@ -240,6 +267,7 @@ NEUTRAL = {
     "qkv_bias": False,
     "residual_multiplier": 1.0,
     "rope_scaling": None,
+    "rope_theta": 1e4,
     "window_rope_theta": None,
 }
 

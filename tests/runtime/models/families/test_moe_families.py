@@ -82,6 +82,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
         },
     ),
+    "hunyuan_moe": ("HunYuanMoEV1", {"head_dim": 24, "is_sharded": True}),
+    "hunyuan_moe-biases": (
+        "HunYuanMoEV1",
+        {
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "moe_topk": [2, 2],
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0
+            },
+        },
+    ),
     "deepseek_v2": ("DeepseekV2", {"is_sharded": True}),
     "deepseek_v2-lite": (
         "DeepseekV2",
@@ -107,14 +120,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 BFLOAT16_CASES = (
     "gpt_oss",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "ernie4_5_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-)
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
+    "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
 TARGETS = TOKENS[1:]
@@ -245,6 +253,13 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window"),
         ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("HunYuanMoEV1", {"moe_topk": [2, 3]}, "moe_topk"),
+        ("HunYuanMoEV1", {"moe_topk": 7}, "moe_topk"),
+        ("HunYuanMoEV1", {"moe_intermediate_size": [48, 40]}, "moe_intermediate_size"),
+        ("HunYuanMoEV1", {"num_shared_expert": 2}, "num_shared_expert"),
+        ("HunYuanMoEV1", {"use_cla": True}, "use_cla"),
+        ("HunYuanMoEV1", {"use_qk_norm": False}, "use_qk_norm"),
+        ("HunYuanMoEV1", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("Ernie4_5_Moe", {"use_bias": True}, "use_bias"),
         ("Ernie4_5_Moe", {"moe_use_aux_free": False}, "moe_use_aux_free"),
         ("Ernie4_5_Moe", {"moe_norm_min": 0.5}, "moe_norm_min"),
