@@ -32,7 +32,9 @@ class Decoder:
         self._rotary = LayerRotary(build)
         for prefix in config.unread_weights:
             build.source.skip(prefix)
-            logger.info("%s: %s* is not loaded", config.architecture, prefix)
+        if config.unread_weights:
+            unread = ", ".join(f"{prefix}*" for prefix in config.unread_weights)
+            logger.info("%s: not loaded: %s", config.architecture, unread)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.

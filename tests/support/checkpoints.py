@@ -14,6 +14,7 @@ _MODEL_TYPES = {
     "seed_oss": "SeedOss",
     "mistral": "Mistral",
     "ministral": "Ministral",
+    "ministral3": "Ministral3",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "smollm3": "SmolLM3",

@@ -41,14 +41,17 @@ def scores(driver: PlanDriver, tokens: Sequence[int], chunks: Sequence[int]) -> 
 
 
 def hf_scores(
-    folder: Path, tokens: Sequence[int], dtype: torch.dtype = torch.float64
+    folder: Path,
+    tokens: Sequence[int],
+    dtype: torch.dtype = torch.float64,
+    *,
+    sees: bool = False,
 ) -> torch.Tensor:
-    """[len(tokens) - 1], as `scores`, by transformers."""
+    """[len(tokens) - 1], as `scores`, by transformers; `sees`: a model of images and text."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager"
-    )
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([list(tokens)])).logits[0].double()
     return logits.log_softmax(-1)[range(len(tokens) - 1), list(tokens[1:])]

@@ -19,6 +19,15 @@ from .rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / length)), so that scores
+    stay as sharp over contexts longer than those of training (Llama 4; Ministral 3)."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNames:
     """A checkpoint's names of a layer's modules, as far as families differ in them."""
 
@@ -110,6 +119,7 @@ class DecoderConfig:
     # Set: layers with a window rotate by this base, unscaled; the others as above.
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
+    query_scaling: QueryScaling | None = None
     # Where a layer's norms are: before its attention and its feed-forward block, after them, or on
     # both sides.
     norm_placement: Literal["before", "after", "around"] = "before"

@@ -123,6 +123,29 @@ def with_experts(
     return replace(decoder, experts=experts if experts.layers else None)
 
 
+def read_text_half(
+    config: Fields, read: Callable[[Fields], DecoderConfig], *, is_tied: bool
+) -> DecoderConfig:
+    """The text model within one that also sees, whose other weights are not read.
+
+    read: of its `text_config`; is_tied: whether the embedding is the output projection, if neither
+    config says so.
+    """
+    text = config.nested("text_config")
+    if text is None:
+        raise config.fail("text_config", "an object")
+    tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", is_tied))
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    own = {"tie_word_embeddings": tied}
+    decoder = read(Fields(config.file, {"dtype": dtype, **text.values, **own}))
+    return replace(
+        decoder,
+        weight_prefix="language_model.",
+        unread_weights=("vision_tower.", "multi_modal_projector."),
+        eos_token_ids=config.token_ids("eos_token_id") or decoder.eos_token_ids,
+    )
+
+
 _TYPES = {"full_attention": False, "sliding_attention": True}
 
 

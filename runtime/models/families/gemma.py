@@ -14,7 +14,13 @@ from typing import Any
 from ....kernels.model_options import AttentionOptions
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
-from .decoder import read_activation, read_decoder, with_window_rope, with_windows
+from .decoder import (
+    read_activation,
+    read_decoder,
+    read_text_half,
+    with_window_rope,
+    with_windows,
+)
 
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
@@ -79,20 +85,7 @@ def read_gemma3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def read_gemma3_with_images(config: Fields, architecture: str) -> DecoderConfig:
-    """Reads the text model within."""
-    text = config.nested("text_config")
-    if text is None:
-        raise config.fail("text_config", "an object")
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    shared = {"dtype": dtype, "tie_word_embeddings": config.flag("tie_word_embeddings", True)}
-    decoder = read_gemma3(text.with_defaults(shared), architecture)
-    eos_token_ids = config.token_ids("eos_token_id") or decoder.eos_token_ids
-    return replace(
-        decoder,
-        weight_prefix="language_model.",
-        unread_weights=("vision_tower.", "multi_modal_projector."),
-        eos_token_ids=eos_token_ids,
-    )
+    return read_text_half(config, lambda text: read_gemma3(text, architecture), is_tied=True)
 
 
 def _gemma(config: Fields, architecture: str) -> DecoderConfig:

@@ -1,6 +1,6 @@
 """Llama 2 to 3.2, and all models published under its architecture (SmolLM, TinyLlama, Yi, ...).
 
-CWM is Llama with a window in three of four layers.
+IQuest-Coder is Llama by another name. CWM is Llama with a window in three of four layers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from .decoder import read_decoder, with_windows
 
+_DEFAULTS_IQUEST = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
 _DEFAULTS_CWM = {
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -38,6 +44,12 @@ def read_llama(config: Fields, architecture: str) -> DecoderConfig:
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias", False),
     )
+
+
+def read_iquest_coder(config: Fields, architecture: str) -> DecoderConfig:
+    config.restrict("clip_qkv")
+    config.restrict("use_sliding_window", False)
+    return read_llama(config.with_defaults(_DEFAULTS_IQUEST), architecture)
 
 
 def read_cwm(config: Fields, architecture: str) -> DecoderConfig:

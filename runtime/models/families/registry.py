@@ -19,8 +19,8 @@ from .gpt_oss import read_gpt_oss
 from .granite import read_granite
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
-from .llama import read_cwm, read_llama
-from .mistral import read_mistral
+from .llama import read_cwm, read_iquest_coder, read_llama
+from .mistral import read_ministral3, read_mistral, read_mistral_with_images
 from .mixtral import read_mixtral
 from .olmo import read_olmo2, read_olmo3
 from .olmoe import read_olmoe
@@ -36,10 +36,13 @@ Reader = Callable[[Fields, str], DecoderConfig]
 ARCHITECTURES: dict[str, Reader] = {
     "LlamaForCausalLM": read_llama,
     "InternLM3ForCausalLM": read_internlm3,
+    "IQuestCoderForCausalLM": read_iquest_coder,
     "CwmForCausalLM": read_cwm,
     "SeedOssForCausalLM": read_seed_oss,
     "MistralForCausalLM": read_mistral,
     "MinistralForCausalLM": read_mistral,
+    "Ministral3ForCausalLM": read_ministral3,
+    "Mistral3ForConditionalGeneration": read_mistral_with_images,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
     "SmolLM3ForCausalLM": read_smollm3,

@@ -60,12 +60,14 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size], rotary (cos, sin) each [T, 1, rotary_dim] -> [T, hidden_size]."""
+        """x [T, hidden_size] -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
         heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
         kv_layer = batch.kv_layers[self._layer_index]
         self._place(heads, rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]
+        if rotary.query_scale is not None:
+            queries.mul_(rotary.query_scale)
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
         return self._output(attended.reshape(-1, self._q_size), batch)
@@ -76,9 +78,9 @@ class Attention:
         if self._norm is None or not self._is_normed_after_rotation:
             if self._norm is not None:
                 self._norm(heads)
-            self._kernels.rotate_and_store(heads, *rotary, kv_layer, slots)
+            self._kernels.rotate_and_store(heads, rotary.cos, rotary.sin, kv_layer, slots)
             return
-        rotate(heads[:, : -self._num_kv_heads], *rotary)
+        rotate(heads[:, : -self._num_kv_heads], rotary.cos, rotary.sin)
         self._norm(heads)
         key, value = heads[:, self._num_heads :].chunk(2, dim=1)
         self._kernels.store_kv(key, value, kv_layer, slots)

@@ -71,7 +71,7 @@ class LatentAttention:
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size], rotary (cos, sin) each [T, 1, rope_dim] -> [T, hidden_size]."""
+        """x [T, hidden_size], rotary of rope_dim -> [T, hidden_size]."""
         query, latent, key = torch.split(self._down(x, batch), self._sizes, -1)
         if not self._is_direct:
             query = self._query_up(self._query_norm(query.contiguous()), batch)
@@ -93,7 +93,7 @@ class LatentAttention:
         Checkpoints with interleaved pairs store (a0, b0, a1, b1, ...); rotated here is (a0, a1,
         ..., b0, b1, ...), for queries and keys alike, so that their products stay the same.
         """
-        cos, sin = rotary
+        cos, sin = rotary.cos, rotary.sin
         if self._latent.is_interleaved:
             pairs = heads.view(*heads.shape[:2], self._latent.rope_dim // 2, 2)
             heads = pairs.transpose(-1, -2).flatten(-2)

@@ -8,19 +8,26 @@ frequencies: linear (kaiokendev, 2023), dynamic NTK (bloc97, emozilla, 2023), Ll
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ....kernels.registry import Kernels
+from ...checkpoint.config.model_config import QueryScaling
 from ...checkpoint.config.rope_scaling import RopeKind, RopeScaling
 from .build import ModelBuild
 
 # Positions computed at a time: some megabytes of float32, however long the table is.
 _BLOCK_POSITIONS = 1 << 13
 
-Rotary = tuple[Tensor, Tensor]
-"""A step's cos and sin, as `RotaryTable.at` returns them."""
+
+class Rotary(NamedTuple):
+    """A step's positions, as a layer's queries and keys take them."""
+
+    cos: Tensor  # [T, 1, rotary_dim]; see `RotaryTable.at`
+    sin: Tensor
+    query_scale: Tensor | None = None  # [T, 1, 1]; rotated queries are multiplied by it
 
 
 class RotaryTable:
@@ -54,7 +61,7 @@ class RotaryTable:
     def num_bytes(self) -> int:
         return self._cos.nbytes + self._sin.nbytes
 
-    def at(self, positions: Tensor) -> Rotary:
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] int64 -> cos, sin, each [T, 1, rotary_dim]; sin's first half is negated."""
         return self._gather(self._cos, positions), self._gather(self._sin, positions)
 
@@ -66,6 +73,7 @@ class LayerRotary:
         config = build.config
         ropes = config.layer_ropes
         distinct = list(dict.fromkeys(ropes))
+        self._query_scaling, self._dtype = config.query_scaling, build.dtype
         self._table_of_layer = [distinct.index(rope) for rope in ropes]
         self.tables = [
             RotaryTable(
@@ -82,8 +90,17 @@ class LayerRotary:
 
     def at(self, positions: Tensor) -> list[Rotary]:
         """positions [T] int64 -> [num_layers]"""
-        found = [table.at(positions) for table in self.tables]
+        scale = None
+        if self._query_scaling is not None:
+            scale = query_scale(positions, self._query_scaling).to(self._dtype)
+        found = [Rotary(*table.at(positions), scale) for table in self.tables]
         return [found[table] for table in self._table_of_layer]
+
+
+def query_scale(positions: Tensor, scaling: QueryScaling) -> Tensor:
+    """positions [T] int64 -> [T, 1, 1] float32; 1 within the length of training."""
+    lengths = torch.floor(positions / scaling.length)
+    return (1 + scaling.beta * torch.log(1 + lengths))[:, None, None]
 
 
 def halves_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor:

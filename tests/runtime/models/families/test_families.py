@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
 import stemma as st
+from stemma.errors import ModelLoadError
 from stemma.kernels.model_options import AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.ops import Captured
@@ -67,6 +69,16 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 24,
+}
+MINISTRAL_3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 512,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
 }
 CASES = {
     "llama": Case("llama", {"attention_bias": True, "mlp_bias": True}, ("qkv_bias", "mlp_bias")),
@@ -125,6 +137,21 @@ CASES = {
             "layer_types": [SLIDING, FULL, SLIDING],
         },
         ("attention_kinds",),
+    ),
+    "ministral3": Case(
+        "ministral3", {"head_dim": 32, "rope_parameters": MINISTRAL_3}, ("query_scaling",)
+    ),
+    "ministral3-window": Case(
+        "ministral3",
+        {
+            "head_dim": 24,
+            "num_kv_heads": 1,
+            "is_sharded": True,
+            "sliding_window": WINDOW,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**MINISTRAL_3, "llama_4_scaling_beta": 0.7, "factor": 2.0},
+        },
+        ("query_scaling", "rope_scaling", "attention_kinds"),
     ),
     "qwen2": Case(
         "qwen2",
@@ -265,6 +292,7 @@ NEUTRAL = {
     "mlp_bias": False,
     "output_bias": False,
     "qkv_bias": False,
+    "query_scaling": None,
     "residual_multiplier": 1.0,
     "rope_scaling": None,
     "rope_theta": 1e4,
@@ -372,8 +400,18 @@ def test_a_mistral_that_lists_its_layers_is_a_ministral(tmp_path: Path) -> None:
     torch.testing.assert_close(found, hf_scores(folder, TOKENS), atol=5e-5, rtol=1e-5)
 
 
+def test_an_iquest_coder_is_a_llama_by_another_name(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, vocab_size=VOCAB_SIZE, has_tokenizer=False, head_dim=24)
+    llama = read_model_config(folder)
+    change_config(folder, architectures=["IQuestCoderForCausalLM"])
+    assert read_model_config(folder) == replace(llama, architecture="IQuestCoderForCausalLM")
+    change_config(folder, clip_qkv=8.0)
+    with pytest.raises(ModelLoadError, match="field 'clip_qkv'"):
+        read_model_config(folder)
+
+
 def test_an_internlm3_is_a_llama_that_names_its_biases_otherwise(tmp_path: Path) -> None:
-    """transformers has no class for it; its own code differs from Llama's in these names."""
+    """transformers has no more of it than a config, and runs it as a Llama."""
     folder = make_checkpoint(
         tmp_path, vocab_size=VOCAB_SIZE, has_tokenizer=False, head_dim=24,
         attention_bias=True, mlp_bias=True,
@@ -464,31 +502,60 @@ def test_an_engine_generates_what_transformers_generates(tmp_path: Path) -> None
         assert complete.run(backend=engine)["out"] == expected.decode("utf-8", "replace")
 
 
+TEXT = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
+    "sliding_window": WINDOW, "eos_token_id": 5,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {"sliding_window_pattern": 2}, {"mm_tokens_per_image": 4}),
+    "mistral3": ("Mistral3", {"model_type": "mistral"}, {"tie_word_embeddings": False}),
+    "ministral3": (
+        "Mistral3",
+        {"model_type": "ministral3", "rope_parameters": MINISTRAL_3},
+        {"tie_word_embeddings": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
 def test_the_text_half_of_a_model_that_sees_is_read_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import transformers
 
-    text = {
-        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-        "sliding_window": WINDOW, "sliding_window_pattern": 2, "eos_token_id": 5,
-    }  # fmt: skip
-    vision = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
-    }  # fmt: skip
-    model = transformers.Gemma3ForConditionalGeneration(
-        transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    family, text, options = SEEING[name]
+    vision = VISION if family == "Gemma3" else {**VISION, "model_type": "pixtral", "head_dim": 16}
+    config = getattr(transformers, f"{family}Config")(
+        text_config={**TEXT, **text}, vision_config=vision, **options
     )
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     randomize(model, seed=0, init_std=0.2)
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
+    caplog.set_level(logging.INFO, logger="stemma.runtime.models.decoder")
     runner = make_runner(tmp_path)
     assert runner.config.eos_token_ids == (5,)
-    assert not caplog.records, "no tensor was left over"
-    (found,) = scores(PlanDriver(runner), TOKENS, [7])
-    torch.testing.assert_close(found, hf_scores(tmp_path, TOKENS), atol=5e-5, rtol=1e-5)
+    records = [each for each in caplog.records if each.name.startswith("stemma")]
+    (record,) = records  # no tensor was left over
+    assert "not loaded: vision_tower.*, multi_modal_projector.*" in record.getMessage()
+    expected = hf_scores(tmp_path, TOKENS, sees=True)
+    for found in scores(PlanDriver(runner), TOKENS, (LENGTH, 7, 1)):
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+
+
+def test_another_text_half_is_refused_by_its_name(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": {**TEXT, "model_type": "mamba"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"field 'model_type': .* found 'mamba'"):
+        read_model_config(tmp_path)
 
 
 def test_the_page_of_families_lists_them_all() -> None:
