@@ -168,7 +168,8 @@ def _expert_products(config: DecoderConfig, experts: ExpertsConfig) -> Iterator[
 
 
 def _dense(config: DecoderConfig, name: str, size: int, count: int) -> Iterator[Product]:
-    hidden, num_modules = config.hidden_size, 1 if config.has_fused_projections else 2
+    is_fused = config.has_fused_projections or config.names.gate_up is not None
+    hidden, num_modules = config.hidden_size, 1 if is_fused else 2
     yield Product(f"{name} gate and up", hidden, 2 * size, count, num_modules=num_modules)
     yield Product(f"{name} down", size, hidden, count, num_modules=1)
 

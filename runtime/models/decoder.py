@@ -28,7 +28,7 @@ class Decoder:
             decoder_layer(build, f"{name}.layers.{index}", index)
             for index in range(config.num_layers)
         ]
-        self._norm = RMSNorm(build, f"{name}.norm", config.hidden_size)
+        self._norm = RMSNorm(build, f"{name}.{config.final_norm}", config.hidden_size)
         self._rotary = LayerRotary(build)
         for prefix in config.unread_weights:
             build.source.skip(prefix)

@@ -47,10 +47,10 @@ class PreNormLayer:
     """residual + attention(norm(residual)), and the same around the feed-forward block."""
 
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
-        size = build.config.hidden_size
-        self._input_norm = RMSNorm(build, f"{name}.input_layernorm", size)
+        size, names = build.config.hidden_size, build.config.names
+        self._input_norm = RMSNorm(build, f"{name}.{names.input_norm}", size)
         self._attention = _attention(build, name, index)
-        self._middle_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
+        self._middle_norm = RMSNorm(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
 
     def __call__(
@@ -86,13 +86,13 @@ class SandwichNormLayer:
     """residual + norm(attention(norm(residual))), and the same around the feed-forward block."""
 
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
-        size = build.config.hidden_size
-        self._input_norm = RMSNorm(build, f"{name}.input_layernorm", size)
+        size, names = build.config.hidden_size, build.config.names
+        self._input_norm = RMSNorm(build, f"{name}.{names.input_norm}", size)
         self._attention = _attention(build, name, index)
-        self._attended_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
-        self._middle_norm = RMSNorm(build, f"{name}.pre_feedforward_layernorm", size)
+        self._attended_norm = RMSNorm(build, f"{name}.{names.attended_norm}", size)
+        self._middle_norm = RMSNorm(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
-        self._output_norm = RMSNorm(build, f"{name}.post_feedforward_layernorm", size)
+        self._output_norm = RMSNorm(build, f"{name}.{names.output_norm}", size)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
@@ -107,12 +107,12 @@ class PostNormLayer:
     """residual + norm(attention(residual)), and the same around the feed-forward block."""
 
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
-        size = build.config.hidden_size
+        size, names = build.config.hidden_size, build.config.names
         self._add = build.kernels.add_in_place
         self._attention = _attention(build, name, index)
-        self._attended_norm = RMSNorm(build, f"{name}.post_attention_layernorm", size)
+        self._attended_norm = RMSNorm(build, f"{name}.{names.attended_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
-        self._output_norm = RMSNorm(build, f"{name}.post_feedforward_layernorm", size)
+        self._output_norm = RMSNorm(build, f"{name}.{names.output_norm}", size)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
@@ -125,7 +125,7 @@ class PostNormLayer:
 
 
 def _attention(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:
-    name = f"{layer}.self_attn"
+    name = f"{layer}.{build.config.names.attention}"
     if build.config.latent is not None:
         return LatentAttention(build, name, index)
     return Attention(build, name, index)

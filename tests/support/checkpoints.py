@@ -25,6 +25,8 @@ _MODEL_TYPES = {
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
     "granite": "Granite",
+    "glm": "Glm",
+    "glm4": "Glm4",
     "hunyuan": "HunYuanDenseV1",
     "ernie4_5": "Ernie4_5",
 }

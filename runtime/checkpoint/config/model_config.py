@@ -29,10 +29,21 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """A checkpoint's names of a layer's modules, as far as families differ in them."""
+    """A checkpoint's names of a layer's modules, below the layer's name."""
 
-    query_norm: str = "q_norm"  # below the attention block's name
+    input_norm: str = "input_layernorm"
+    attention: str = "self_attn"
+    attention_output: str = "o_proj"  # below the attention's, as the next two
+    query_norm: str = "q_norm"
     key_norm: str = "k_norm"
+    attended_norm: str = "post_attention_layernorm"  # of the attention's output
+    middle_norm: str = "post_attention_layernorm"  # of the feed-forward block's input
+    feed_forward: str = "mlp"
+    gate_up: str | None = None  # one module with both, gates first, in place of the next two
+    gate: str = "gate_proj"  # below the feed-forward block's, as the next two
+    up: str = "up_proj"
+    down: str = "down_proj"
+    output_norm: str = "post_feedforward_layernorm"  # of the feed-forward block's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +52,13 @@ class ExpertNames:
 
     block: str = "mlp"  # below the layer's name; the others are below the block's
     router: str = "gate"
+    selection_bias: str = "gate.e_score_correction_bias"
     gate: str = "experts.{}.gate_proj"
     up: str = "experts.{}.up_proj"
     down: str = "experts.{}.down_proj"
     gate_up: str = "experts.gate_up_proj"  # of experts in one tensor; `down` then has no number
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
-    selection_bias: str = "gate.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +139,9 @@ class DecoderConfig:
     is_normed_after_rotation: bool = False  # queries and keys, rather than before it
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
-    names: LayerNames = LayerNames()
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
+    names: LayerNames = LayerNames()
+    final_norm: str = "norm"  # the checkpoint's name
     weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what each block adds to the residual stream

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....kernels.model_options import AttentionOptions
 from ...checkpoint.config.fields import Fields
-from ...checkpoint.config.model_config import DecoderConfig
+from ...checkpoint.config.model_config import DecoderConfig, LayerNames
 from .decoder import (
     read_activation,
     read_decoder,
@@ -113,6 +113,7 @@ def _with_options(
         activation=read_activation(config, "hidden_activation"),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
         norm_placement="around",
+        names=LayerNames(middle_norm="pre_feedforward_layernorm"),
     )
     return with_windows(
         decoder,

@@ -15,6 +15,7 @@ from ...checkpoint.config.model_config import DecoderConfig
 from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .ernie import read_ernie, read_ernie_moe
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
+from .glm import read_glm, read_glm4
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite
 from .hunyuan import read_hunyuan, read_hunyuan_moe
@@ -54,6 +55,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
     "GraniteForCausalLM": read_granite,
+    "GlmForCausalLM": read_glm,
+    "Glm4ForCausalLM": read_glm4,
     "Ernie4_5ForCausalLM": read_ernie,
     "Ernie4_5_MoeForCausalLM": read_ernie_moe,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,

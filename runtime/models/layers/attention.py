@@ -53,7 +53,7 @@ class Attention:
         self._is_normed_after_rotation = config.is_normed_after_rotation
         self._output = LinearLayer(
             build,
-            [f"{name}.o_proj"],
+            [f"{name}.{config.names.attention_output}"],
             in_features=self._q_size,
             out_features=[config.hidden_size],
             bias=config.output_bias,

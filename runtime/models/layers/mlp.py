@@ -15,11 +15,13 @@ class GatedMLP:
     def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
         """intermediate_size: None for the config's value."""
         config = build.config
-        parts = ("gate_up",) if config.has_fused_projections else ("gate", "up")
+        names = config.names
+        fused = "gate_up_proj" if config.has_fused_projections else names.gate_up
+        parts = (names.gate, names.up) if fused is None else (fused,)
         size = config.intermediate_size if intermediate_size is None else intermediate_size
         self._gate_up = GatedLinearLayer(
             build,
-            [f"{name}.{part}_proj" for part in parts],
+            [f"{name}.{part}" for part in parts],
             in_features=config.hidden_size,
             size=size,
             activation=config.activation,
@@ -27,7 +29,7 @@ class GatedMLP:
         )
         self._down = LinearLayer(
             build,
-            [f"{name}.down_proj"],
+            [f"{name}.{names.down}"],
             in_features=size,
             out_features=[config.hidden_size],
             bias=config.mlp_bias,

@@ -251,6 +251,43 @@ CASES = {
         },
         ("has_interleaved_rope", "qkv_bias", "output_bias", "mlp_bias", "rope_scaling"),
     ),
+    "glm": Case(
+        "glm",
+        {"head_dim": 32, "num_kv_heads": 1, "is_sharded": True},
+        ("has_interleaved_rope", "qkv_bias", "partial_rotary_dim"),
+    ),
+    "glm-whole-heads": Case(
+        "glm",
+        {
+            "head_dim": 24,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**LLAMA3, "partial_rotary_factor": 1.0},
+        },
+        ("has_interleaved_rope", "rope_scaling"),
+    ),
+    "glm4": Case(
+        "glm4",
+        {"head_dim": 24, "num_heads": 6, "num_kv_heads": 3, "tie_word_embeddings": True},
+        ("has_interleaved_rope", "qkv_bias", "partial_rotary_dim"),
+    ),
+    "glm4-scaled": Case(
+        "glm4",
+        {
+            "head_dim": 16,
+            "num_kv_heads": 1,
+            "is_sharded": True,
+            "attention_bias": False,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+        ("has_interleaved_rope", "rope_scaling", "partial_rotary_dim"),
+    ),
     "hunyuan": Case(
         "hunyuan",
         {
@@ -291,6 +328,7 @@ NEUTRAL = {
     "logits_soft_cap": None,
     "mlp_bias": False,
     "output_bias": False,
+    "partial_rotary_dim": None,
     "qkv_bias": False,
     "query_scaling": None,
     "residual_multiplier": 1.0,
