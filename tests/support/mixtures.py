@@ -59,6 +59,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_num_shared_experts": 2,
     },
     "HunYuanMoEV1": {**_HEADS, "head_dim": 16, "num_experts": 6, "moe_topk": 3},
+    "Glm4Moe": {
+        **_HEADS,
+        "head_dim": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    },
+    "Glm4MoeLite": {k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
+    "MiniMaxM2": {**_HEADS, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3},
     "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
 }
 

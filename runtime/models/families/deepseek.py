@@ -1,4 +1,5 @@
-"""DeepSeek-V2 and DeepSeek-V3: latent attention, shared experts, routing within groups."""
+"""DeepSeek-V2 and DeepSeek-V3: latent attention, shared experts, routing within groups. Kimi K2 is
+published as a DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ _DEFAULTS_3 = {
     "n_shared_experts": 1,
     "max_position_embeddings": 4096,
     "q_lora_rank": 1536,
+    "routed_scaling_factor": 2.5,
     "eos_token_id": 1,
 }
 
@@ -36,25 +38,36 @@ def read_deepseek_v2(config: Fields, architecture: str) -> DecoderConfig:
     )
     if config.get("topk_method") == "group_limited_greedy":
         routing = _in_groups(routing, config)
-    decoder = _with_latents(config, architecture)
+    decoder = read_latent_decoder(config, architecture)
     decoder = replace(decoder, mlp_bias=config.flag("mlp_bias", False))
     return with_experts(decoder, config, _experts(config, decoder, routing))
 
 
 def read_deepseek_v3(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS_3)
+    decoder = read_latent_decoder(config, architecture)
+    return with_experts(decoder, config, sigmoid_experts(config, decoder))
+
+
+def sigmoid_experts(config: Fields, decoder: DecoderConfig) -> ExpertsConfig:
+    """V3's: scored by sigmoid, ranked with a bias, in groups that are ranked by their best two."""
     config.restrict("scoring_func", "sigmoid")
     config.restrict("topk_method", "noaux_tc")
     routing = RoutingOptions(
         config.integer("num_experts_per_tok"),
         scoring="sigmoid",
         is_normalized=config.flag("norm_topk_prob", True),
-        weight_factor=config.number("routed_scaling_factor", 2.5),
+        weight_factor=config.number("routed_scaling_factor", 1.0),
         group_rank="best_two",
     )
-    decoder = _with_latents(config, architecture)
     experts = _experts(config, decoder, _in_groups(routing, config))
-    return with_experts(decoder, config, replace(experts, has_selection_bias=True))
+    return replace(experts, has_selection_bias=True)
+
+
+def drafting_layer(config: Fields) -> tuple[str, ...]:
+    """The name of the layer past the last, which predicts a further token for speculative decoding;
+    it is not read."""
+    return (f"model.layers.{config.integer('num_hidden_layers')}.",)
 
 
 def _in_groups(routing: RoutingOptions, config: Fields) -> RoutingOptions:
@@ -75,9 +88,8 @@ def _experts(config: Fields, decoder: DecoderConfig, routing: RoutingOptions) ->
     )
 
 
-def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
-    """The KV cache has one row a token for all heads, whatever the number of KV heads. V3 has one
-    more layer, which predicts a further token for speculative decoding; it is not read."""
+def read_latent_decoder(config: Fields, architecture: str) -> DecoderConfig:
+    """The KV cache has one row a token for all heads, whatever the number of KV heads."""
     latent = LatentConfig(
         latent_dim=config.integer("kv_lora_rank"),
         rope_dim=config.integer("qk_rope_head_dim"),
@@ -98,7 +110,7 @@ def _with_latents(config: Fields, architecture: str) -> DecoderConfig:
         qkv_bias=bias,
         output_bias=bias,
         latent=latent,
-        unread_weights=(f"model.layers.{config.integer('num_hidden_layers')}.",),
+        unread_weights=drafting_layer(config),
         attention_kinds=(LatentOptions(_scale(config, latent)),),
     )
 

@@ -16,11 +16,13 @@ from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .ernie import read_ernie, read_ernie_moe
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .glm import read_glm, read_glm4
+from .glm_moe import read_glm4_moe, read_glm4_moe_lite
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
 from .llama import read_cwm, read_iquest_coder, read_llama
+from .minimax import read_minimax_m2
 from .mistral import read_ministral3, read_mistral, read_mistral_with_images
 from .mixtral import read_mixtral
 from .olmo import read_olmo2, read_olmo3
@@ -68,6 +70,9 @@ ARCHITECTURES: dict[str, Reader] = {
     "OlmoeForCausalLM": read_olmoe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "Glm4MoeForCausalLM": read_glm4_moe,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
+    "MiniMaxM2ForCausalLM": read_minimax_m2,
 }
 
 

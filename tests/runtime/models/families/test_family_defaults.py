@@ -27,6 +27,8 @@ def _defaults(architecture: str) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     if architecture == "DeepseekV2ForCausalLM":
         fields["num_experts_per_tok"] = 6  # which has no default
+    if architecture == "Glm4MoeForCausalLM":
+        fields["num_attention_heads"] = 64  # the default divides no hidden_size
     return {**fields, "architectures": [architecture]}
 
 

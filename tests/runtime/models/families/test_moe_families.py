@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,11 +118,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True,
          "is_sharded": True},
     ),
+    "glm4_moe": ("Glm4Moe", {"use_qk_norm": True, "is_sharded": True}),
+    "glm4_moe-air": (
+        "Glm4Moe",
+        {
+            "num_hidden_layers": 4, "head_dim": 32, "num_key_value_heads": 1,
+            "attention_bias": True, "first_k_dense_replace": 2, "n_shared_experts": 2,
+            "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", {"is_sharded": True}),
+    "glm4_moe_lite-listed": (
+        "Glm4MoeLite",
+        {
+            "num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "q_lora_rank": None, "n_group": 1, "topk_group": 1, "tie_word_embeddings": True,
+        },
+    ),
+    "minimax_m2": ("MiniMaxM2", {"rotary_dim": 12, "is_sharded": True}),
+    "minimax_m2-whole-heads": (
+        "MiniMaxM2",
+        {
+            "num_key_value_heads": 4, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        },
+    ),
 }  # fmt: skip
 BFLOAT16_CASES = (
     "gpt_oss",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
-    "deepseek_v2", "deepseek_v3",
+    "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
@@ -220,6 +247,32 @@ def test_a_token_of_latent_attention_is_one_small_row(dtype: str, tmp_path: Path
     assert all(layer.shape == (40, 48) for layer in runner.pool.layers)  # type: ignore[union-attr]
 
 
+def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
+    """Its config as published, of 1 trillion parameters, 32 billion of which a token takes."""
+    yarn = {
+        "type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "hidden_act": "silu",
+        "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64,
+        "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+        "norm_topk_prob": True, "rope_theta": 50000.0, "rope_scaling": yarn, "vocab_size": 163840,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "eos_token_id": 163585,
+        "num_nextn_predict_layers": 0, "attention_bias": False, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = read_model_config(tmp_path)
+    assert read.experts is not None and read.experts.routing.weight_factor == 2.827
+    shape = ServedModel.of(read, "bfloat16").shape
+    assert shape.num_parameters == pytest.approx(1.026e12, rel=1e-3)
+    assert shape.num_active_parameters == pytest.approx(32.9e9, rel=1e-2)
+
+
 def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     for number in (0, None):
@@ -253,6 +306,16 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window"),
         ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("Glm4Moe", {"n_group": 3}, "n_group"),
+        ("Glm4Moe", {"scoring_func": "softmax"}, "scoring_func"),
+        ("Glm4MoeLite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("Glm4MoeLite", {"mlp_layer_types": None, "first_k_dense_replace": 2},
+         "first_k_dense_replace"),
+        ("MiniMaxM2", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("MiniMaxM2", {"shared_intermediate_size": 8}, "shared_intermediate_size"),
+        ("MiniMaxM2", {"qk_norm_type": "per_head"}, "qk_norm_type"),
+        ("MiniMaxM2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("MiniMaxM2", {"rotary_dim": 7}, "partial_rotary_factor"),
         ("HunYuanMoEV1", {"moe_topk": [2, 3]}, "moe_topk"),
         ("HunYuanMoEV1", {"moe_topk": 7}, "moe_topk"),
         ("HunYuanMoEV1", {"moe_intermediate_size": [48, 40]}, "moe_intermediate_size"),
@@ -265,7 +328,7 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("Ernie4_5_Moe", {"moe_norm_min": 0.5}, "moe_norm_min"),
         ("Ernie4_5_Moe", {"moe_k": 7}, "moe_k"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_implemented_is_refused_by_its_field(
     family: str, fields: dict[str, Any], named: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,70 @@
+"""GLM-4.5 to 4.7: attention of half-rotated heads, normed where the config says so, and the experts
+of DeepSeek-V3. GLM-4.7-Flash is a DeepSeek-V3 but for its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.model_config import DecoderConfig
+from .decoder import read_decoder, with_experts
+from .deepseek import drafting_layer, read_latent_decoder, sigmoid_experts
+
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_DEFAULTS_LITE = {
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 64,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "eos_token_id": 1,
+}
+
+
+def read_glm4_moe(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS)
+    decoder = replace(
+        read_decoder(config, architecture, can_rotate_in_part=True),
+        qkv_bias=config.flag("attention_bias", False),
+        query_key_norm="head" if config.flag("use_qk_norm", False) else None,
+        unread_weights=drafting_layer(config),
+    )
+    return with_experts(decoder, config, sigmoid_experts(config, decoder))
+
+
+def read_glm4_moe_lite(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_LITE)
+    decoder = read_latent_decoder(config, architecture)
+    experts = sigmoid_experts(config, decoder)
+    types = config.get("mlp_layer_types")
+    if types is None:
+        config.restrict("first_k_dense_replace", 1)
+        return with_experts(decoder, config, experts)
+    is_list = isinstance(types, list) and len(types) == decoder.num_layers
+    if not is_list or any(each not in ("dense", "sparse") for each in types):
+        expected = f"a list of {decoder.num_layers} names among dense, sparse"
+        raise config.fail("mlp_layer_types", expected)
+    layers = tuple(index for index, each in enumerate(types) if each == "sparse")
+    return with_experts(decoder, config, replace(experts, layers=layers))
