@@ -88,8 +88,7 @@ class ModelShape:
             attention=_attention_layers(config),
             embedding_parameters=hidden * config.vocab_size,
             is_head_tied=config.tie_word_embeddings,
-            other_parameters=hidden
-            + _norms(config)
+            other_parameters=_norms(config)
             + _biases(config)
             + _expert_vectors(config)
             + config.num_layers * config.num_heads * config.has_sink_logits,
@@ -170,25 +169,34 @@ def _expert_products(config: DecoderConfig, experts: ExpertsConfig) -> Iterator[
 def _dense(config: DecoderConfig, name: str, size: int, count: int) -> Iterator[Product]:
     is_fused = config.has_fused_projections or config.names.gate_up is not None
     hidden, num_modules = config.hidden_size, 1 if is_fused else 2
-    yield Product(f"{name} gate and up", hidden, 2 * size, count, num_modules=num_modules)
+    if config.has_gates:
+        yield Product(f"{name} gate and up", hidden, 2 * size, count, num_modules=num_modules)
+    else:
+        yield Product(f"{name} up", hidden, size, count, num_modules=1)
     yield Product(f"{name} down", size, hidden, count, num_modules=1)
 
 
 def _norms(config: DecoderConfig) -> int:
-    """Parameters of all layers' norms."""
+    """Parameters of all layers' norms, and of the last."""
     own = 0
     if config.latent is not None:
         own = config.latent.latent_dim + (config.latent.query_latent_dim or 0)
     elif config.query_key_norm == "head":
         own = 2 * config.head_dim
-    elif config.query_key_norm == "whole":
+    elif config.query_key_norm in ("whole", "layer"):
         own = (config.num_heads + config.num_kv_heads) * config.head_dim
-    number = 4 if config.norm_placement == "around" else 2
-    return config.num_layers * (number * config.hidden_size + own)
+    number = {"around": 4, "parallel": 1}.get(config.norm_placement, 2)
+    return config.num_layers * (number * _norm_size(config) + own) + _norm_size(config)
+
+
+def _norm_size(config: DecoderConfig) -> int:
+    """Parameters of a norm of hidden states."""
+    return config.hidden_size * (2 if config.norm == "layer" else 1)
 
 
 def _biases(config: DecoderConfig) -> int:
-    """Biases of all layers' attention and feed-forward blocks, including shared experts."""
+    """Biases of all layers' attention and feed-forward blocks, including shared experts, and of
+    the output projection."""
     attention = config.hidden_size if config.output_bias else 0
     if config.qkv_bias:
         latent = config.latent
@@ -201,7 +209,8 @@ def _biases(config: DecoderConfig) -> int:
     if config.mlp_bias:
         blocks = (p for p in _feed_forward_products(config) if p.num_experts == 1)
         gated = sum(p.out_features * p.count for p in blocks if p.is_quantized)
-    return config.num_layers * attention + gated
+    head = config.vocab_size if config.logits_bias else 0
+    return config.num_layers * attention + gated + head
 
 
 def _expert_vectors(config: DecoderConfig) -> int:

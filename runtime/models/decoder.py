@@ -11,7 +11,7 @@ from .decoder_layers import decoder_layer
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
-from .layers.norm import RMSNorm
+from .layers.norm import norm_of
 from .layers.rotary import LayerRotary
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Decoder:
             decoder_layer(build, f"{name}.layers.{index}", index)
             for index in range(config.num_layers)
         ]
-        self._norm = RMSNorm(build, f"{name}.{config.final_norm}", config.hidden_size)
+        self._norm = norm_of(build, f"{name}.{config.final_norm}", config.hidden_size)
         self._rotary = LayerRotary(build)
         for prefix in config.unread_weights:
             build.source.skip(prefix)

@@ -15,7 +15,7 @@ from .layers.attention import Attention
 from .layers.build import ModelBuild
 from .layers.experts import feed_forward_of
 from .layers.latent_attention import LatentAttention
-from .layers.norm import RMSNorm
+from .layers.norm import norm_of
 from .layers.rotary import Rotary
 
 
@@ -37,6 +37,8 @@ def decoder_layer(build: ModelBuild, name: str, index: int) -> DecoderLayer:
             return PostNormLayer(build, name, index)
         case "around":
             return SandwichNormLayer(build, name, index)
+        case "parallel":
+            return ParallelLayer(build, name, index)
         case "before" if build.config.residual_multiplier != 1.0:
             return ScaledPreNormLayer(build, name, index)
         case "before":
@@ -48,9 +50,9 @@ class PreNormLayer:
 
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
         size, names = build.config.hidden_size, build.config.names
-        self._input_norm = RMSNorm(build, f"{name}.{names.input_norm}", size)
+        self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
         self._attention = _attention(build, name, index)
-        self._middle_norm = RMSNorm(build, f"{name}.{names.middle_norm}", size)
+        self._middle_norm = norm_of(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
 
     def __call__(
@@ -82,17 +84,37 @@ class ScaledPreNormLayer(PreNormLayer):
         return output
 
 
+class ParallelLayer:
+    """residual + attention(norm(residual)) + feed-forward block(norm(residual)), of one norm."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int) -> None:
+        size, names = build.config.hidden_size, build.config.names
+        self._add = build.kernels.add_in_place
+        self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
+        self._attention = _attention(build, name, index)
+        self._feed_forward = feed_forward_of(build, name, index)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        output = self._attention(normed, rotary, batch)
+        self._add(output, self._feed_forward(normed, batch))
+        return output
+
+
 class SandwichNormLayer:
     """residual + norm(attention(norm(residual))), and the same around the feed-forward block."""
 
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
         size, names = build.config.hidden_size, build.config.names
-        self._input_norm = RMSNorm(build, f"{name}.{names.input_norm}", size)
+        self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
         self._attention = _attention(build, name, index)
-        self._attended_norm = RMSNorm(build, f"{name}.{names.attended_norm}", size)
-        self._middle_norm = RMSNorm(build, f"{name}.{names.middle_norm}", size)
+        self._attended_norm = norm_of(build, f"{name}.{names.attended_norm}", size)
+        self._middle_norm = norm_of(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
-        self._output_norm = RMSNorm(build, f"{name}.{names.output_norm}", size)
+        self._output_norm = norm_of(build, f"{name}.{names.output_norm}", size)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
@@ -110,9 +132,9 @@ class PostNormLayer:
         size, names = build.config.hidden_size, build.config.names
         self._add = build.kernels.add_in_place
         self._attention = _attention(build, name, index)
-        self._attended_norm = RMSNorm(build, f"{name}.{names.attended_norm}", size)
+        self._attended_norm = norm_of(build, f"{name}.{names.attended_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
-        self._output_norm = RMSNorm(build, f"{name}.{names.output_norm}", size)
+        self._output_norm = norm_of(build, f"{name}.{names.output_norm}", size)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch

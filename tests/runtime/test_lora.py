@@ -142,6 +142,7 @@ def test_an_adapter_sees_inputs_in_order_beside_weights_that_do_not(
 
 
 PHI = {"head_dim": 16, "num_key_value_heads": 2, "original_max_position_embeddings": 512}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 GEMMA = {"head_dim": 16, "num_key_value_heads": 2, "sliding_window": 8}
 
 
@@ -151,6 +152,10 @@ GEMMA = {"head_dim": 16, "num_key_value_heads": 2, "sliding_window": 8}
         ("Phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), PHI),  # stacked in files
         ("Gemma2", ALL_LINEAR, GEMMA),  # gelu, soft caps, windows
         ("Qwen2Moe", ("q_proj", "o_proj", "shared_expert.up_proj"), {}),
+        ("Ernie4_5_Moe", ("q_proj", "k_proj", "v_proj", "shared_experts.up_proj"), {}),
+        ("StableLm", ALL_LINEAR, {**HEADS, "use_parallel_residual": True}),
+        ("Phi", ("q_proj", "k_proj", "dense", "fc1", "fc2"), HEADS),
+        ("Glm4", ("q_proj", "v_proj", "gate_up_proj"), {**HEADS, "head_dim": 24}),  # GLM's pairs
         ("DeepseekV2", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), {}),
     ],
 )

@@ -21,7 +21,9 @@ _MODEL_TYPES = {
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
+    "phi": "Phi",
     "phi3": "Phi3",
+    "stablelm": "StableLm",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
     "granite": "Granite",
@@ -142,9 +144,12 @@ def _byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
+_NORMS = ("norm.weight", *(f".norms.{head}.weight" for head in range(16)))
+
+
 def randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * init_std
-            parameter.copy_(noise + 1.0 if name.endswith("norm.weight") else noise)
+            parameter.copy_(noise + 1.0 if name.endswith(_NORMS) else noise)

@@ -108,7 +108,7 @@ class DecoderConfig:
     max_position_embeddings: int
     rope_theta: float
     rope_scaling: RopeScaling | None  # None: plain rotary frequencies
-    rms_norm_eps: float
+    rms_norm_eps: float  # of all norms, of LayerNorm too
     tie_word_embeddings: bool  # the output projection is the embedding matrix
     qkv_bias: bool
     output_bias: bool  # bias of the attention's output projection
@@ -131,13 +131,17 @@ class DecoderConfig:
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
     query_scaling: QueryScaling | None = None
+    norm: Literal["rms", "layer"] = "rms"  # RMSNorm, or LayerNorm with biases
     # Where a layer's norms are: before its attention and its feed-forward block, after them, or on
-    # both sides.
-    norm_placement: Literal["before", "after", "around"] = "before"
-    # Queries and keys are normed before rotation: each head by itself, or all of a token's.
-    query_key_norm: Literal["head", "whole"] | None = None
+    # both sides; or one before both blocks, which then do not see each other's output.
+    norm_placement: Literal["before", "after", "around", "parallel"] = "before"
+    # Queries and keys are normed before rotation: each head by itself, or all of a token's; or by
+    # LayerNorm without biases, with weights of each head's own.
+    query_key_norm: Literal["head", "whole", "layer"] | None = None
     is_normed_after_rotation: bool = False  # queries and keys, rather than before it
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
+    has_gates: bool = True  # of dense feed-forward blocks; else down(activation(up(x)))
+    logits_bias: bool = False  # of the output projection
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
     names: LayerNames = LayerNames()

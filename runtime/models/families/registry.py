@@ -27,11 +27,13 @@ from .mistral import read_ministral3, read_mistral, read_mistral_with_images
 from .mixtral import read_mixtral
 from .olmo import read_olmo2, read_olmo3
 from .olmoe import read_olmoe
+from .phi import read_phi
 from .phi3 import read_phi3
 from .qwen import read_qwen2, read_qwen3
 from .qwen_moe import read_qwen2_moe, read_qwen3_moe
 from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
+from .stablelm import read_stablelm
 
 Reader = Callable[[Fields, str], DecoderConfig]
 """(config.json, the architecture's name) -> the model; raises ModelLoadError."""
@@ -53,6 +55,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "StableLmForCausalLM": read_stablelm,
+    "PhiForCausalLM": read_phi,
     "Phi3ForCausalLM": read_phi3,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,

@@ -11,7 +11,7 @@ from ...checkpoint.config.model_config import DecoderConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import LinearLayer
-from .norm import QueryKeyNorm
+from .norm import query_key_norm_of
 from .rotary import Rotary, halves_apart
 
 
@@ -42,7 +42,7 @@ class Attention:
             bias=config.qkv_bias,
             orders=_orders(config) if config.has_interleaved_rope else None,
         )
-        self._norm = QueryKeyNorm(build, name) if config.query_key_norm else None
+        self._norm = query_key_norm_of(build, name)
         self._sink_logits: Tensor | None = None
         if config.has_sink_logits:
             self._sink_logits = build.source.take(

@@ -33,6 +33,7 @@ class VocabEmbedding:
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
         self._logits_divisor = config.logits_divisor
         self._soft_cap = config.logits_soft_cap
+        self._bias: Tensor | None = None
         table, output = (f"{config.weight_prefix}{name}" for name in (EMBEDDING_NAME, OUTPUT_NAME))
         head, is_tied = f"{output}.weight", config.tie_word_embeddings
         if is_tied and head in source and table not in source:
@@ -48,6 +49,9 @@ class VocabEmbedding:
         else:
             weight = source.take_weight([output], [config.vocab_size], config.hidden_size)
         self._output = build.kernels.make_output_linear(weight)
+        if config.logits_bias:
+            wide = torch.promote_types(build.dtype, torch.float32)
+            self._bias = source.take(f"{output}.bias", (config.vocab_size,), wide)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size], a new tensor."""
@@ -59,6 +63,8 @@ class VocabEmbedding:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32, or float64 for a float64 model."""
         logits = self._output(hidden)
+        if self._bias is not None:
+            logits += self._bias
         if self._logits_divisor != 1.0:
             logits /= self._logits_divisor
         if self._soft_cap is not None:

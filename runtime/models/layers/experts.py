@@ -15,15 +15,17 @@ from ...checkpoint.config.model_config import ExpertsConfig
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
-from .mlp import GatedMLP
+from .mlp import GatedMLP, PlainMLP, dense_block
 
 
-def feed_forward_of(build: ModelBuild, layer: str, index: int) -> GatedMLP | MixtureOfExperts:
+def feed_forward_of(
+    build: ModelBuild, layer: str, index: int
+) -> GatedMLP | PlainMLP | MixtureOfExperts:
     """The layer's feed-forward block: experts where the config says so. layer: its name."""
     experts = build.config.experts
     if experts is not None and index in experts.layers:
         return MixtureOfExperts(build, layer)
-    return GatedMLP(build, f"{layer}.mlp")
+    return dense_block(build, f"{layer}.{build.config.names.feed_forward}")
 
 
 class MixtureOfExperts:

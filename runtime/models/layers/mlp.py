@@ -1,12 +1,21 @@
-"""The gated feed-forward block: down(activation(gate(x)) * up(x)), gate and up as one product."""
+"""Feed-forward blocks: down(activation(gate(x)) * up(x)), gate and up as one product, or without
+gates down(activation(up(x)))."""
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
+from ....kernels.reference.dense import sigmoid, widen
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import GatedLinearLayer, LinearLayer
+
+
+def dense_block(build: ModelBuild, name: str) -> GatedMLP | PlainMLP:
+    """The feed-forward block that the config names; name: its own in checkpoints."""
+    return GatedMLP(build, name) if build.config.has_gates else PlainMLP(build, name)
 
 
 class GatedMLP:
@@ -38,3 +47,37 @@ class GatedMLP:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         return self._down(self._gate_up(x, batch), batch)
+
+
+class PlainMLP:
+    """Without gates, and with GELU's approximation by tanh (Phi-2)."""
+
+    def __init__(self, build: ModelBuild, name: str) -> None:
+        config, names = build.config, build.config.names
+        assert config.activation == "gelu_tanh", "the only one that a family without gates has"
+        hidden_size, size = config.hidden_size, config.intermediate_size
+        self._up, self._down = (
+            LinearLayer(
+                build,
+                [f"{name}.{module}"],
+                in_features=in_features,
+                out_features=[out_features],
+                bias=config.mlp_bias,
+            )
+            for module, in_features, out_features in (
+                (names.up, hidden_size, size),
+                (names.down, size, hidden_size),
+            )
+        )
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        return self._down(_gelu_tanh(self._up(x, batch)), batch)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """x * (1 + tanh(y / 2)) / 2 = x * sigmoid(y), rounded once, of equal bits wherever a number
+    stands."""
+    wide = widen(x)
+    y = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide * sigmoid(y)).to(x.dtype)

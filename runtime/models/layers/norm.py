@@ -1,11 +1,37 @@
-"""RMSNorm with its weight, of a hidden state or of the heads before their rotation."""
+"""RMSNorm and LayerNorm with their weights, of a hidden state or of the heads before their
+rotation."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ....kernels.reference.dense import widen
 from .build import ModelBuild
+
+
+class Norm(Protocol):
+    """Of hidden states."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x, which is normed."""
+        ...
+
+
+def norm_of(build: ModelBuild, name: str, size: int) -> Norm:
+    """The norm that the config names."""
+    return (LayerNorm if build.config.norm == "layer" else RMSNorm)(build, name, size)
+
+
+def query_key_norm_of(build: ModelBuild, name: str) -> QueryKeyNorm | HeadLayerNorm | None:
+    """The config's norm of queries and keys, if it has one; name: the attention block's."""
+    kind = build.config.query_key_norm
+    if kind is None:
+        return None
+    return (HeadLayerNorm if kind == "layer" else QueryKeyNorm)(build, name)
 
 
 class RMSNorm:
@@ -19,6 +45,47 @@ class RMSNorm:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x."""
         return self._run(x, residual)
+
+
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016); with a residual, adds x
+    to it in place first."""
+
+    def __init__(self, build: ModelBuild, name: str, size: int) -> None:
+        self._weight = build.source.take(f"{name}.weight", (size,))
+        self._bias = build.source.take(f"{name}.bias", (size,))
+        self._eps = build.config.rms_norm_eps
+        self._add = build.kernels.add_in_place
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `Norm`."""
+        if residual is not None:
+            self._add(residual, x)
+            x = residual
+        return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+
+
+class HeadLayerNorm:
+    """LayerNorm of each query head and each key head, with weights of its own and no bias."""
+
+    def __init__(self, build: ModelBuild, name: str) -> None:
+        """name: the attention block's."""
+        config = build.config
+        numbers = (config.num_heads, config.num_kv_heads)
+        names = [
+            f"{name}.{part}.norms.{head}.weight"
+            for part, num in zip((config.names.query_norm, config.names.key_norm), numbers)
+            for head in range(num)
+        ]
+        weights = build.source.take_stacked(names, [(config.head_dim,)] * len(names))
+        self._weights = widen(weights).view(len(names), config.head_dim)
+        self._eps = config.rms_norm_eps
+
+    def __call__(self, heads: Tensor) -> None:
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim]: queries and keys, IN PLACE."""
+        normed = heads[:, : len(self._weights)]
+        wide = F.layer_norm(widen(normed), normed.shape[-1:], eps=self._eps)
+        normed.copy_(wide * self._weights)
 
 
 class QueryKeyNorm:

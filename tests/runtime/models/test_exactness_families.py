@@ -5,6 +5,8 @@
     weights in 8 or 4 bits       a token's activations are rounded with a scale of their own
     experts                      who else is in the step decides how many rows an expert gets
     latent attention             one small row a token, for all heads
+    scaled queries               by their place alone
+    LayerNorm, no gates          computed by torch
 
 So cache hits, chunks, batches, shared segments, preemption, moves between tiers and restarts change
 no token, greedy or drawn with a seed.
@@ -70,6 +72,15 @@ def _gemma2(folder: Path) -> Path:
     return make_checkpoint(folder, "gemma2", init_std=0.3, **own, **caps)
 
 
+def _ministral3(folder: Path) -> Path:
+    """Its queries are scaled from the 17th token on."""
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "llama_4_scaling_beta": 0.4,
+        "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    return make_checkpoint(folder, "ministral3", init_std=0.3, head_dim=16, rope_parameters=yarn)
+
+
 def _mixture(family: str, **fields: Any) -> Callable[[Path], object]:
     return partial(make_mixture, family=family, has_tokenizer=True, init_std=0.3, seed=5, **fields)
 
@@ -86,6 +97,12 @@ MODELS = {
     "gpt_oss": Model(_mixture("GptOss", sliding_window=20, num_hidden_layers=3)),
     "gpt_oss in int8 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int8"}),
     "deepseek_v3": Model(_mixture("DeepseekV3")),
+    "ernie4_5_moe": Model(_mixture("Ernie4_5_Moe")),
+    "phi": Model(partial(make_checkpoint, architecture="phi", init_std=0.3, seed=5)),
+    "ministral3": Model(_ministral3),
+    "hunyuan": Model(
+        partial(make_checkpoint, architecture="hunyuan", head_dim=16, init_std=0.3, seed=5)
+    ),
 }
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"chunked_prefill_size": 7},

@@ -205,6 +205,38 @@ CASES = {
         },
         ("window_rope_theta", "rope_scaling", "attention_kinds"),
     ),
+    "stablelm": Case("stablelm", {"num_kv_heads": 1, "is_sharded": True}, ("partial_rotary_dim",)),
+    "stablelm-parallel": Case(
+        "stablelm",
+        {
+            "hidden_size": 96,
+            "num_kv_heads": 2,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5},
+        },
+        ("query_key_norm", "qkv_bias", "activation", "partial_rotary_dim", "rope_scaling"),
+    ),
+    "phi": Case("phi", {"is_sharded": True}, ("partial_rotary_dim", "qkv_bias", "logits_bias")),
+    "phi-few-keys": Case(
+        "phi",
+        {
+            "hidden_size": 80,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "linear",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "partial_rotary_factor": 0.4,
+            },
+        },
+        ("output_bias", "mlp_bias", "logits_bias", "rope_scaling"),
+    ),
     "phi3": Case("phi3", {"sliding_window": WINDOW}, ("attention_kinds",)),
     "phi3-short": Case("phi3", _longrope(128), ("rope_scaling",)),
     "phi3-long": Case("phi3", _longrope(32), ("rope_scaling",)),
@@ -324,12 +356,14 @@ NEUTRAL = {
     "has_unit_offset_norms": False,
     "is_normed_after_rotation": False,
     "layers_without_rope": (),
+    "logits_bias": False,
     "logits_divisor": 1.0,
     "logits_soft_cap": None,
     "mlp_bias": False,
     "output_bias": False,
     "partial_rotary_dim": None,
     "qkv_bias": False,
+    "query_key_norm": None,
     "query_scaling": None,
     "residual_multiplier": 1.0,
     "rope_scaling": None,
@@ -402,6 +436,37 @@ def test_what_a_case_is_for_changes_what_the_model_says(
         assert (found - expected).abs().max() > 0.01, name
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("phi", {"qk_layernorm": True}),
+        ("phi", {"hidden_act": "silu"}),
+        ("phi", {"partial_rotary_factor": 0.2}),
+        ("stablelm", {"hidden_act": "relu2"}),
+        ("stablelm", {"mlp_bias": True}),
+        ("stablelm", {"head_dim": 32}),
+        ("ernie4_5", {"compression_ratio": 2.0}),
+        ("hunyuan", {"use_cla": True}),
+        ("hunyuan", {"mlp_bias": True}),
+        ("glm", {"mlp_bias": True}),
+        ("cwm", {"attention_bias": True}),
+        ("ministral3", {"attention_bias": True}),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_its_field(
+    architecture: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, architecture, head_dim=16, has_tokenizer=False)
+    read_model_config(folder)
+    ((name, value),) = fields.items()
+    change_config(folder, **fields)
+    if name == "partial_rotary_factor":
+        change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    shown = re.escape(repr(value))
+    with pytest.raises(ModelLoadError, match=f"field '{name}': expected .* found {shown}"):
+        read_model_config(folder)
+
+
 @pytest.mark.parametrize("stored", ["same", "other", "alone"])
 def test_a_head_that_is_stored_counts_though_the_config_ties_it(
     stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -423,6 +488,27 @@ def test_a_head_that_is_stored_counts_though_the_config_ties_it(
     is_tied = stored != "other"
     assert torch.equal(expected, tied) == is_tied
     assert ("not tied" in caplog.text) != is_tied and "not used" not in caplog.text
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.1), ("int4", 1.0)])
+@pytest.mark.parametrize("name", ["phi", "stablelm-parallel", "ernie4_5", "glm4"])
+def test_a_quantized_family_says_nearly_the_same(
+    name: str, quantization: str, most: float, tmp_path: Path
+) -> None:
+    """And exactly what the reference kernels say of the same weights."""
+    case = CASES[name]
+    folder = make_checkpoint(tmp_path, case.architecture, has_tokenizer=False, **case.options)
+    plain, *found = (
+        scores(PlanDriver(make_runner(folder, **options)), TOKENS, [LENGTH, 7])
+        for options in (
+            {},
+            {"kernels": "reference", "quantization": quantization},
+            {"quantization": quantization},
+        )
+    )
+    for logprobs in (found[0][1], *found[1]):
+        torch.testing.assert_close(logprobs, found[0][0], atol=1e-4, rtol=0)
+    assert 1e-3 < (found[0][0] - plain[0]).abs().mean() < most
 
 
 def test_a_mistral_that_lists_its_layers_is_a_ministral(tmp_path: Path) -> None:

@@ -219,12 +219,18 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) ->
     assert len({tuple(output) for output in together}) == len(prompts)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "w8a8", "int4"])
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        *(("DeepseekV3", quantization) for quantization in ("int8", "w8a8", "int4")),
+        *(("Glm4Moe", quantization) for quantization in ("int8", "int4")),
+    ],
+)
 def test_quantized_experts_say_what_the_reference_says_of_them(
-    quantization: str, tmp_path: Path
+    family: str, quantization: str, tmp_path: Path
 ) -> None:
     """Rounded one by one while they are loaded; the router chooses as it did."""
-    make_mixture(tmp_path, "DeepseekV3", moe_intermediate_size=32)
+    make_mixture(tmp_path, family, moe_intermediate_size=32)
     plain, *found = [
         scores(PlanDriver(_runner(tmp_path, dtype="float32", **options)), TOKENS, [7, len(TOKENS)])
         for options in (
