@@ -74,7 +74,7 @@ MINISTRAL_3 = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
     "factor": 16.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 12,
     "max_position_embeddings": 512,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
@@ -561,8 +561,12 @@ def test_an_internlm3_is_a_llama_that_names_its_biases_otherwise(tmp_path: Path)
     why_not_native(torch.bfloat16) is not None, reason="nothing is compiled on this machine"
 )
 @pytest.mark.parametrize(
-    "name", ["mistral", "qwen3", "smollm3", "gemma2", "gemma3", "olmo3", "granite"]
-)
+    "name",
+    [
+        "mistral", "qwen3", "smollm3", "gemma2", "gemma3", "olmo3", "granite", "ernie4_5", "glm",
+        "seed_oss",
+    ],
+)  # fmt: skip
 def test_small_steps_of_a_family_are_recorded(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     folder = make_checkpoint(tmp_path, case.architecture, has_tokenizer=False, **case.options)
@@ -594,7 +598,11 @@ def test_small_steps_of_a_family_are_recorded(name: str, tmp_path: Path) -> None
     [
         "gemma2",
         "phi3-long",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "olmo3", "granite")),
+        "phi",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma3", "olmo3", "granite", "hunyuan", "ministral3", "stablelm-parallel")
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
