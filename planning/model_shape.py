@@ -191,7 +191,7 @@ def _norms(config: DecoderConfig) -> int:
 
 def _norm_size(config: DecoderConfig) -> int:
     """Parameters of a norm of hidden states."""
-    return config.hidden_size * (2 if config.norm == "layer" else 1)
+    return config.hidden_size * (2 if config.has_norm_bias else 1)
 
 
 def _biases(config: DecoderConfig) -> int:

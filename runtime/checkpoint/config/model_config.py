@@ -34,7 +34,7 @@ class LayerNames:
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
     attention_output: str = "o_proj"  # below the attention's, as the next two
-    query_norm: str = "q_norm"
+    query_norm: str = "q_norm"  # `{}`: a head's number, where each has a norm of its own
     key_norm: str = "k_norm"
     attended_norm: str = "post_attention_layernorm"  # of the attention's output
     middle_norm: str = "post_attention_layernorm"  # of the feed-forward block's input
@@ -131,7 +131,8 @@ class DecoderConfig:
     window_rope_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
     query_scaling: QueryScaling | None = None
-    norm: Literal["rms", "layer"] = "rms"  # RMSNorm, or LayerNorm with biases
+    norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
+    has_norm_bias: bool = False  # of LayerNorm
     # Where a layer's norms are: before its attention and its feed-forward block, after them, or on
     # both sides; or one before both blocks, which then do not see each other's output.
     norm_placement: Literal["before", "after", "around", "parallel"] = "before"

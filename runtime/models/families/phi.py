@@ -35,6 +35,7 @@ def read_phi(config: Fields, architecture: str) -> DecoderConfig:
         logits_bias=True,
         has_gates=False,
         norm="layer",
+        has_norm_bias=True,
         norm_placement="parallel",
         names=_NAMES,
         final_norm="final_layernorm",

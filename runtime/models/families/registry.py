@@ -12,8 +12,10 @@ from collections.abc import Callable
 from ....errors import ModelLoadError
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
+from .cohere import read_cohere, read_cohere2
 from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .ernie import read_ernie, read_ernie_moe
+from .exaone import read_exaone4
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .glm import read_glm, read_glm4
 from .glm_moe import read_glm4_moe, read_glm4_moe_lite
@@ -34,6 +36,7 @@ from .qwen_moe import read_qwen2_moe, read_qwen3_moe
 from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
 from .stablelm import read_stablelm
+from .starcoder2 import read_starcoder2
 
 Reader = Callable[[Fields, str], DecoderConfig]
 """(config.json, the architecture's name) -> the model; raises ModelLoadError."""
@@ -55,7 +58,11 @@ ARCHITECTURES: dict[str, Reader] = {
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "Exaone4ForCausalLM": read_exaone4,
+    "CohereForCausalLM": read_cohere,
+    "Cohere2ForCausalLM": read_cohere2,
     "StableLmForCausalLM": read_stablelm,
+    "Starcoder2ForCausalLM": read_starcoder2,
     "PhiForCausalLM": read_phi,
     "Phi3ForCausalLM": read_phi3,
     "Olmo2ForCausalLM": read_olmo2,

@@ -15,7 +15,7 @@ _DEFAULTS = {
     "partial_rotary_factor": 0.25,
     "eos_token_id": 0,
 }
-_NAMES = LayerNames(query_norm="q_layernorm", key_norm="k_layernorm")
+_NAMES = LayerNames(query_norm="q_layernorm.norms.{}", key_norm="k_layernorm.norms.{}")
 
 
 def read_stablelm(config: Fields, architecture: str) -> DecoderConfig:
@@ -30,6 +30,7 @@ def read_stablelm(config: Fields, architecture: str) -> DecoderConfig:
         decoder,
         qkv_bias=config.flag("use_qkv_bias", False),
         norm="layer",
+        has_norm_bias=True,
         norm_placement="parallel" if config.flag("use_parallel_residual", False) else "before",
         query_key_norm="layer" if config.flag("qk_layernorm", False) else None,
         names=_NAMES,

@@ -88,7 +88,7 @@ class Attention:
 
 def _orders(config: DecoderConfig) -> list[Tensor | None]:
     """Of the outputs of the projections to queries, keys and values."""
-    assert config.query_key_norm is None, "the norms' weights would have to be ordered, too"
+    assert config.query_key_norm in (None, "layer"), "the norm's weights are not ordered"
     assert not config.has_fused_projections, "the orders are of three modules"
     query, key = (
         halves_apart(number, config.head_dim, config.rotary_dim)

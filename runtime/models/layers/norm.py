@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....kernels.reference.dense import widen
 from .build import ModelBuild
+from .rotary import halves_apart
 
 
 class Norm(Protocol):
@@ -53,7 +54,9 @@ class LayerNorm:
 
     def __init__(self, build: ModelBuild, name: str, size: int) -> None:
         self._weight = build.source.take(f"{name}.weight", (size,))
-        self._bias = build.source.take(f"{name}.bias", (size,))
+        self._bias: Tensor | None = None
+        if build.config.has_norm_bias:
+            self._bias = build.source.take(f"{name}.bias", (size,))
         self._eps = build.config.rms_norm_eps
         self._add = build.kernels.add_in_place
 
@@ -71,14 +74,16 @@ class HeadLayerNorm:
     def __init__(self, build: ModelBuild, name: str) -> None:
         """name: the attention block's."""
         config = build.config
-        numbers = (config.num_heads, config.num_kv_heads)
-        names = [
-            f"{name}.{part}.norms.{head}.weight"
-            for part, num in zip((config.names.query_norm, config.names.key_norm), numbers)
-            for head in range(num)
-        ]
-        weights = build.source.take_stacked(names, [(config.head_dim,)] * len(names))
-        self._weights = widen(weights).view(len(names), config.head_dim)
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        weights = torch.cat(
+            [
+                _head_weights(build, f"{name}.{config.names.query_norm}", num_heads),
+                _head_weights(build, f"{name}.{config.names.key_norm}", num_kv_heads),
+            ]
+        )
+        if config.has_interleaved_rope:  # as the heads are
+            weights = weights[:, halves_apart(1, config.head_dim, config.rotary_dim)]
+        self._weights = widen(weights)
         self._eps = config.rms_norm_eps
 
     def __call__(self, heads: Tensor) -> None:
@@ -110,6 +115,16 @@ class QueryKeyNorm:
     def __call__(self, heads: Tensor) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim]: queries and keys, IN PLACE."""
         self._run(heads)
+
+
+def _head_weights(build: ModelBuild, name: str, num_heads: int) -> Tensor:
+    """[num_heads, head_dim], stored so or head by head."""
+    head_dim = build.config.head_dim
+    if "{}" not in name:
+        return build.source.take(f"{name}.weight", (num_heads, head_dim))
+    names = [f"{name.format(head)}.weight" for head in range(num_heads)]
+    stacked = build.source.take_stacked(names, [(head_dim,)] * num_heads)
+    return stacked.view(num_heads, head_dim)
 
 
 def _weight(build: ModelBuild, name: str, size: int) -> Tensor:

@@ -220,6 +220,78 @@ CASES = {
         },
         ("query_key_norm", "qkv_bias", "activation", "partial_rotary_dim", "rope_scaling"),
     ),
+    "starcoder2": Case(
+        "starcoder2", {"num_kv_heads": 1, "is_sharded": True}, ("qkv_bias", "output_bias")
+    ),
+    "starcoder2-window": Case(
+        "starcoder2",
+        {
+            "head_dim": 24,
+            "num_heads": 6,
+            "use_bias": False,
+            "tie_word_embeddings": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": LLAMA3,
+        },
+        ("attention_kinds", "rope_scaling"),
+    ),
+    "exaone4": Case(
+        "exaone4",
+        {
+            "head_dim": 24,
+            "num_layers": 3,
+            "num_kv_heads": 1,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "rope_parameters": LLAMA3,
+        },
+        ("attention_kinds", "layers_without_rope", "rope_scaling"),
+    ),
+    "exaone4-small": Case(
+        "exaone4",
+        {
+            "is_sharded": True,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "layer_types": [FULL, FULL],
+        },
+    ),
+    "cohere": Case(
+        "cohere",
+        {"head_dim": 32, "num_kv_heads": 1, "is_sharded": True},
+        ("has_interleaved_rope", "logits_divisor"),
+    ),
+    "cohere-norms": Case(
+        "cohere",
+        {
+            "head_dim": 24,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "logit_scale": 0.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        },
+        ("query_key_norm", "qkv_bias", "output_bias", "rope_scaling"),
+    ),
+    "cohere2": Case(
+        "cohere2",
+        {"num_layers": 4, "sliding_window": WINDOW, "is_sharded": True},
+        ("attention_kinds", "layers_without_rope", "logits_divisor"),
+    ),
+    "cohere2-listed": Case(
+        "cohere2",
+        {
+            "num_heads": 6,
+            "num_kv_heads": 3,
+            "hidden_size": 96,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": WINDOW,
+            "layer_types": [FULL, SLIDING],
+            "rope_parameters": LLAMA3,
+        },
+        ("has_interleaved_rope", "layers_without_rope", "rope_scaling", "qkv_bias"),
+    ),
     "phi": Case("phi", {"is_sharded": True}, ("partial_rotary_dim", "qkv_bias", "logits_bias")),
     "phi-few-keys": Case(
         "phi",
@@ -451,6 +523,12 @@ def test_what_a_case_is_for_changes_what_the_model_says(
         ("glm", {"mlp_bias": True}),
         ("cwm", {"attention_bias": True}),
         ("ministral3", {"attention_bias": True}),
+        ("starcoder2", {"hidden_act": "silu"}),
+        ("exaone4", {"attention_bias": True}),
+        ("exaone4", {"layer_types": [FULL, "chunked_attention"]}),
+        ("cohere", {"use_parallel_block": False}),
+        ("cohere2", {"use_qk_norm": True}),
+        ("cohere2", {"rotary_pct": 0.5}),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_its_field(
