@@ -65,6 +65,8 @@ def read_ernie_moe(config: Fields, architecture: str) -> DecoderConfig:
 
 def _ernie(config: Fields, architecture: str) -> DecoderConfig:
     config.restrict("compression_ratio", 1)
+    for field in ("attention_bias", "mlp_bias"):
+        config.restrict(field, False)
     return replace(read_decoder(config, architecture), has_interleaved_rope=True)
 
 

@@ -45,6 +45,7 @@ _DEFAULTS_LITE = {
 
 def read_glm4_moe(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
+    config.restrict("mlp_bias", False)
     decoder = replace(
         read_decoder(config, architecture, can_rotate_in_part=True),
         qkv_bias=config.flag("attention_bias", False),

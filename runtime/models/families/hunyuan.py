@@ -23,7 +23,8 @@ _EXPERT_NAMES = ExpertNames(router="gate.wg", shared="shared_mlp")
 
 def read_hunyuan(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
-    config.restrict("use_cla", False)
+    for field in ("use_cla", "use_mla"):
+        config.restrict(field, False)
     for field in ("use_qk_norm", "use_rotary_pos_emb"):
         config.restrict(field, True)
     config.restrict("mlp_bias", False)

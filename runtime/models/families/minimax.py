@@ -59,6 +59,8 @@ def _require_plain(config: Fields) -> None:
     config.restrict("scoring_func", "sigmoid")
     config.restrict("qk_norm_type", "per_layer")
     config.restrict("shared_intermediate_size", 0)
+    for field in ("attention_bias", "mlp_bias"):
+        config.restrict(field, False)
     for field in ("use_qk_norm", "use_routing_bias"):
         config.restrict(field, True)
     types = config.get("attn_type_list")

@@ -20,7 +20,8 @@ _NAMES = LayerNames(query_norm="q_layernorm.norms.{}", key_norm="k_layernorm.nor
 
 def read_stablelm(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
-    config.restrict("mlp_bias", False)
+    for field in ("attention_bias", "mlp_bias"):
+        config.restrict(field, False)
     own = {"rms_norm_eps": config.number("layer_norm_eps", 1e-5)}
     config = Fields(config.file, {**config.values, **own})
     decoder = read_decoder(config, architecture, can_rotate_in_part=True)

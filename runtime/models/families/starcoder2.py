@@ -22,6 +22,8 @@ _NAMES = LayerNames(up="c_fc", down="c_proj")
 def read_starcoder2(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
     config.restrict("hidden_act", "gelu_pytorch_tanh")
+    for field in ("attention_bias", "mlp_bias"):
+        config.restrict(field, False)
     bias = config.flag("use_bias", True)
     own = {"rms_norm_eps": config.number("norm_epsilon", 1e-5)}
     decoder = read_decoder(Fields(config.file, {**config.values, **own}), architecture)

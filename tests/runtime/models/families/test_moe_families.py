@@ -312,6 +312,8 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window"),
         ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("MiniMaxM2", {"attention_bias": True}, "attention_bias"),
+        ("Glm4Moe", {"mlp_bias": True}, "mlp_bias"),
         ("Glm4Moe", {"n_group": 3}, "n_group"),
         ("Glm4Moe", {"scoring_func": "softmax"}, "scoring_func"),
         ("Glm4MoeLite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
