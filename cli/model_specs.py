@@ -184,7 +184,7 @@ def _share(
 def _served(
     config: EngineConfig, folder: Path, model_config: ModelConfig, dtype: str
 ) -> ServedModel:
-    quantization = config.quantization
+    quantization: str = config.quantization
     require_quantization(quantization, folder, stored_method(folder))
     if quantization == "none":
         quantization = stored_quantization(folder, ModelShape.of(model_config))
