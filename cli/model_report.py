@@ -48,6 +48,7 @@ def examine_model(
             name: 1000 * ServedModel.of(config, dtype, "none", name).kv_bytes_per_token
             for name in _kv_dtypes(config)
         },
+        "state_bytes": plain.state_bytes,
         "memory_bytes": memory_bytes,
         "request_tokens": request_tokens,
         "fits": [
@@ -91,6 +92,8 @@ def print_model(report: dict[str, Any]) -> None:
         )
     kv = [f"{n / 1e6:.1f} MB ({name})" for name, n in report["kv_bytes_per_1k_tokens"].items()]
     print(f"KV       {', '.join(kv)} for 1,000 tokens")
+    if report["state_bytes"]:
+        print(f"states   {_size(report['state_bytes'])} for each sequence, and each kept prefix")
     print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had")
     is_floating = report["stored_quantization"] == "none"
     print_table(

@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         "weight_bytes": costs.model.weight_bytes,
         "adapter_bytes": costs.model.adapter_bytes,
         "kv_tokens": kv_tokens,
+        "state_bytes": costs.model.state_bytes,
         "steps": [_step_row(step, predict_step(costs, step)) for step in steps],
         "loads": [
             _load_row(clients, _load(args, costs, clients, kv_tokens)) for clients in args.clients
@@ -161,7 +162,11 @@ def _costs(args: argparse.Namespace, folder: Path) -> tuple[CostModel, int]:
     """The cost model, and how many tokens of KV there will be. Raises InvalidRequest where the
     model does not fit."""
     costs = _gpu(args, folder) if args.device in GPUS else _cpu(args, folder)
-    fit = costs.model.fit(costs.device.memory_bytes, is_gpu=args.device in GPUS)
+    fit = costs.model.fit(
+        costs.device.memory_bytes,
+        is_gpu=args.device in GPUS,
+        max_running_requests=args.max_running_requests,
+    )
     request_tokens = args.prompt_tokens + args.output_tokens
     context_length = costs.model.config.context_length
     if request_tokens > context_length:
@@ -188,7 +193,11 @@ def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
     assert device.capability is not None, "it is a GPU"
     known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
     require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
-    return CostModel(_model(args, folder, dtype), device)
+    model = _model(args, folder, dtype)
+    if model.config.recurrent is not None:
+        allowed = f"cpu: {model.config.architecture} has recurrent layers, with no GPU kernels yet"
+        raise InvalidRequest.of("device", args.device, allowed)
+    return CostModel(model, device)
 
 
 def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
@@ -254,5 +263,7 @@ def _print(report: dict[str, Any]) -> None:
         f"on {report['device']}; loads have KV of {report['kv_tokens']:,} tokens: of four requests "
         "a client, or what fits"
     )
+    if report["state_bytes"]:
+        print(f"recurrent state of a sequence: {report['state_bytes'] / 1e6:.1f} MB")
     print_table("steps", report["steps"])
     print_table("loads", report["loads"])

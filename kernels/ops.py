@@ -24,6 +24,7 @@ from .attention_rows import AttentionRows
 from .model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, RoutingOptions
 from .quantized_tensors import QuantizedKV, QuantizedWeight
 from .sampling_rows import AdjustedRows, SamplingRows
+from .state_rows import StateRows
 
 KVLayer = Tensor | QuantizedKV
 """One layer's KV, plain or quantized; each backend states which kinds it supports."""
@@ -389,6 +390,104 @@ class LatentAttention(Protocol):
         -> [T, num_heads, latent_dim], input of each head's W_UV. Otherwise as PagedAttention.
         """
         ...
+
+
+class PlanRecurrence(Protocol):
+    def __call__(self, rows: StateRows) -> object:
+        """The plan of a step for the recurrent layers' kernels of the same backend; made once a
+        step.
+
+        Of these kernels' pools [num_slots, ...] only the rows' slots are read and written, the
+        latter IN PLACE; slots are distinct except for those of padding. What a row computes does
+        not depend on other rows.
+        """
+        ...
+
+
+class ShortConvolution(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tails: Tensor,
+        plan: object,
+        *,
+        has_silu: bool = False,
+    ) -> Tensor:
+        """Causal convolution of each channel by itself over a row's tokens: x [T, channels] ->
+        [T, channels], a new tensor, y_t = sum over i of weight[:, i] * x_(t - kernel + 1 + i) +
+        bias, then silu with `has_silu`.
+
+        weight [channels, kernel], bias [channels]; tails [num_slots, kernel - 1, channels]: the
+        last inputs of each row's sequence, oldest first.
+        """
+        ...
+
+
+class GatedDeltaRule(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        states: Tensor,
+        plan: object,
+    ) -> Tensor:
+        """Gated delta rule over each row's tokens: with unit vectors q, k (q / sqrt(key_dim)),
+
+            S = exp(log_decay) S;   S = S + k (beta (v - k . S));   out = q . S
+
+        q, k [T, num_key_heads, key_dim], each serving num_value_heads / num_key_heads consecutive
+        value heads; v [T, num_value_heads, value_dim] -> [T, num_value_heads, value_dim], a new
+        tensor; log_decay [T, num_value_heads] <= 0, in the dtype of the states; beta likewise, of
+        any dtype; states [num_slots, num_value_heads, key_dim, value_dim], float32 or float64.
+        """
+        ...
+
+
+class StateSpaceScan(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        steps: Tensor,
+        decay: Tensor,
+        states: Tensor,
+        plan: object,
+    ) -> Tensor:
+        """Mamba-2's scan over each row's tokens (Dao and Gu, "Transformers are SSMs", 2024; q, k, v
+        are its C, B, X):
+
+            S = exp(step * decay) S + k (step v);   out = q . S
+
+        q, k [T, num_groups, key_dim], each serving num_heads / num_groups consecutive heads; v [T,
+        num_heads, value_dim] -> [T, num_heads, value_dim], a new tensor; steps [T, num_heads] > 0
+        and decay [num_heads] < 0, in the dtype of the states; states [num_slots, num_heads,
+        key_dim, value_dim], float32 or float64.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """One recurrent layer's pool of states."""
+
+    tails: Tensor  # [num_slots, kernel - 1, channels], see ShortConvolution
+    matrices: Tensor | None = None  # [num_slots, num_heads, key_dim, value_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A backend's kernels of recurrent layers."""
+
+    plan: PlanRecurrence
+    short_convolution: ShortConvolution
+    gated_delta_rule: GatedDeltaRule
+    state_space_scan: StateSpaceScan
 
 
 class AdjustLogits(Protocol):

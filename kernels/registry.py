@@ -23,6 +23,7 @@ from .cpu import latent_attention as cpu_latent
 from .cpu import linear as cpu_linear
 from .cpu import lora as cpu_lora
 from .cpu import paged_attention as cpu_attention
+from .cpu import recurrence as cpu_recurrence
 from .cpu import sampling as cpu_mask
 from .cpu import sampling as cpu_sampling
 from .kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
@@ -44,6 +45,7 @@ from .reference import kv_store as reference_store
 from .reference import latent_attention as reference_latent
 from .reference import lora as reference_lora
 from .reference import paged_attention as reference_attention
+from .reference import recurrence as reference_recurrence
 from .reference import sampling as reference_adjust
 from .reference import sampling as reference_logprobs
 from .reference import sampling as reference_mask
@@ -94,6 +96,7 @@ class Kernels:
     store_latent: ops.StoreLatent
     plan_latent_attention: ops.PlanLatentAttention
     latent_attention: ops.LatentAttention
+    recurrence: ops.Recurrence | None  # None: this backend has no kernels of recurrent layers
     adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
     sample: ops.Sample
@@ -164,6 +167,7 @@ def _reference(reason: str) -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=reference_latent.plan_latent_attention,
         latent_attention=reference_latent.latent_attention,
+        recurrence=reference_recurrence.RECURRENCE,
         adjust_logits=reference_adjust.adjust_logits,
         apply_token_mask=reference_mask.apply_token_mask,
         sample=reference_sampling.sample,
@@ -217,6 +221,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=cpu_latent.plan_latent_attention,
         latent_attention=cpu_latent.latent_attention,
+        recurrence=cpu_recurrence.RECURRENCE,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -260,6 +265,7 @@ def _native() -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=native_latent.plan_latent_attention,
         latent_attention=native_latent.latent_attention,
+        recurrence=cpu_recurrence.RECURRENCE,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
@@ -306,8 +312,11 @@ def _deterministic(dtype: torch.dtype, device: torch.device) -> Kernels:
         plan_lora=native_lora.plan_fixed_lora,
         plan_attention=native_deterministic.plan_attention,
         plan_latent_attention=native_deterministic.plan_latent_attention,
+        recurrence=None,
         segment_cost_tokens=native_deterministic.SEGMENT_COST_TOKENS,
-        choices=_choices("native", "no row depends on another", _ON_A_CPU),
+        choices=_choices(
+            "native", "no row depends on another", {**_ON_A_CPU, **_without_recurrence()}
+        ),
     )
     return fixed if dtype is torch.bfloat16 else _in_float32(fixed)
 
@@ -371,6 +380,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         store_latent=latent_attention.store_latent,
         plan_latent_attention=latent_attention.plan_latent_attention,
         latent_attention=latent_attention.latent_attention,
+        recurrence=None,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
@@ -385,6 +395,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
             _why_triton(device),
             {
                 "linear": ("torch", "cuBLAS has the fastest products"),
+                **_without_recurrence(),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
             },
         ),
@@ -397,6 +408,8 @@ def _why_triton(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"compiled for compute capability {major}.{minor}"
 
+
+_RECURRENCE = ("short_convolution", "gated_delta_rule", "state_space_scan")
 
 # The order of the doctor's table.
 _OPS = (
@@ -418,6 +431,7 @@ _OPS = (
     "paged_attention",
     "store_latent",
     "latent_attention",
+    *_RECURRENCE,
     "adjust_logits",
     "apply_token_mask",
     "sample",
@@ -436,7 +450,14 @@ _ON_A_CPU = {
     "store_latent": ("reference", "one torch call"),
     "latent_attention": ("cpu", "all heads of a row in one product"),
     "lora": ("cpu", "two products an adapter"),
+    **dict.fromkeys(
+        _RECURRENCE, ("cpu", "torch calls: rows of one token together, others in chunks")
+    ),
 }
+
+
+def _without_recurrence() -> dict[str, tuple[str, str]]:
+    return dict.fromkeys(_RECURRENCE, ("none", "models with recurrent layers are refused"))
 
 
 def _choices(

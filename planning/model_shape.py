@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..kernels.model_options import AttentionOptions
-from ..runtime.checkpoint.config.model_config import DecoderConfig, ExpertsConfig, LatentConfig
+from ..runtime.checkpoint.config.model_config import (
+    DecoderConfig,
+    ExpertsConfig,
+    GatedDeltaConfig,
+    LatentConfig,
+    Mamba2Config,
+    RecurrentConfig,
+    ShortConvConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,13 @@ class AttentionLayers:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """All parts of a model that take memory or time, except for its KV."""
+    """All parts of a model that take memory or time, except for its KV and its states."""
 
     products: tuple[Product, ...]
     attention: tuple[AttentionLayers, ...]
     embedding_parameters: int  # also a tied head's, which has no parameters of its own
     is_head_tied: bool
-    other_parameters: int  # norms, biases, sinks, and the gates of shared experts
+    other_parameters: int  # norms, biases, sinks, convolutions, and the gates of shared experts
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
@@ -83,15 +91,14 @@ class ModelShape:
             if config.latent is not None
             else _attention_products(config)
         )
+        recurrent = () if config.recurrent is None else _recurrent_products(config)
+        others = (_norms, _biases, _sinks, _expert_vectors, _recurrent_vectors)
         return cls(
-            products=(*attention, *_feed_forward_products(config), head),
+            products=(*attention, *recurrent, *_feed_forward_products(config), head),
             attention=_attention_layers(config),
             embedding_parameters=hidden * config.vocab_size,
             is_head_tied=config.tie_word_embeddings,
-            other_parameters=_norms(config)
-            + _biases(config)
-            + _expert_vectors(config)
-            + config.num_layers * config.num_heads * config.has_sink_logits,
+            other_parameters=sum(count(config) for count in others),
         )
 
     @property
@@ -111,7 +118,8 @@ class ModelShape:
 
 
 def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
-    counts = Counter(_num_visible(config, kind) for kind in config.layer_kinds)
+    kinds = [config.layer_kinds[layer] for layer in config.attention_layers]
+    counts = Counter(_num_visible(config, kind) for kind in kinds)
     return tuple(AttentionLayers(count, visible) for visible, count in counts.items())
 
 
@@ -125,9 +133,10 @@ def _num_visible(config: DecoderConfig, kind: int) -> int | None:
 def _attention_products(config: DecoderConfig) -> Iterator[Product]:
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
-    hidden, layers = config.hidden_size, config.num_layers
+    hidden, layers = config.hidden_size, len(config.attention_layers)
     num_modules = 1 if config.has_fused_projections else 3
-    yield Product("qkv", hidden, q_size + 2 * kv_size, layers, num_modules=num_modules)
+    q_out = q_size * (2 if config.has_attention_gate else 1)
+    yield Product("qkv", hidden, q_out + 2 * kv_size, layers, num_modules=num_modules)
     yield Product("attention output", q_size, hidden, layers, num_modules=1)
 
 
@@ -144,6 +153,55 @@ def _latent_products(config: DecoderConfig, latent: LatentConfig) -> Iterator[Pr
     up_size = heads * (latent.nope_dim + latent.value_dim)
     yield Product("latent up", latent.latent_dim, up_size, layers, is_quantized=False)
     yield Product("attention output", heads * latent.value_dim, hidden, layers, num_modules=1)
+
+
+def _recurrent_products(config: DecoderConfig) -> Iterator[Product]:
+    hidden, recurrent = config.hidden_size, _recurrent_of(config)
+    mixer, layers = recurrent.mixer, len(recurrent.layers)
+    inner_size = _inner_size(config)
+    if isinstance(mixer, ShortConvConfig):
+        yield Product("recurrent input", hidden, 3 * hidden, layers, num_modules=1)
+    elif isinstance(mixer, Mamba2Config):
+        out_size = inner_size + mixer.num_channels + mixer.num_heads
+        yield Product("recurrent input", hidden, out_size, layers, num_modules=1)
+    else:
+        num_modules = 1 if mixer.is_fused else 2
+        out_size, rates = mixer.num_channels + inner_size, 2 * mixer.num_value_heads
+        yield Product("recurrent input", hidden, out_size, layers, num_modules=num_modules)
+        yield Product("recurrent rates", hidden, rates, layers, num_modules=num_modules)
+    yield Product("recurrent output", inner_size, hidden, layers, num_modules=1)
+
+
+def _inner_size(config: DecoderConfig) -> int:
+    """Of a recurrent layer's heads together."""
+    mixer = _recurrent_of(config).mixer
+    if isinstance(mixer, ShortConvConfig):
+        return config.hidden_size
+    if isinstance(mixer, Mamba2Config):
+        return mixer.inner_size
+    return mixer.num_value_heads * mixer.value_dim
+
+
+def _recurrent_of(config: DecoderConfig) -> RecurrentConfig:
+    assert config.recurrent is not None, "it has recurrent layers"
+    return config.recurrent
+
+
+def _recurrent_vectors(config: DecoderConfig) -> int:
+    """Convolutions, decays, norms and biases of all recurrent layers."""
+    if config.recurrent is None:
+        return 0
+    mixer, hidden = config.recurrent.mixer, config.hidden_size
+    if isinstance(mixer, ShortConvConfig):
+        own = hidden * mixer.kernel_size + (5 * hidden if mixer.has_bias else 0)
+    elif isinstance(mixer, GatedDeltaConfig):
+        own = mixer.num_channels * mixer.kernel_size + 2 * mixer.num_value_heads + mixer.value_dim
+    else:
+        own = mixer.num_channels * (mixer.kernel_size + mixer.has_convolution_bias)
+        own += 3 * mixer.num_heads + mixer.inner_size
+        if mixer.has_bias:
+            own += mixer.inner_size + mixer.num_channels + mixer.num_heads + hidden
+    return len(config.recurrent.layers) * own
 
 
 def _feed_forward_products(config: DecoderConfig) -> Iterator[Product]:
@@ -186,7 +244,8 @@ def _norms(config: DecoderConfig) -> int:
     elif config.query_key_norm in ("whole", "layer"):
         own = (config.num_heads + config.num_kv_heads) * config.head_dim
     number = {"around": 4, "parallel": 1}.get(config.norm_placement, 2)
-    return config.num_layers * (number * _norm_size(config) + own) + _norm_size(config)
+    own *= len(config.attention_layers)
+    return (config.num_layers * number + 1) * _norm_size(config) + own
 
 
 def _norm_size(config: DecoderConfig) -> int:
@@ -201,7 +260,8 @@ def _biases(config: DecoderConfig) -> int:
     if config.qkv_bias:
         latent = config.latent
         attention += (
-            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+            (config.num_heads * (1 + config.has_attention_gate) + 2 * config.num_kv_heads)
+            * config.head_dim
             if latent is None
             else (latent.query_latent_dim or 0) + latent.latent_dim + latent.rope_dim
         )
@@ -210,7 +270,11 @@ def _biases(config: DecoderConfig) -> int:
         blocks = (p for p in _feed_forward_products(config) if p.num_experts == 1)
         gated = sum(p.out_features * p.count for p in blocks if p.is_quantized)
     head = config.vocab_size if config.logits_bias else 0
-    return config.num_layers * attention + gated + head
+    return len(config.attention_layers) * attention + gated + head
+
+
+def _sinks(config: DecoderConfig) -> int:
+    return len(config.attention_layers) * config.num_heads * config.has_sink_logits
 
 
 def _expert_vectors(config: DecoderConfig) -> int:

@@ -92,7 +92,7 @@ class CostModel:
         """A row's attention. A chunk reads its keys once for all of its tokens; in layers with a
         window, keys before it cost nothing."""
         config, device = self.model.config, self.device
-        key_bytes = self.model.kv_bytes_per_token / config.num_layers
+        key_bytes = self.model.kv_bytes_per_token / len(config.attention_layers)
         if config.latent is None:
             flop_a_pair = 4 * config.num_heads * config.head_dim
         else:

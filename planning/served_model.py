@@ -8,8 +8,11 @@ from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
+from ..runtime.memory.state_layout import StateLayout
 from .formats import DTYPE_BYTES, AdapterRoom, WeightFormat
 from .model_shape import ModelShape
+
+DEFAULT_RUNNING = 128  # the engine's max_running_requests unless told
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class ServedModel:
     format: WeightFormat
     kv_bytes_per_token: int
     adapters: AdapterRoom | None = None  # None: none are served
+    state_bytes: int = 0  # of a sequence's recurrent state; 0: the model has none
 
     @classmethod
     def of(
@@ -47,7 +51,15 @@ class ServedModel:
         """dtype: resolved, not "auto"; quantization and kv_cache_dtype as the flags."""
         weights = WeightFormat(quantization, dtype)
         layout = KVLayout.of(config, dtype, kv_cache_dtype)
-        return cls(config, ModelShape.of(config), weights, layout.bytes_per_token, adapters)
+        states = StateLayout.of(config, dtype)
+        return cls(
+            config,
+            ModelShape.of(config),
+            weights,
+            layout.bytes_per_token,
+            adapters,
+            0 if states is None else states.num_bytes,
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -70,9 +82,14 @@ class ServedModel:
         itemsize = DTYPE_BYTES[self.format.dtype]
         return num_tables * num_positions * self.config.rotary_dim * itemsize
 
-    def fit(self, memory_bytes: int, *, is_gpu: bool) -> Fit:
-        """KV gets the default share of what the weights, rotary tables and adapters leave."""
+    def fit(
+        self, memory_bytes: int, *, is_gpu: bool, max_running_requests: int = DEFAULT_RUNNING
+    ) -> Fit:
+        """KV gets the default share of what the weights, rotary tables and adapters leave. Where
+        the model has recurrent states, those of all running requests come first, and half of the
+        rest is for checkpoints."""
         share = DEFAULT_GPU_MEM_FRACTION if is_gpu else DEFAULT_CPU_MEM_FRACTION
         left = memory_bytes - self.weight_bytes - self.rotary_bytes - self.adapter_bytes
-        kv_bytes = max(0, int(left * share))
+        states = max_running_requests * self.state_bytes
+        kv_bytes = max(0, int(left * share) - states) // (2 if states else 1)
         return Fit(self.weight_bytes, kv_bytes, kv_bytes // self.kv_bytes_per_token)

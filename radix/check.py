@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from .checkpoints import Checkpoints
 from .node import Node
 from .pages import PageAllocator
 from .tree import RadixTree
 
-__all__ = ["CheckFailed", "check"]
+__all__ = ["CheckFailed", "check", "check_checkpoints"]
 
 
 class CheckFailed(AssertionError):
@@ -46,6 +47,29 @@ def check(
         _check_refs(nodes, "lease_ref", [node for node, _ in leased])
         _check_refs(nodes, "pin_ref", [node for node, is_pin in leased if is_pin])
     _check_owners(nodes, allocator, held)
+
+
+def check_checkpoints(slots: Checkpoints, tree: RadixTree, held: Sequence[int]) -> None:
+    """Raises CheckFailed unless free + checkpoints + held = all slots, each with one owner, and the
+    nodes have the checkpoints that are in the use order. `held`: slots of callers."""
+    found = []
+    for node in tree.nodes():
+        for position, checkpoint in (node.checkpoints or {}).items():
+            is_filed = (checkpoint.node, checkpoint.position) == (node, position)
+            _require(is_filed, f"{checkpoint} is filed in {node} at {position}")
+            _require(node.start < position <= node.end, f"{checkpoint} lies outside its node")
+            found.append(checkpoint)
+    _require(
+        {id(checkpoint) for checkpoint in found} == {id(checkpoint) for checkpoint in slots},
+        "the checkpoints in use order are not those of the nodes",
+    )
+    num_unproven = sum(not checkpoint.is_proven for checkpoint in found)
+    _require(slots.num_unproven == num_unproven, f"num_unproven is not {num_unproven}")
+    owned = sorted([*slots.free_slots(), *held, *(checkpoint.slot for checkpoint in found)])
+    _require(
+        owned == list(range(1, slots.num_slots + 1)),
+        f"of the slots 1 to {slots.num_slots} these have owners: {owned}",
+    )
 
 
 def _require(holds: bool, message: str) -> None:

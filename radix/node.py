@@ -1,4 +1,4 @@
-"""A node of the radix tree, and the order in which free nodes were last used."""
+"""A node of the radix tree, its checkpoints, and the order in which free nodes were last used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from .pages import Pages
 
-__all__ = ["Node", "UseOrder"]
+__all__ = ["Checkpoint", "Node", "UseOrder"]
 
 
 class Node:
@@ -21,6 +21,7 @@ class Node:
     """
 
     __slots__ = (
+        "checkpoints",
         "children",
         "end",
         "hits",
@@ -58,6 +59,7 @@ class Node:
         self.pages = pages
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
         self.children: dict[bytes, Node] = {}  # by their keys
+        self.checkpoints: dict[int, Checkpoint] | None = None  # by position (checkpoints.py)
         self.lock_ref = 0  # locks on this node or below it
         self.lease_ref = 0  # leases on this node or below it (leases.py)
         self.pin_ref = 0  # those of them that are pins
@@ -80,6 +82,25 @@ class Node:
     def __repr__(self) -> str:
         where = f"[{self.start}:{self.end}]" if self.is_attached else "detached"
         return f"<Node {self.id} {where} lock_ref={self.lock_ref} children={len(self.children)}>"
+
+
+class Checkpoint:
+    """A copy of the state behind the first `position` tokens of the path to `node`.
+
+    Not `is_proven` until the step that writes it has been carried out: nobody may go on from it
+    then, and it is not evicted. `node` is None once it is gone.
+    """
+
+    __slots__ = ("is_proven", "node", "position", "slot")
+
+    def __init__(self, node: Node, position: int, slot: int, *, is_proven: bool) -> None:
+        self.node: Node | None = node
+        self.position = position
+        self.slot = slot
+        self.is_proven = is_proven
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint at {self.position} in slot {self.slot} of {self.node}>"
 
 
 class UseOrder:

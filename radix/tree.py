@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
+from .checkpoints import Checkpoints
 from .journal import TreeJournal
 from .node import Node, UseOrder
 from .pages import Pages, as_ids
@@ -68,6 +69,7 @@ class RadixTree:
         self.pinned_pages = 0  # in pinned nodes, locked or not
         self.clock = 0  # uses so far
         self.journal: TreeJournal | None = None  # of changes, while somebody follows them
+        self.checkpoints: Checkpoints | None = None  # of a model with recurrent layers
         self.num_visits = 0  # nodes visited by all calls: tests check claimed costs by it
         self._next_id = 0
 
@@ -375,6 +377,8 @@ class RadixTree:
         node.key = node.token_ids[: self.page_size].tobytes()
         upper.children[node.key] = node
         self.num_nodes += 1
+        if node.checkpoints and self.checkpoints is not None:
+            self.checkpoints.note_split(node, upper)
         if node.older is not None:
             self.use_order.put_after(upper, node)
         if self.journal is not None:
@@ -477,6 +481,8 @@ class RadixTree:
             self.journal.note_cut(leaf, leaf.token_ids[num_tokens:])
         del leaf.pages[num_pages:]
         del leaf.token_ids[num_tokens:]
+        if leaf.checkpoints and self.checkpoints is not None:
+            self.checkpoints.note_cut(leaf)
         self.num_pages -= len(freed)
         self.evictable_pages -= len(freed)
         return freed
@@ -498,6 +504,8 @@ class RadixTree:
             freed.extend(node.pages)
             self.use_order.drop(node)
             node.is_attached = False
+            if node.checkpoints and self.checkpoints is not None:
+                self.checkpoints.note_gone(node)
         self.num_nodes -= len(nodes)
         self.num_visits += len(nodes)
         self.num_pages -= len(freed)

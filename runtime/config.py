@@ -131,6 +131,14 @@ class EngineConfig:
     pin_share: float = flag(
         DEFAULT_PIN_SHARE, "share of the KV pool that pins may take", number(0, 1), metavar="F"
     )
+    state_checkpoints: int | None = flag(
+        None, "of a model with recurrent layers: states of prefixes to keep (default: as much "
+        "memory as KV takes)", integer(0, 1 << 20),
+    )
+    state_interval: int | None = flag(
+        None, "tokens of a prompt between two of these (default: by a state's size)",
+        integer(16, 1 << 20),
+    )
     host_kv_tokens: int = flag(
         0, "tokens of KV to keep in host memory when the pool is full (default: none)",
         integer(0, 1 << 31),

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 
 from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
-from ..errors import ModelLoadError, PromptTooLong
+from ..errors import InvalidRequest, ModelLoadError, PromptTooLong
 from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
+from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -39,10 +40,12 @@ from .memory.disk.block_key import BlockLayout
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
+from .memory.state_layout import checkpoint_interval
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .schedule.cache.hint_actions import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
+from .schedule.cache.state_cache import StateOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
 from .schedule.plan import FailedStep, PendingStep, StepPlan
 from .schedule.program_record import ProgramRecord
@@ -54,6 +57,7 @@ from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .schedule.step_log import StepLog
+from .speculate.choice import OFF
 from .speculate.drafter import Drafting
 from .speculate.drafters import make_drafting
 from .tokenizer.chat_template import ChatTemplate
@@ -274,6 +278,7 @@ class Engine:
             "has_overlap": self.has_overlap,
             "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),
+            "states": {} if kv_cache.states is None else kv_cache.states.describe(),
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
             "run": self.run,
             "uptime_s": time.monotonic() - self.started_s,
@@ -299,6 +304,7 @@ class LoadedModel:
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
         self.template = ChatTemplate(self.folder, self.tokenizer, config.chat_template)
         self.embedding = EmbeddingConfig.from_folder(self.folder)
+        _require_no_states(self.config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner = ModelRunner(
                 self.folder,
@@ -319,6 +325,7 @@ class LoadedModel:
                 quantization=config.quantization,
                 num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
                 max_adapter_rank=_max_lora_rank(config),
+                num_state_checkpoints=config.state_checkpoints,
                 on_progress=on_progress,
             )
         weights = model_revision(
@@ -347,14 +354,34 @@ class LoadedModel:
                 pin_share=config.pin_share,
                 num_host_pages=config.host_kv_tokens // config.page_size,
                 stored=self._stored_prefixes(),
+                states=self._state_options(),
             ),
             has_overlap=not config.disable_overlap,
-            drafting=make_drafting(
-                config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
-            ),
+            drafting=self._drafting(),
             adapters=self._adapter_slots(),
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+
+    def _state_options(self) -> StateOptions | None:
+        """Of a model with recurrent layers."""
+        runner = self.runner
+        if runner.states is None:
+            return None
+        default = checkpoint_interval(runner.states.layout, runner.kv_layout)
+        return StateOptions(runner.states.num_slots, self.config.state_interval or default)
+
+    def _drafting(self) -> Drafting | None:
+        config = self.config
+        if self.runner.states is None:
+            return make_drafting(
+                config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
+            )
+        if config.speculate != OFF:
+            log.warning(
+                "speculation is off: a recurrent state (%s) cannot go back behind a wrong guess",
+                self.model_config.architecture,
+            )
+        return None
 
     def _adapter_registry(self) -> AdapterRegistry | None:
         """The adapters given at the start. Raises ModelLoadError."""
@@ -480,6 +507,17 @@ class LoadedModel:
                 for c in self.runner.kernels.describe()
             ],
         }
+
+
+def _require_no_states(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises InvalidRequest for options that would need recurrent states where there are none."""
+    if model.recurrent is None:
+        return
+    why = f"{model.architecture} has recurrent layers, whose states stay on the device"
+    if config.host_kv_tokens:
+        raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
+    if config.kv_store is not None:
+        raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}")
 
 
 def _max_lora_rank(config: EngineConfig) -> int:

@@ -22,6 +22,7 @@ from ...kernels.attention_rows import AttentionRows
 from ...kernels.model_options import AttentionOptions, LatentOptions
 from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
+from ...kernels.state_rows import StateRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..schedule.plan import Row, StepPlan
 
@@ -88,6 +89,7 @@ class StepInputs:
     slots: Int64Array  # [T]
     attention_rows: AttentionRows
     adapters: npt.NDArray[np.int32] | None  # [T] slots, 0: no adapter; None: no token has one
+    state_rows: StateRows
 
     @property
     def num_tokens(self) -> int:
@@ -142,11 +144,15 @@ class PageTable:
 
 
 class InputBuilder:
-    """Converts plans, one after the other; owns the host's page table."""
+    """Converts plans, one after the other; owns the host's page table.
+
+    `spare_slot`: of the KV pool, for KV that is there already; needed where rows have such.
+    """
 
     def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
         self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
         self._page_size = page_size
+        self.spare_slot: int | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Apply the plan's page updates and lay out its tokens."""
@@ -170,16 +176,21 @@ class InputBuilder:
             token_ids=token_ids,
             sources=_sources(rows, layout),
             positions=positions,
-            slots=self._slots(layout, positions),
+            slots=self._slots(rows, layout, positions),
             attention_rows=attention_rows,
             adapters=_adapters(rows, layout),
+            state_rows=_state_rows(rows, layout),
         )
 
-    def _slots(self, layout: StepLayout, positions: Int64Array) -> Int64Array:
+    def _slots(self, rows: Sequence[Row], layout: StepLayout, positions: Int64Array) -> Int64Array:
         table_rows = layout.table_rows[layout.row_of_token()]
         pages, offsets = np.divmod(positions, self._page_size)
         entries = self.page_table.entries[table_rows, pages].astype(np.int64)
         slots: Int64Array = entries * self._page_size + offsets
+        if any(row.kv_start > row.start for row in rows):
+            assert self.spare_slot is not None, "there is no place for KV that is there already"
+            kv_starts = np.array([row.kv_start for row in rows], dtype=np.int64)
+            slots[positions < kv_starts[layout.row_of_token()]] = self.spare_slot
         return slots
 
 
@@ -194,6 +205,11 @@ def _adapters(rows: Sequence[Row], layout: StepLayout) -> npt.NDArray[np.int32] 
     if not any(slots):
         return None
     return np.repeat(np.array(slots, dtype=np.int32), layout.lengths)
+
+
+def _state_rows(rows: Sequence[Row], layout: StepLayout) -> StateRows:
+    slots = np.array([row.state_slot for row in rows], dtype=np.int64)
+    return StateRows(layout.query_start, slots, layout.starts == 0)
 
 
 def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
@@ -272,10 +288,9 @@ def plan_attentions(
     padded_tokens: int | None = None,
 ) -> tuple[object, ...]:
     """In the order of `config.attention_kinds`; see `ops.PlanAttention`."""
+    kinds = [config.layer_kinds[layer] for layer in config.attention_layers]
     return tuple(
-        _plan(
-            kernels, rows, kv_layers[config.layer_kinds.index(kind)], config, options, padded_tokens
-        )
+        _plan(kernels, rows, kv_layers[kinds.index(kind)], config, options, padded_tokens)
         for kind, options in enumerate(config.attention_kinds)
     )
 

@@ -32,7 +32,9 @@ from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
-from ..memory.sizing import num_pages_for, step_bytes
+from ..memory.sizing import num_pages_for, num_state_slots, step_bytes
+from ..memory.state_layout import StateLayout
+from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
 from ..models.decoder import Decoder
 from ..models.layers.adapter_tables import AdapterTables
@@ -87,10 +89,12 @@ class ModelRunner:
         on_progress: ByteProgress | None = None,
         num_adapter_slots: int = 0,
         max_adapter_rank: int = 0,
+        num_state_checkpoints: int | None = None,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
-        free. Steps of up to `graph_max_tokens` tokens are captured on a GPU.
+        free. Steps of up to `graph_max_tokens` tokens are captured on a GPU. A model with
+        recurrent layers also gets states for all running requests and `num_state_checkpoints`.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -107,6 +111,9 @@ class ModelRunner:
         self.kernels: Kernels = (
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
+        self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
+        if self.state_layout is not None:
+            _require_recurrence(model_config, self.kernels, str(device))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
         self.segment_cost_tokens = (
@@ -146,7 +153,17 @@ class ModelRunner:
                 mem_fraction=mem_fraction,
                 available_bytes=self._available_bytes(max_step_tokens, max_running_requests),
                 is_gpu=self._is_gpu,
+                states=self.state_layout,
             )
+        self.states: StatePool | None = None
+        if self.state_layout is not None:
+            num_slots = num_state_slots(
+                self.state_layout,
+                max_running_requests=max_running_requests,
+                num_checkpoints=num_state_checkpoints,
+                kv_bytes=num_pages * page_size * self.kv_layout.bytes_per_token,
+            )
+            self.states = StatePool(self.state_layout, num_slots, self.device)
         if self.accelerator is None:
             self.steps: SynchronousSteps | AsynchronousSteps = self._in_order(
                 num_pages, num_host_pages
@@ -279,7 +296,9 @@ class ModelRunner:
         return max(0, self.accelerator.available_bytes() - reserve)
 
     def _in_order(self, num_pages: int, num_host_pages: int) -> SynchronousSteps:
-        self.pool = self._pool_of(num_pages)
+        has_states = self.states is not None
+        self.pool = self._pool_of(num_pages, num_spare_pages=int(has_states))
+        self._inputs.spare_slot = num_pages * self.page_size if has_states else None
         host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool: HostKVPool | PinnedKVPool | None = host_pool
         return SynchronousSteps(
@@ -290,6 +309,7 @@ class ModelRunner:
             KVTransfer(self.pool, host_pool),
             config=self.config,
             num_adapter_slots=self._num_adapter_slots,
+            states=self.states,
         )
 
     def _queued(
@@ -396,6 +416,18 @@ def has_fast_bfloat16() -> bool:
 
 def _pageable(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _require_recurrence(config: ModelConfig, kernels: Kernels, device: str) -> None:
+    """Raises InvalidRequest where there are no kernels of recurrent layers."""
+    if device != "cpu":
+        allowed = f"cpu: {config.architecture} has recurrent layers, for which no GPU kernels exist"
+        raise InvalidRequest.of("device", device, f"{allowed} yet")
+    if kernels.recurrence is None:
+        allowed = (
+            f"false: the kernels of {config.architecture}'s recurrent layers depend on batches"
+        )
+        raise InvalidRequest.of("deterministic", True, allowed)
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

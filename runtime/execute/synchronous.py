@@ -10,6 +10,7 @@ import torch
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
+from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
 from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
@@ -34,7 +35,9 @@ class SynchronousSteps:
         *,
         config: ModelConfig,
         num_adapter_slots: int = 0,
+        states: StatePool | None = None,
     ) -> None:
+        """states: of a model with recurrent layers, whose passes are not recorded."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -42,7 +45,8 @@ class SynchronousSteps:
         self._transfer = transfer
         self._config = config
         self._num_adapter_slots = num_adapter_slots
-        self.forward = CapturedForward(model, kernels.capture)
+        self._states = states
+        self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
 
@@ -58,7 +62,11 @@ class SynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
+        if self._states is not None:
+            self._states.copy(plan.state_loads)
         hidden = self.forward(self._batch(inputs))
+        if self._states is not None:
+            self._states.copy(plan.state_saves)
         logits = None
         if wanted.sampled_rows:
             at = wanted.sampled_tokens
@@ -82,7 +90,15 @@ class SynchronousSteps:
             kv_layers=layers,
             attention=plan_attentions(self._kernels, inputs.attention_rows, layers, self._config),
             adapters=adapters,
+            states=() if self._states is None else self._states.layers,
+            recurrence=self._recurrence(inputs),
         )
+
+    def _recurrence(self, inputs: StepInputs) -> object | None:
+        recurrence = self._kernels.recurrence
+        if self._states is None or recurrence is None:
+            return None
+        return recurrence.plan(inputs.state_rows)
 
     def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if inputs.sources is not None:

@@ -16,7 +16,7 @@ from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import KVCacheDtype
 from ..checkpoint.config.model_config import ModelConfig
 
-_BYTES = {
+DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
@@ -38,7 +38,7 @@ class KVPart:
 
     @property
     def vector_bytes(self) -> int:
-        return self.width * _BYTES[self.dtype]
+        return self.width * DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_per_token(self) -> int:
@@ -48,7 +48,7 @@ class KVPart:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The KV of a token: the same parts in each layer."""
+    """The KV of a token: the same parts in each layer that keeps any."""
 
     num_layers: int
     parts: tuple[KVPart, ...]
@@ -64,7 +64,7 @@ class KVLayout:
 
         Raises InvalidRequest for latents in 8 bits: they are small already.
         """
-        return cls(config.num_layers, _parts(config, dtype, kv_cache_dtype))
+        return cls(len(config.attention_layers), _parts(config, dtype, kv_cache_dtype))
 
 
 def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tuple[KVPart, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ...errors import InvalidRequest
 from ..checkpoint.config.model_config import ModelConfig
 from .kv_layout import KVLayout
+from .state_layout import StateLayout
 
 # On a laptop other programs need most of it (a guess); the cap below is usually far smaller anyway.
 DEFAULT_CPU_MEM_FRACTION = 0.3
@@ -21,6 +22,8 @@ DEFAULT_GPU_MEM_FRACTION = 0.9
 # cuBLAS's workspaces (32 MB a stream on Hopper), compiled kernels, and the nodes of some fifty
 # graphs of several hundred launches each (a guess, to be measured).
 _GPU_OVERHEAD_BYTES = 1 << 30
+# Checkpoints of recurrent states, unless told: at least some, at most what can be of use.
+_MIN_CHECKPOINTS, _MAX_CHECKPOINTS = 16, 4096
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -71,11 +74,14 @@ def num_pages_for(
     mem_fraction: float | None = None,
     available_bytes: int | None = None,
     is_gpu: bool = False,
+    states: StateLayout | None = None,
 ) -> int:
     """The number of pages of the pool.
 
     `max_total_tokens` takes precedence. Otherwise `mem_fraction` of the memory that is available
-    now, but never more than all running requests at full length could use.
+    now, but never more than all running requests at full length could use. `states`: of a model
+    with recurrent layers; their share is that of all running requests, and half of the rest for
+    checkpoints.
 
     Raises:
         InvalidRequest: a value out of range, or a pool too small for one sequence of
@@ -91,17 +97,39 @@ def num_pages_for(
         raise InvalidRequest.of("mem_fraction", fraction, "a number in (0, 1]")
     available = available_memory_bytes() if available_bytes is None else available_bytes
     bytes_per_token = layout.bytes_per_token
-    affordable = int(available * fraction) // (bytes_per_token * page_size)
+    budget = int(available * fraction)
+    if states is not None:
+        budget = max(0, budget - max_running_requests * states.num_bytes) // 2
+    affordable = budget // (bytes_per_token * page_size)
     pages_per_request = -(-max_model_len // page_size)
     if affordable < pages_per_request:
         needed = pages_per_request * page_size * bytes_per_token
         raise InvalidRequest(
             f"the KV pool does not fit: one sequence of max_model_len={max_model_len} tokens needs "
             f"{_mib(needed)}, mem_fraction={fraction:g} of {_mib(available)} available is "
-            f"{_mib(int(available * fraction))}; lower max_model_len or raise mem_fraction",
+            f"{_mib(int(available * fraction))}{_states_share(states, max_running_requests)}; "
+            "lower max_model_len or raise mem_fraction",
             "mem_fraction",
         )
     return min(affordable, pages_per_request * max_running_requests)
+
+
+def num_state_slots(
+    states: StateLayout, *, max_running_requests: int, num_checkpoints: int | None, kv_bytes: int
+) -> int:
+    """Slots of the state pool: one for each running request, and `num_checkpoints`, or so many as
+    take the memory of the KV."""
+    if num_checkpoints is None:
+        affordable = kv_bytes // states.num_bytes
+        num_checkpoints = min(_MAX_CHECKPOINTS, max(_MIN_CHECKPOINTS, affordable))
+    return max_running_requests + num_checkpoints
+
+
+def _states_share(states: StateLayout | None, max_running_requests: int) -> str:
+    if states is None:
+        return ""
+    size = _mib(max_running_requests * states.num_bytes)
+    return f", of which recurrent states of max_running_requests={max_running_requests} take {size}"
 
 
 def available_memory_bytes() -> int:

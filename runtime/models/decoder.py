@@ -39,7 +39,7 @@ class Decoder:
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.
 
-        Writes the T tokens' KV to `batch.kv_layers`.
+        Writes the T tokens' KV to `batch.kv_layers`, and the rows' states to `batch.states`.
         """
         rotaries = self._rotary.at(positions)
         residual = self._vocab.embed(input_ids)

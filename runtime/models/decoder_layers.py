@@ -6,6 +6,7 @@ stream, so that the norm of the next layer adds it in the same pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from .layers.build import ModelBuild
 from .layers.experts import feed_forward_of
 from .layers.latent_attention import LatentAttention
 from .layers.norm import norm_of
+from .layers.recurrent import recurrent_layer
 from .layers.rotary import Rotary
 
 
@@ -51,7 +53,7 @@ class PreNormLayer:
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
         size, names = build.config.hidden_size, build.config.names
         self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
-        self._attention = _attention(build, name, index)
+        self._attention = _mixer(build, name, index)
         self._middle_norm = norm_of(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
 
@@ -144,6 +146,15 @@ class PostNormLayer:
             self._add(residual, x)
         self._add(residual, self._attended_norm(self._attention(residual, rotary, batch)))
         return self._output_norm(self._feed_forward(residual, batch))
+
+
+def _mixer(build: ModelBuild, layer: str, index: int) -> Callable[..., Tensor]:
+    """A layer's attention, or what it has in its place."""
+    recurrent = build.config.recurrent
+    if recurrent is None or index not in recurrent.layers:
+        return _attention(build, layer, index)
+    mix = recurrent_layer(build, f"{layer}.{build.config.names.recurrence}", index)
+    return lambda x, rotary, batch: mix(x, batch)
 
 
 def _attention(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.ops import KVLayer
+from ...kernels.ops import KVLayer, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +21,5 @@ class ForwardBatch:
     attention: tuple[object, ...]
     # The plan of `plan_lora` for the tokens' adapters; None: no token has one.
     adapters: object | None = None
+    states: tuple[RecurrentState, ...] = ()  # of all slots, a layer each
+    recurrence: object | None = None  # the plan of the rows' states, where the model has any

@@ -97,6 +97,8 @@ class CallFactory:
                 request.scoring = Scoring(len(prompt) - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
+            if len(samples) > 1:
+                request.shared_ends += (len(prompt) - 1,)
             if sample is samples[0]:
                 request.begun = begun
             request.op_key = self.op_key if op.source is None else (op.source, op.name)
@@ -209,6 +211,7 @@ class CallFactory:
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
+            shared_ends=(branch.fork_length,),
         )
 
     def _gen_call(

@@ -302,6 +302,7 @@ class Beams:
         """Let a request compute a child of a hypothesis that stays with another."""
         parent = child.parent
         is_shared = request.state is parent.state is RequestState.RUNNING
+        is_shared = is_shared and self._kv_cache.can_adopt(parent)
         if not is_shared:
             self._seats.vacate(request, keep=False)
         self._put_tokens(request, child)
@@ -310,6 +311,8 @@ class Beams:
         if is_shared:
             self._kv_cache.adopt(request, parent)
         else:
+            if parent.state is RequestState.RUNNING and self._kv_cache.states is not None:
+                self._kv_cache.states.keep_live(parent)
             self._seats.queue_first(request)
 
     def _extend(self, request: Request, child: Child) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...radix.checkpoints import Checkpoint
 from .cache.kv_cache import FreedPages
 from .cache.prefix_cache import PendingCopies
 from .cache.tiers import InsertedPrefix
@@ -50,6 +51,9 @@ class InFlightStep:
     void: set[Request] = field(default_factory=set)  # have left: their rows' results are ignored
     held: list[Held] = field(default_factory=list)
     suspects: list[InsertedPrefix] = field(default_factory=list)  # to unpublish after it
+    # Of the recurrent state: what each row writes, and what the plan writes beside its rows.
+    checkpoints: tuple[Checkpoint | None, ...] = ()
+    written: tuple[Checkpoint, ...] = ()
 
     def row_of(self, request: Request) -> Row | None:
         """The request's row, if it has one."""
@@ -139,6 +143,8 @@ class InFlight:
         adopted KV that another row of that plan was to write."""
         newest = self.newest
         row = None if newest is None else newest.row_of(request)
+        if request.num_published > request.num_scheduled_tokens:
+            return False  # it has not read all that it adopted
         if row is None and request not in planned.requests:
             return request.num_published != request.num_scheduled_tokens
         start = request.num_scheduled_tokens if row is None else row.start

@@ -81,6 +81,8 @@ class Row(NamedTuple):
     sampled_at: tuple[int, ...] = ()  # inputs to sample after, ascending; none: after the last one
     num_drafts: int = 0  # of the inputs, the last ones: may turn out wrong
     num_best: int = 0  # with `sampling`: report so many of the likeliest tokens (beam search)
+    state_slot: int = 0  # of its recurrent state, where the model has one
+    kv_start: int = 0  # KV of the inputs before this position is there already: it is kept
 
     @property
     def known_end(self) -> int:
@@ -125,6 +127,9 @@ class StepPlan:
     masks: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
     # NOTE: to be made in order, before the rows are computed.
     transfers: tuple[TierCopy, ...] = ()
+    # Copies between slots of recurrent states, (from, to), in order: before the rows, behind them.
+    state_loads: tuple[tuple[int, int], ...] = ()
+    state_saves: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -18,6 +18,7 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ...constrained.serving.follower import Follower
     from ...constrained.serving.grammar_state import PendingGrammar
+    from ...radix.checkpoints import Checkpoint
     from ...radix.leases import Lease
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
@@ -120,8 +121,8 @@ class Request:
 
     Invariant: num_computed_tokens <= num_scheduled_tokens <= num_tokens + 1; the two are equal
     unless plans in flight compute the tokens between (schedule/in_flight.py) and sample the one
-    beyond. num_published <= num_scheduled_tokens, and `pages[: num_published / page_size]` belong
-    to the tree, the rest to the request.
+    beyond. `pages[: num_published / page_size]` belong to the tree, the rest to the request;
+    num_published <= num_scheduled_tokens, unless tokens are computed again for their state alone.
     """
 
     id: int
@@ -145,6 +146,7 @@ class Request:
     op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one
     beam: Beam | None = None  # the search one of whose hypotheses it computes
+    shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
     state: RequestState = RequestState.WAITING
@@ -176,6 +178,10 @@ class Request:
     table_row: int = -1
     adapter_slot: int = 0  # while it runs, if it has an adapter
     lease: Lease | None = None  # keeps its KV while it is preempted
+    # Of a model with recurrent layers (cache/state_cache.py):
+    state_slot: int = 0  # of its live state; 0: none
+    checkpoint: Checkpoint | None = None  # where it begins, until it has a live state
+    branch_at: int = 0  # where its KV was cached and its state was not; 0: nowhere
 
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output
     scores: list[float] = field(default_factory=list)

@@ -8,9 +8,11 @@ import numpy as np
 
 from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
+from ...radix.checkpoints import Checkpoint
 from ..memory.copies import TierCopy
 from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
+from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
 from .in_flight import InFlightStep
 from .plan import PageUpdate, Row, StepPlan
@@ -35,6 +37,7 @@ class StepDraft:
         self.rows: list[Row] = []
         self._requests: list[Request] = []
         self._publications: list[InsertedPrefix | None] = []
+        self._checkpoints: list[Checkpoint | None] = []  # one a row, where the model has a state
         self._masked: list[Follower | Mask] = []  # a follower's own next mask, or one ahead of it
 
     def fill(self, shares: Iterable[tuple[Request, int]], continued: Mapping[Request, int]) -> None:
@@ -42,6 +45,7 @@ class StepDraft:
         `continued`: see `InFlightStep`."""
         rows, requests, publications = self.rows, self._requests, self._publications
         publish, masked = self._kv_cache.publish, self._masked
+        states = self._kv_cache.states
         for request, num_tokens in shares:
             rows.append(_row_of(request, num_tokens, masked, continued.get(request)))
             requests.append(request)
@@ -49,6 +53,8 @@ class StepDraft:
             is_output = request.num_scheduled_tokens >= len(request.prompt)
             end = request.num_scheduled_tokens + num_tokens
             publications.append(None if is_output else publish(request, end))
+            if states is not None:
+                self._checkpoints.append(states.save(request, end))
             request.num_scheduled_tokens = end
 
     def add_drafts(self, speculation: Speculation, token_budget: int) -> None:
@@ -103,11 +109,15 @@ class StepDraft:
             paths, [row.start for row in rows], page_size, self._segment_cost_tokens
         )
         masks = _masks_of(self._masked, self._num_mask_words)
+        states = self._kv_cache.states
+        loads, saves, written = NO_COPIES if states is None else states.take_copies()
         return InFlightStep(
-            StepPlan(step_id, tuple(rows), segments, masks, transfers),
+            StepPlan(step_id, tuple(rows), segments, masks, transfers, loads, saves),
             tuple([self._requests[index] for index in order]),
             tuple([self._publications[index] for index in order]),
             unsettled,
+            checkpoints=() if states is None else tuple([self._checkpoints[i] for i in order]),
+            written=written,
         )
 
 
@@ -154,6 +164,8 @@ def _row_of(
         0 if request.scoring is None else request.scoring.num_top,
         request.adapter_slot,
         num_best=0 if request.beam is None else request.beam.num_best,
+        state_slot=request.state_slot,
+        kv_start=request.num_published,
     )
 
 

@@ -299,7 +299,7 @@ class Scheduler:
             num_tokens = 1
             if request.num_ready > 1:
                 self.kv_cache.catch_up(request)
-                num_tokens = self.limits.take(request, budget)
+                num_tokens = self.limits.take(request, self.kv_cache.max_chunk(request, budget))
                 if num_tokens == 0:
                     continue
             end = request.num_scheduled_tokens + num_tokens
@@ -447,6 +447,9 @@ class Scheduler:
                 self.shares.charge(request, cost + row.num_drafts)
         if errors:
             self._fail_rows(planned, errors)
+        for request, checkpoint in zip(planned.requests, planned.checkpoints):
+            if checkpoint is not None and self.kv_cache.states is not None:
+                self.kv_cache.states.settle(checkpoint, request.state is RequestState.RUNNING)
         for row, request, outcome in zip(planned.plan.rows, planned.requests, result.rows):
             if request.state is not RequestState.RUNNING:
                 continue
@@ -492,6 +495,10 @@ class Scheduler:
                 self._begin_again(request)
         for planned in plans:
             self._give_back(planned.held)
+        if self.kv_cache.states is not None:
+            for planned in plans:
+                self.kv_cache.states.drop((*planned.checkpoints, *planned.written))
+            self.kv_cache.states.drop(self.kv_cache.states.take_copies().written)
         for planned in plans:
             self.kv_cache.unpublish((*planned.suspects, *planned.publications_of(planned.requests)))
             self.kv_cache.undo_transfers(planned.plan.transfers, planned.unsettled)

@@ -386,6 +386,23 @@ def test_a_gguf_file_is_seen_by_its_size(tmp_path: Path, bits: float, expected: 
     assert stored_quantization(tmp_path, shape) == expected
 
 
+def test_recurrent_states_are_counted_and_take_their_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_mixture(tmp_path, "Qwen3_5")
+    state = 3 * (3 * 168 * 2 + 6 * 12 * 20 * 4)  # of three layers: a tail, and a wide matrix
+    report = examine_model("states", tmp_path, "bfloat16", 10**9, is_gpu=False)
+    assert report["state_bytes"] == state
+    assert report["kv_bytes_per_1k_tokens"]["auto"] == 1000 * 2 * 2 * 24 * 2  # of one layer
+    model = ServedModel.of(read_model_config(tmp_path), "bfloat16")
+    few, many = (
+        model.fit(10**9, is_gpu=False, max_running_requests=number).kv_bytes for number in (1, 101)
+    )
+    assert few - many == 50 * state
+    assert main(["plan", str(tmp_path), "--clients", "1", "--device", "h200"]) == 1
+    assert "recurrent layers" in capsys.readouterr().err
+
+
 def test_the_doctor_counts_the_experts_that_a_token_takes(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     report = examine_model("experts", tmp_path, "bfloat16", 10**8, is_gpu=True)

@@ -35,6 +35,7 @@ _MODEL_TYPES = {
     "glm4": "Glm4",
     "hunyuan": "HunYuanDenseV1",
     "ernie4_5": "Ernie4_5",
+    "lfm2": "Lfm2",
 }
 _CONFIG_TYPES = {"gemma3": "Gemma3Text"}
 BYTE_VOCAB_SIZE = 260  # 256 bytes and four special tokens

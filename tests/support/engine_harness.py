@@ -49,7 +49,11 @@ class EngineHarness:
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.executor = ScriptedExecutor(self.page_size, can_overlap=self.has_overlap)
+        self.executor = ScriptedExecutor(
+            self.page_size,
+            can_overlap=self.has_overlap,
+            has_states=self.kv_cache is not None and self.kv_cache.states is not None,
+        )
         self.engine = Engine(
             self.executor,
             num_pages=self.num_pages,
@@ -105,6 +109,9 @@ class EngineHarness:
         self.engine.scheduler.check()
         assert cache.allocator.num_free == self.num_pages
         assert not cache.tree.roots
+        if cache.states is not None:
+            slots = cache.states.checkpoints
+            assert slots.num_free == slots.num_slots, "a state's slot was lost"
 
 
 def hope(engine: Engine) -> None:

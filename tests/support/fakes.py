@@ -191,13 +191,18 @@ class ScriptedExecutor:
     """A device made of dicts; `fail_steps` are calls that raise, `row_errors` request ids.
 
     With `can_overlap` a step is computed when it is submitted, and its result withheld until it is
-    requested: until then nobody else may write what its rows read.
+    requested: until then nobody else may write what its rows read. With `has_states` the model is
+    recurrent too: a row must find the state behind the tokens before it in its slot.
     """
 
     segment_cost_tokens = 0  # every run that two rows share is a segment
 
-    def __init__(self, page_size: int, *, can_overlap: bool = False) -> None:
+    def __init__(
+        self, page_size: int, *, can_overlap: bool = False, has_states: bool = False
+    ) -> None:
         self.page_size = page_size
+        self.has_states = has_states
+        self.states: dict[int, int] = {}  # slot -> the chain behind its tokens; 0: worthless
         self.can_overlap = can_overlap
         self.pending: deque[ScriptedStep] = deque()
         self.events: list[tuple[str, int]] = []  # submissions and result requests, in order
@@ -274,6 +279,8 @@ class ScriptedExecutor:
         # A row may build on KV that another row of this plan stores, in any order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
+        if self.has_states:
+            self._advance_states(plan, spoils=will_fail)
         if will_fail:
             self._poison([slot for row in plan.rows for slot in self._fresh_slots(row)])
             raise StepFailed(f"step {len(self.plans)} was told to fail")
@@ -281,6 +288,26 @@ class ScriptedExecutor:
         self._sampled = [(row.request_id, r.token_id) for row, r in zip(plan.rows, results)]
         self._poison_failed_rows(plan)
         return StepResult(plan.step_id, results, payloads=tuple(payloads))
+
+    def _advance_states(self, plan: StepPlan, *, spoils: bool) -> None:
+        """Copies, rows, copies; `spoils`: all that is written is worthless."""
+        for source, target in plan.state_loads:
+            self.states[target] = self.states[source]
+        slots = [row.state_slot for row in plan.rows]
+        assert 0 not in slots and len(set(slots)) == len(slots), "rows share a state"
+        for row in plan.rows:
+            truth = self.requests[row.request_id].token_ids
+            before = chain_of(truth[: row.start])
+            found = self.states[row.state_slot] if row.start else before
+            assert found == before, f"request {row.request_id} has the state of another prefix"
+            failed = row.request_id in self.row_errors
+            self.states[row.state_slot] = 0 if failed else chain_of(row.input_ids, before)
+        for source, target in plan.state_saves:
+            assert source in slots and target not in slots
+            self.states[target] = self.states[source]
+        if spoils:
+            written = [target for _, target in (*plan.state_loads, *plan.state_saves)]
+            self.states.update(dict.fromkeys((*written, *slots), 0))
 
     def _completed(self, row: Row) -> Row:
         """The row with the token that the plan did not know yet."""
@@ -375,17 +402,19 @@ class ScriptedExecutor:
         return page * self.page_size + position % self.page_size
 
     def _fresh_slots(self, row: Row) -> list[int]:
+        """Where the row stores KV."""
         end = row.start + len(row.input_ids)
-        return [self._slot(row, position) for position in range(row.start, end)]
+        return [self._slot(row, at) for at in range(max(row.start, row.kv_start), end)]
 
     def _store(self, row: Row) -> None:
         before = self.kv[self._slot(row, row.start - 1)] if row.start else (0, 1)
         if before == _POISON:
             return self._poison(self._fresh_slots(row))
         _, chain = before
-        for slot, token_id in zip(self._fresh_slots(row), row.input_ids, strict=True):
+        for position, token_id in enumerate(row.input_ids, row.start):
             chain = chain_of([token_id], chain)
-            self.kv[slot] = (token_id, chain)
+            if position >= row.kv_start:
+                self.kv[self._slot(row, position)] = (token_id, chain)
 
     def _answer(self, row: Row, plan: StepPlan) -> RowResult:
         end = row.start + len(row.input_ids)

@@ -26,6 +26,21 @@ _LATENT = {
     "n_group": 4,
     "topk_group": 2,
 }
+_NEXT = {
+    **_HEADS,
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+}
+_UNIT_OFFSET = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # norms multiply by 1 + weight
+_CONFIGS = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2Moe": {
@@ -71,6 +86,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLite": {k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
     "MiniMaxM2": {**_HEADS, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3},
+    "Qwen3Next": _NEXT,
+    "Qwen3_5": {k: v for k, v in _NEXT.items() if "expert" not in k and "moe" not in k},
+    "GraniteMoeHybrid": {
+        **_HEADS,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 56,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.3,
+    },
+    "Qwen3_5Moe": _NEXT,
+    "Lfm2Moe": {
+        **_HEADS,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+    },
     "Olmoe": {**_HEADS, "num_experts": 6, "num_experts_per_tok": 3},
 }
 
@@ -99,10 +140,12 @@ def make_mixture(
         "eos_token_id": 257,
         "pad_token_id": None,
     }
-    config = getattr(transformers, f"{family}Config")(**{**shape, **FAMILIES[family], **fields})
+    config = getattr(transformers, f"{_CONFIGS.get(family, family)}Config")(
+        **{**shape, **FAMILIES[family], **fields}
+    )
     config._attn_implementation = config._experts_implementation = "eager"
     model: torch.nn.Module = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    _randomize(model, seed, init_std)
+    _randomize(model, seed, init_std, has_unit_offset_norms=family in _UNIT_OFFSET)
     for parameter in model.parameters():  # not the buffers: frequencies and biases stay float32
         parameter.data = parameter.data.to(dtype)
     model.save_pretrained(folder, max_shard_size="100KB" if is_sharded else "10GB")  # type: ignore[operator]
@@ -140,14 +183,17 @@ def change_config(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-def _randomize(model: torch.nn.Module, seed: int, init_std: float) -> None:
+def _randomize(
+    model: torch.nn.Module, seed: int, init_std: float, *, has_unit_offset_norms: bool
+) -> None:
     """Norms about 1; the bias that chooses experts is large compared with its own spread."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             noise = torch.randn(tensor.shape, generator=generator) * init_std
             if name.endswith("norm.weight"):
-                noise += 1.0
+                is_offset = has_unit_offset_norms and not name.endswith("linear_attn.norm.weight")
+                noise += 0.0 if is_offset else 1.0
             elif name.endswith("e_score_correction_bias"):
                 noise = 14.0 + noise / 2
             elif "rotary" in name or "inv_freq" in name:

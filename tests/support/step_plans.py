@@ -113,6 +113,7 @@ class PlanDriver:
             sampling=feed.sampling,
             adjustments=() if feed.adjustment is None else (feed.adjustment,),
             target_ids=(*ids[1:], 0) if feed.is_scored else tuple(feed.targets),
+            state_slot=sequence.table_row + 1,
         )
 
     def _reserve(self, sequence: Sequence_, num_tokens: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,7 @@ class LayerNames:
     attention_output: str = "o_proj"  # below the attention's, as the next two
     query_norm: str = "q_norm"  # `{}`: a head's number, where each has a norm of its own
     key_norm: str = "k_norm"
+    recurrence: str = "linear_attn"  # of a layer with a state in place of attention
     attended_norm: str = "post_attention_layernorm"  # of the attention's output
     middle_norm: str = "post_attention_layernorm"  # of the feed-forward block's input
     feed_forward: str = "mlp"
@@ -58,6 +60,7 @@ class ExpertNames:
     down: str = "experts.{}.down_proj"
     gate_up: str = "experts.gate_up_proj"  # of experts in one tensor; `down` then has no number
     shared: str = "shared_experts"
+    is_shared_beside: bool = False  # the shared expert is below the layer's name, too
     shared_gate: str = "shared_expert_gate"
 
 
@@ -93,6 +96,65 @@ class LatentConfig:
     is_interleaved: bool = True  # rotated pairs are adjacent in the checkpoint's projections
 
 
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """out(C * conv(B * x)), the three of one projection (LFM2)."""
+
+    kernel_size: int  # tokens, >= 2
+    has_bias: bool = False  # of the convolution and of both projections
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaConfig:
+    """A gated delta net: a short convolution, the gated delta rule, a gated norm."""
+
+    kernel_size: int  # tokens, >= 2
+    num_key_heads: int
+    num_value_heads: int  # a multiple
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    # The checkpoint has one projection for queries, keys, values and gates and one for rates and
+    # decays, by key heads; or one each, queries, keys and values together.
+    is_fused: bool = False
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """Mamba-2: a short convolution, a state-space scan, a gate and a norm (Granite 4)."""
+
+    kernel_size: int  # tokens, >= 2
+    num_heads: int
+    num_groups: int  # of heads with the same keys and queries; a divisor
+    state_dim: int  # of keys and queries
+    head_dim: int
+    has_convolution_bias: bool = True
+    has_bias: bool = False  # of both projections
+    step_limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner_size(self) -> int:
+        """All heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: values, keys, queries."""
+        return self.inner_size + 2 * self.num_groups * self.state_dim
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """The layers with a state in place of attention and its KV."""
+
+    layers: tuple[int, ...]  # which have one; at least one layer has attention
+    mixer: ShortConvConfig | GatedDeltaConfig | Mamba2Config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """`num_heads % num_kv_heads == 0`; `head_dim` and `rotary_dim` are even."""
@@ -123,6 +185,8 @@ class DecoderConfig:
     has_sink_logits: bool = False  # a learned one for each query head, see `ops.PagedAttention`
     latent: LatentConfig | None = None  # set: all layers have latent attention
     experts: ExpertsConfig | None = None
+    recurrent: RecurrentConfig | None = None  # set: some layers have a state and no KV
+    has_attention_gate: bool = False  # sigmoid gates on attended heads, from the query projection
     # How much of a head is rotated; None: all. The rest has no position.
     partial_rotary_dim: int | None = None
     # Rotated pairs are adjacent in the checkpoint's queries and keys: (a0, b0, a1, b1, ...).
@@ -158,6 +222,12 @@ class DecoderConfig:
         """[num_layers] indices into `attention_kinds`."""
         return (0,) * self.num_layers if self.kind_of_layer is None else self.kind_of_layer
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that keep KV, in order."""
+        without = () if self.recurrent is None else self.recurrent.layers
+        return tuple(index for index in range(self.num_layers) if index not in without)
+
     def has_window(self, layer_index: int) -> bool:
         """Whether the layer's attention has a window."""
         options = self.attention_kinds[self.layer_kinds[layer_index]]
@@ -188,7 +258,7 @@ class DecoderConfig:
         return self.max_position_embeddings if scaling is None else scaling.max_positions
 
 
-__all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig"]
+__all__ = ["ExpertsConfig", "LatentConfig", "ModelConfig", "RecurrentConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

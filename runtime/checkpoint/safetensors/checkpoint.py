@@ -20,6 +20,7 @@ from ..model_files import PICKLED_SUFFIXES, why_not_pickled
 from ..weight_source import empty_stack
 from .checkpoint_files import INDEX_FILE, OUTPUT, SINGLE_FILE, names_asked_for, read_index
 from .safetensors_file import SafetensorsFile
+from .stacked_experts import can_unstack, is_stack
 
 # Recomputed from the config; old checkpoints store it.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -56,6 +57,7 @@ class CheckpointWeights:
         self._on_progress = on_progress
         self._has_stored_weights = has_stored_weights
         self._files: dict[Path, SafetensorsFile] = {}
+        self._unstacks = True
         located = self._locate_tensors()
         self._stored_names = names_asked_for(located)
         self._file_of = {name: located[own] for name, own in self._stored_names.items()}
@@ -171,7 +173,7 @@ class CheckpointWeights:
 
     def _open(self, path: Path) -> SafetensorsFile:
         if path not in self._files:
-            self._files[path] = SafetensorsFile(path)
+            self._files[path] = SafetensorsFile(path, unstacks=self._unstacks)
         return self._files[path]
 
     def _place(self, name: str) -> tuple[SafetensorsFile, str]:
@@ -217,7 +219,13 @@ class CheckpointWeights:
             return dict.fromkeys(self._open(single).names(), single)
         weight_map = read_index(self.folder)
         if weight_map is not None:
-            return {name: self.folder / file for name, file in weight_map.items()}
+            located = {}
+            self._unstacks = can_unstack(weight_map)
+            for name, file in weight_map.items():
+                path = self.folder / file
+                names = self._open(path).names_for(name) if is_stack(name) else (name,)
+                located.update(dict.fromkeys(names, path))
+            return located
         pickled = [file.name for file in _files_of(self.folder) if file.suffix in PICKLED_SUFFIXES]
         if pickled:
             raise ModelLoadError(why_not_pickled(str(self.folder), pickled))

@@ -15,23 +15,38 @@ from torch import Tensor
 
 from ....errors import ModelLoadError
 from .safetensors_header import DTYPES, open_header
+from .stacked_experts import can_unstack, unstacked
 
 _CHUNK_BYTES = 1 << 23  # converted at a time
 
 
 class SafetensorsFile:
-    """Owns an open file until `close`; the caller owns returned tensors."""
+    """Owns an open file until `close`; the caller owns returned tensors. Experts that are stacked
+    in one tensor are tensors of their own here."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ModelLoadError if it is not a safetensors file."""
+    def __init__(self, path: Path, *, unstacks: bool = True) -> None:
+        """unstacks: False: it is a shard of a checkpoint whose stacks are to be left as they are.
+
+        Raises ModelLoadError if it is not a safetensors file.
+        """
         self.path = path
         self._descriptor, self._places = open_header(path)
+        unstacks = unstacks and can_unstack(self._places)
+        stacks = unstacked(self._places) if unstacks else {}
+        self._parts = {name: tuple(parts) for name, parts in stacks.items()}
+        for name, parts in stacks.items():
+            del self._places[name]
+            self._places |= parts
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def names(self) -> Iterable[str]:
         return self._places.keys()
+
+    def names_for(self, stored: str) -> Iterable[str]:
+        """The names of what is stored under a name: itself, or the parts of a stack."""
+        return self._parts.get(stored, (stored,))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape

@@ -16,7 +16,7 @@ from ...checkpoint.config.model_config import DecoderConfig, ExpertsConfig
 from ...checkpoint.config.rope_scaling import MAX_POSITIONS, read_rope
 
 # Larger values would cost memory before a missing tensor is found; guesses, far above any model's.
-_MAX_LAYERS = 10_000
+MAX_LAYERS = 10_000
 _MAX_HEAD_DIM = 1 << 16
 
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -47,7 +47,7 @@ def read_decoder(
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers", most=_MAX_LAYERS),
+        num_layers=config.integer("num_hidden_layers", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -182,6 +182,24 @@ def _listed(config: Fields, num_layers: int) -> list[bool] | None:
     if any(not isinstance(name, str) or name not in _TYPES for name in names):
         raise config.fail("layer_types", f"names among {', '.join(_TYPES)}")
     return [_TYPES[name] for name in names]
+
+
+def layers_of_type(
+    config: Fields, num_layers: int, name: str, default: Sequence[int]
+) -> tuple[int, ...]:
+    """The layers that `layer_types` gives this name; all others have full attention, at least one.
+    default: which they are if config.json does not list them."""
+    names = config.get("layer_types")
+    layers = tuple(default)
+    if names is not None:
+        if not isinstance(names, list) or len(names) != num_layers:
+            raise config.fail("layer_types", f"a list of {num_layers} names")
+        if any(each not in (name, "full_attention") for each in names):
+            raise config.fail("layer_types", f"names among {name}, full_attention")
+        layers = tuple(index for index, each in enumerate(names) if each == name)
+    if len(layers) == num_layers:
+        raise config.fail("layer_types", "at least one layer of full_attention")
+    return layers
 
 
 def with_window_rope(

@@ -20,9 +20,10 @@ from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .glm import read_glm, read_glm4
 from .glm_moe import read_glm4_moe, read_glm4_moe_lite
 from .gpt_oss import read_gpt_oss
-from .granite import read_granite
+from .granite import read_granite, read_granite_hybrid
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
+from .lfm2 import read_lfm2, read_lfm2_moe
 from .llama import read_cwm, read_iquest_coder, read_llama
 from .minimax import read_minimax_m2
 from .mistral import read_ministral3, read_mistral, read_mistral_with_images
@@ -33,6 +34,13 @@ from .phi import read_phi
 from .phi3 import read_phi3
 from .qwen import read_qwen2, read_qwen3
 from .qwen_moe import read_qwen2_moe, read_qwen3_moe
+from .qwen_next import (
+    read_qwen3_5,
+    read_qwen3_5_moe,
+    read_qwen3_5_moe_with_images,
+    read_qwen3_5_with_images,
+    read_qwen3_next,
+)
 from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
 from .stablelm import read_stablelm
@@ -74,11 +82,19 @@ ARCHITECTURES: dict[str, Reader] = {
     "Ernie4_5_MoeForCausalLM": read_ernie_moe,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,
     "HunYuanMoEV1ForCausalLM": read_hunyuan_moe,
+    "GraniteMoeHybridForCausalLM": read_granite_hybrid,
     "MixtralForCausalLM": read_mixtral,
     "GptOssForCausalLM": read_gpt_oss,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5ForConditionalGeneration": read_qwen3_5_with_images,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe_with_images,
+    "Lfm2ForCausalLM": read_lfm2,
+    "Lfm2MoeForCausalLM": read_lfm2_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Glm4MoeForCausalLM": read_glm4_moe,

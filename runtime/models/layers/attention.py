@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops import KVLayer
+from ....kernels.reference.dense import sigmoid
 from ....kernels.reference.kv_store import rotate
 from ...checkpoint.config.model_config import DecoderConfig
 from ..forward_batch import ForwardBatch
@@ -17,7 +18,10 @@ from .rotary import Rotary, halves_apart
 
 class Attention:
     """One layer's attention block. Knows its layer's index in the KV pool, and which of the
-    step's attention plans it uses."""
+    step's attention plans it uses.
+
+    With the config's gates a query head's projection is twice as wide: its query, then its gate.
+    """
 
     def __init__(
         self,
@@ -26,14 +30,16 @@ class Attention:
         layer_index: int,
     ) -> None:
         config, is_fused = build.config, build.config.has_fused_projections
-        self._layer_index = layer_index
+        self._layer_index = config.attention_layers.index(layer_index)
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._q_size = config.num_heads * config.head_dim
-        sizes = [self._q_size, *[config.num_kv_heads * config.head_dim] * 2]
+        self._is_gated = config.has_attention_gate
+        q_out = self._q_size * (2 if self._is_gated else 1)
+        sizes = [q_out, *[config.num_kv_heads * config.head_dim] * 2]
         self._qkv = LinearLayer(
             build,
             [f"{name}.qkv_proj"] if is_fused else [f"{name}.{part}_proj" for part in "qkv"],
@@ -63,6 +69,9 @@ class Attention:
         """x [T, hidden_size] -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
         heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
+        gates: Tensor | None = None
+        if self._is_gated:
+            heads, gates = self._without_gates(heads)
         kv_layer = batch.kv_layers[self._layer_index]
         self._place(heads, rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]
@@ -70,7 +79,18 @@ class Attention:
             queries.mul_(rotary.query_scale)
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
-        return self._output(attended.reshape(-1, self._q_size), batch)
+        attended = attended.reshape(-1, self._q_size)
+        if gates is not None:
+            attended = attended * sigmoid(gates)
+        return self._output(attended, batch)
+
+    def _without_gates(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values as without gates, and the gates [T, q_size]."""
+        both, others = torch.split(
+            heads, [2 * self._num_heads, heads.shape[1] - 2 * self._num_heads], 1
+        )
+        queries, gates = both[:, ::2], both[:, 1::2]
+        return torch.cat((queries, others), 1), gates.reshape(-1, self._q_size)
 
     def _place(self, heads: Tensor, rotary: Rotary, kv_layer: KVLayer, slots: Tensor) -> None:
         """Norm and rotate queries and keys, IN PLACE, and store keys and values; see

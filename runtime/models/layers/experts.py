@@ -1,7 +1,6 @@
 """A mixture of experts in place of a feed-forward block: router, experts, shared expert.
 
-A checkpoint stores its experts one by one. They are read one by one into stacks, so that at most
-one expert is in memory twice.
+Experts are read one by one into stacks, so that at most one expert is in memory twice.
 """
 
 from __future__ import annotations
@@ -67,7 +66,8 @@ class MixtureOfExperts:
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:
             size = experts.shared_intermediate_size
-            self._shared = GatedMLP(build, f"{name}.{names.shared}", size)
+            above = layer if names.is_shared_beside else name
+            self._shared = GatedMLP(build, f"{above}.{names.shared}", size)
         if experts.has_shared_gate:
             gate = build.source.take(f"{name}.{names.shared_gate}.weight", (1, config.hidden_size))
             self._shared_gate = build.kernels.make_output_linear(gate)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ....errors import OutOfPages
-from ....radix.check import check
+from ....radix.check import check, check_checkpoints
 from ....radix.owners import note_user
 from ....radix.pages import Pages
 from ....radix.tree import Node
@@ -39,6 +39,7 @@ class FreedPages(NamedTuple):
 
     pages: Pages
     node: Node
+    state_slot: int = 0  # 0: none
 
 
 class KVCacheManager(PrefixCache):
@@ -54,8 +55,9 @@ class KVCacheManager(PrefixCache):
         note_user(match.node, request.program)
         request.node = match.node
         request.pages = array("i", match.pages)
-        request.num_published = request.num_computed_tokens = match.num_tokens
-        request.num_scheduled_tokens = match.num_tokens
+        request.num_published = match.num_tokens
+        done = match.num_tokens if self.states is None else self.states.begin(request)
+        request.num_computed_tokens = request.num_scheduled_tokens = done
         request.num_sent_pages = 0
 
     def load(self, request: Request) -> None:
@@ -113,7 +115,7 @@ class KVCacheManager(PrefixCache):
         """Adopt what other requests have published of the request's tokens since it was attached.
         If a plan in flight still computes tokens before these, they count as computed after it."""
         done = request.num_scheduled_tokens
-        if request.num_published != done:
+        if request.num_published != done or self.states is not None:
             return
         if request.match_limit - done < self.page_size:
             return
@@ -130,12 +132,20 @@ class KVCacheManager(PrefixCache):
             if request.num_computed_tokens == done:
                 request.num_computed_tokens += match.num_tokens
 
+    def max_chunk(self, request: Request, budget: int) -> int:
+        """What a step may compute of a request within `budget`: of a model with recurrent layers up
+        to where a state is to be kept."""
+        return budget if self.states is None else self.states.cut(request, budget)
+
     def reserve(self, request: Request, num_tokens: int) -> None:
         """Give the request pages for its first `num_tokens` tokens. Evicts unused KV first, then
         KV that is only leased.
 
-        Raises OutOfPages if there are not enough; the request's own pages are then unchanged.
+        Raises OutOfPages if there are not enough, or there is no slot for its recurrent state; the
+        request's own pages are then unchanged.
         """
+        if self.states is not None and not request.state_slot:
+            self.states.take_slot(request)
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return
@@ -214,6 +224,11 @@ class KVCacheManager(PrefixCache):
             request.pages[first : first + num_adopted] = inserted.adopted_pages
             request.num_sent_pages = min(request.num_sent_pages, first)
 
+    def can_adopt(self, source: Request) -> bool:
+        """Whether `adopt` may be called once the source has published what it has computed: a
+        recurrent state is that behind all of it."""
+        return self.states is None or source.num_computed_tokens % self.page_size == 0
+
     def adopt(self, request: Request, source: Request) -> None:
         """Have a running request read what another has published, in place of all that it has; its
         tokens begin like those. No plan in flight names either."""
@@ -225,6 +240,8 @@ class KVCacheManager(PrefixCache):
         request.node = source.node
         request.pages = source.pages[: end // self.page_size]
         request.num_published = request.num_computed_tokens = request.num_scheduled_tokens = end
+        if self.states is not None:
+            self.states.copy_live(request, source)
         same = min(num_sent, len(request.prompt) // self.page_size)
         request.num_sent_pages = same if before[:same] == request.pages[:same] else 0
 
@@ -261,16 +278,28 @@ class KVCacheManager(PrefixCache):
             self.tree.move_lock(node, inserted.node)
             node = inserted.node
             own = inserted.duplicate_pages + own[num_whole:]
+        state_slot = self._detach_state(request, node, keep=keep)
         request.node = None
         request.pages = array("i")
         request.num_published = request.num_computed_tokens = 0
         request.num_scheduled_tokens = request.num_sent_pages = 0
-        return FreedPages(own, node)
+        return FreedPages(own, node, state_slot)
+
+    def _detach_state(self, request: Request, node: Node, *, keep: bool) -> int:
+        """Take a leaving request's live slot; with `keep`, what it holds stays as a checkpoint,
+        where nobody computes it any further. Returns the slot that is to be given back, or 0."""
+        slot, request.state_slot, request.checkpoint = request.state_slot, 0, None
+        position = request.num_computed_tokens
+        if self.states is None or not slot or not keep or request.num_scheduled_tokens != position:
+            return slot
+        return 0 if self.states.hand_over(node, position, slot) else slot
 
     def give_back(self, remains: FreedPages) -> None:
         """Free these; no plan in flight refers to them any more."""
         self.allocator.free(remains.pages)
         self.tree.unlock(remains.node)
+        if remains.state_slot and self.states is not None:
+            self.states.checkpoints.free(remains.state_slot)
 
     def unpublish(self, publications: Iterable[InsertedPrefix]) -> None:
         """Remove inserts of a failed step, except for what a healthy request still reads."""
@@ -341,3 +370,7 @@ class KVCacheManager(PrefixCache):
         check(self.tree, self.allocator, held, locks, self.leases.nodes())
         if self.host is not None:
             self.host.check()
+        if self.states is not None:
+            slots = [r.state_slot for r in running if r.state_slot]
+            slots += [left.state_slot for left in remains if left.state_slot]
+            check_checkpoints(self.states.checkpoints, self.tree, slots)

@@ -31,6 +31,7 @@ from ....radix.tree import Node, RadixTree
 from ...memory.copies import BlockSave, TierCopy
 from ..plan import StepPlan, StepResult
 from ..request import Request
+from .state_cache import StateCache, StateOptions
 from .stored_prefixes import StoredPrefixes
 from .tiers import HostTier, InsertedPrefix, TierCosts, joined, withdraw
 
@@ -58,6 +59,8 @@ class KVCacheOptions:
     pin_share: float = DEFAULT_PIN_SHARE
     num_host_pages: int = 0
     stored: StoredPrefixes | None = None  # on disk
+    states: StateOptions | None = None  # set: the model has recurrent layers; colder tiers have no
+    # states, so there are none of them
 
 
 class PrefixCache:
@@ -80,6 +83,8 @@ class PrefixCache:
         self.page_size = page_size
         self.clock = clock
         self.tree = RadixTree(page_size)
+        states = self.options.states
+        self.states = None if states is None else StateCache(self.tree, states)
         self.allocator = PageAllocator(num_pages)
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages

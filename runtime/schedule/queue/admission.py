@@ -167,7 +167,8 @@ class Admission:
                     return
                 if not self._waiting.has_slot(request):
                     continue
-                must_wait = shares_with(request, cut) and not self._waiting.is_due(request)
+                must_wait = shares_with(request, cut) or self._awaits_state(request)
+                must_wait = must_wait and not self._waiting.is_due(request)
                 if must_wait or self._limits.max_chunk(request, budget) <= 0:
                     num_held_back += 1
                     continue
@@ -209,12 +210,17 @@ class Admission:
             self._require_room(request, running, cut)
             self._kv_cache.load(request)
             self._kv_cache.restore(request)
-            num_tokens = self._limits.take(request, budget)
+            most = self._kv_cache.max_chunk(request, budget)
+            num_tokens = self._limits.take(request, most)
             self._kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:
             self._kv_cache.release(request)
             return NotAdmitted.NO_PAGES
         return Admitted(num_tokens)
+
+    def _awaits_state(self, request: Request) -> bool:
+        states = self._kv_cache.states
+        return states is not None and states.must_wait(request)
 
     def _may_join(
         self, request: Request, running: Sequence[Request], cut: Sequence[CutPrompt]

@@ -331,6 +331,28 @@ CASES = {
         },
         ("rope_scaling", "attention_kinds"),
     ),
+    "lfm2": Case(
+        "lfm2",
+        {
+            "num_layers": 4,
+            "layer_types": ["conv", FULL, "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "is_sharded": True,
+        },
+    ),
+    "lfm2-biases": Case(
+        "lfm2",
+        {
+            "num_layers": 3,
+            "full_attn_idxs": [2],
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
     "granite": Case(
         "granite",
         {

@@ -18,6 +18,10 @@ _CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "Mistral3ForConditionalGeneration": None,  # the text model's, see test_families
     "Gemma3ForConditionalGeneration": None,  # the text model's, see test_model_config
+    "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
+    "Qwen3_5ForConditionalGeneration": None,  # the text model's
+    "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig",
+    "Qwen3_5MoeForConditionalGeneration": None,
 }
 
 
@@ -29,6 +33,9 @@ def _defaults(architecture: str) -> dict[str, Any]:
         fields["num_experts_per_tok"] = 6  # which has no default
     if architecture == "Glm4MoeForCausalLM":
         fields["num_attention_heads"] = 64  # the default divides no hidden_size
+    if architecture == "GraniteMoeHybridForCausalLM":  # whose defaults are no model that is served
+        kinds = ["linear_attention", "full_attention"] * (fields["num_hidden_layers"] // 2)
+        fields["layer_types"] = kinds
     return {**fields, "architectures": [architecture]}
 
 

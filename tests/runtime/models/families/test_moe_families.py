@@ -1,4 +1,5 @@
-"""Models with experts, and with latent attention, against Hugging Face transformers."""
+"""Models with experts, with latent attention and with recurrent layers, against Hugging Face
+transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from mixtures import change_config, make_mixture
 from model_scores import scores
+from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
 from stemma.errors import ModelLoadError
@@ -96,6 +98,84 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # Gates and decays of random weights amplify the rounding of transformers' float32.
+    "qwen3_next": ("Qwen3Next", {"init_std": 0.1, "is_sharded": True}),
+    "qwen3_next-some-dense": (
+        "Qwen3Next",
+        {
+            "init_std": 0.1,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 2,
+            "linear_num_value_heads": 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5": ("Qwen3_5", {"init_std": 0.1}),
+    "qwen3_5-few-heads": (
+        "Qwen3_5",
+        {
+            "init_std": 0.1,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 5,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 12,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3_5_moe": ("Qwen3_5Moe", {"init_std": 0.1, "is_sharded": True}),
+    "qwen3_5_moe-narrow": (
+        "Qwen3_5Moe",
+        {
+            "init_std": 0.1,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_experts_per_tok": 1,
+            "linear_num_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2_moe": ("Lfm2Moe", {"is_sharded": True}),
+    "lfm2_moe-no-bias": (
+        "Lfm2Moe",
+        {
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "num_dense_layers": 2,
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite_hybrid": ("GraniteMoeHybrid", {"is_sharded": True}),
+    "granite_hybrid-experts": (
+        "GraniteMoeHybrid",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "is_sharded": True},
+    ),
+    "granite_hybrid-few-experts": (
+        "GraniteMoeHybrid",
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "intermediate_size": 24},
+    ),
+    "granite_hybrid-rope": (
+        "GraniteMoeHybrid",
+        {
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 2,
+            "mamba_expand": 3,
+            "mamba_d_state": 20,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "deepseek_v2": ("DeepseekV2", {"is_sharded": True}),
     "deepseek_v2-lite": (
         "DeepseekV2",
@@ -149,6 +229,7 @@ BFLOAT16_CASES = (
     "gpt_oss",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
     "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
+    "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
@@ -244,6 +325,32 @@ def test_quantized_experts_say_what_the_reference_says_of_them(
     assert (found[0][0] - plain[0]).abs().max() > 1e-3, "nothing was rounded"
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_experts_may_be_stored_as_one_tensor(quantization: str, tmp_path: Path) -> None:
+    """As Qwen3.5-MoE is published; each expert is rounded by itself."""
+    make_mixture(tmp_path, "Qwen3_5Moe", init_std=0.1, moe_intermediate_size=32, hidden_size=64)
+    options = {"dtype": "float32", "quantization": quantization}
+    (apart,) = scores(PlanDriver(_runner(tmp_path, **options)), TOKENS, [9])
+    file = tmp_path / "model.safetensors"
+    save_file(_stacked(load_file(file)), file, metadata={"format": "pt"})
+    (found,) = scores(PlanDriver(_runner(tmp_path, **options)), TOKENS, [9])
+    assert torch.equal(found, apart)
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    layers = {name.partition(".experts.")[0] for name in tensors.keys() - kept.keys()}
+    for layer in layers:
+        gate, up, down = (
+            [tensors[f"{layer}.experts.{expert}.{part}_proj.weight"] for expert in range(6)]
+            for part in ("gate", "up", "down")
+        )
+        both = [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+        kept[f"{layer}.experts.gate_up_proj"] = torch.stack(both)
+        kept[f"{layer}.experts.down_proj"] = torch.stack(down)
+    return kept
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_of_latent_attention_is_one_small_row(dtype: str, tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3", num_hidden_layers=3)
@@ -335,6 +442,16 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("Ernie4_5_Moe", {"moe_use_aux_free": False}, "moe_use_aux_free"),
         ("Ernie4_5_Moe", {"moe_norm_min": 0.5}, "moe_norm_min"),
         ("Ernie4_5_Moe", {"moe_k": 7}, "moe_k"),
+        ("Qwen3Next", {"linear_num_value_heads": 5}, "linear_num_value_heads"),
+        ("Qwen3Next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        ("Qwen3Next", {"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        ("Qwen3_5", {"layer_types": ["linear_attention", "full_attention", "x", 1]}, "layer_types"),
+        ("Qwen3_5", {"hidden_act": "gelu"}, "hidden_act"),
+        ("GraniteMoeHybrid", {"num_local_experts": -1}, "num_local_experts"),
+        ("GraniteMoeHybrid", {"mamba_d_head": 5}, "mamba_d_head"),
+        ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_groups"),
+        ("GraniteMoeHybrid", {"time_step_limit": [1.0, "x"]}, "time_step_limit"),
+        ("GraniteMoeHybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused_by_its_field(

@@ -1,0 +1,202 @@
+"""Recurrent layers in few torch calls: rows of one token together, longer ones in chunks.
+
+Source of the gated delta rule's chunked form: Yang et al., "Parallelizing linear transformers with
+the delta rule over sequence length", NeurIPS 2024 (the WY representation), with the decay of "Gated
+Delta Networks" (2024), section 3.3. Within a chunk of C tokens what the tokens write depends on
+each other through a triangular system, solved once for all; between chunks only the state is
+passed on.
+
+Cost: of a chunk O(C^2 d) beside the O(C d^2) of token by token, as matrix products; C = 64 as in
+the authors' kernels. Mamba-2's scan has the same form without the system (Dao and Gu, 2024,
+section 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops import Recurrence
+from ..reference.dense import widen
+from ..reference.recurrence import for_heads, normed_heads
+from ..state_rows import StateRows
+
+CHUNK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrencePlan:
+    """Rows of one token, and the others one by one: (first token, end, slot, begins)."""
+
+    is_all_single: bool
+    single_tokens: Tensor  # [N] int64, on the token axis
+    single_slots: Tensor  # [N] int64
+    single_firsts: Tensor | None  # [N] bool; None: none begins
+    long: tuple[tuple[int, int, int, bool], ...]
+
+
+def plan_recurrence(rows: StateRows) -> object:
+    starts, ends = rows.query_start[:-1], rows.query_start[1:]
+    is_single = ends - starts == 1
+    firsts = rows.is_first[is_single]
+    columns = (starts, ends, rows.slots, rows.is_first)
+    return RecurrencePlan(
+        bool(is_single.all()),
+        torch.from_numpy(starts[is_single].copy()),
+        torch.from_numpy(rows.slots[is_single].copy()),
+        torch.from_numpy(firsts.copy()) if firsts.any() else None,
+        tuple(zip(*(column[~is_single].tolist() for column in columns))),
+    )
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tails: Tensor,
+    plan: object,
+    *,
+    has_silu: bool = False,
+) -> Tensor:
+    assert isinstance(plan, RecurrencePlan)
+    y = torch.empty_like(x)
+    taps = widen(weight).t().contiguous()  # [kernel, channels]
+    if len(plan.single_tokens):
+        at = slice(None) if plan.is_all_single else plan.single_tokens
+        window = torch.cat((_taken(tails, plan), x[at, None]), 1)  # [N, kernel, channels]
+        tails.index_copy_(0, plan.single_slots, window[:, 1:])
+        y[at] = (window * taps).sum(1).to(x.dtype)
+    for first, last, slot, is_first in plan.long:
+        tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
+        inputs = torch.cat((tail, x[first:last]))
+        wide, num_tokens = widen(inputs), last - first
+        total = wide[:num_tokens] * taps[0]
+        for age in range(1, len(taps)):
+            total.addcmul_(wide[age : age + num_tokens], taps[age])
+        y[first:last] = total
+        tails[slot] = inputs[last - first :]
+    if bias is not None:
+        y += bias
+    return F.silu(y, inplace=True) if has_silu else y
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    assert isinstance(plan, RecurrencePlan)
+    queries, keys = normed_heads(q, k, v.shape[1])
+    values, rates = v.to(states.dtype), beta.to(states.dtype)
+    out = torch.empty_like(v)
+    if len(plan.single_tokens):
+        at = slice(None) if plan.is_all_single else plan.single_tokens
+        state = _taken(states, plan).mul_(log_decay[at].exp()[..., None, None])
+        key = keys[at].unsqueeze(-1)  # [N, heads, key_dim, 1]
+        known = key.transpose(-1, -2) @ state  # [N, heads, 1, value_dim]
+        change = (values[at].unsqueeze(-2) - known) * rates[at][..., None, None]
+        state += key * change
+        states.index_copy_(0, plan.single_slots, state)
+        out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2).to(out.dtype)
+    for first, last, slot, is_first in plan.long:
+        state = torch.zeros_like(states[slot]) if is_first else states[slot]
+        for at in _chunks(first, last):
+            chunk = _Chunk.of(log_decay[at].t())
+            query, key, value = (x[at].transpose(0, 1) for x in (queries, keys, values))
+            written = chunk.written(key, value, rates[at].t(), state)
+            out[at] = chunk.read(query, key, written, state).transpose(0, 1).to(out.dtype)
+            state = chunk.write(key, written, state)
+        states[slot] = state
+    return out
+
+
+def state_space_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    assert isinstance(plan, RecurrencePlan)
+    queries, keys = (for_heads(x, v.shape[1]) for x in (q, k))
+    values, log_decay = v.to(states.dtype) * steps[..., None], steps * decay
+    out = torch.empty_like(v)
+    if len(plan.single_tokens):
+        at = slice(None) if plan.is_all_single else plan.single_tokens
+        state = _taken(states, plan).mul_(log_decay[at].exp()[..., None, None])
+        state += keys[at].unsqueeze(-1) * values[at].unsqueeze(-2)
+        states.index_copy_(0, plan.single_slots, state)
+        out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2).to(out.dtype)
+    for first, last, slot, is_first in plan.long:
+        state = torch.zeros_like(states[slot]) if is_first else states[slot]
+        for at in _chunks(first, last):
+            chunk = _Chunk.of(log_decay[at].t())
+            query, key, value = (x[at].transpose(0, 1) for x in (queries, keys, values))
+            out[at] = chunk.read(query, key, value, state).transpose(0, 1).to(out.dtype)
+            state = chunk.write(key, value, state)
+        states[slot] = state
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The decays within a chunk of C tokens."""
+
+    between: Tensor  # [heads, C, C] from each token to each later one; 0 to those before
+    since: Tensor  # [heads, C, 1] since the chunk's begin
+    until_end: Tensor  # [heads, C, 1]
+
+    @classmethod
+    def of(cls, log_decay: Tensor) -> _Chunk:
+        """log_decay [heads, C]"""
+        decay = log_decay.cumsum(-1)
+        above = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool).triu_(1)
+        between = decay[..., None] - decay[..., None, :]
+        return cls(
+            between.masked_fill_(above, float("-inf")).exp_(),
+            decay.exp().unsqueeze(-1),
+            (decay[..., -1:] - decay).exp().unsqueeze(-1),
+        )
+
+    def written(self, k: Tensor, v: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+        """What each token of the delta rule writes: its value, less what those before it have
+        written for its key."""
+        system = (k * beta[..., None]) @ k.transpose(-1, -2) * self.between
+        wanted = (v - (k * self.since) @ state) * beta[..., None]
+        written: Tensor = torch.linalg.solve_triangular(
+            system, wanted, upper=False, unitriangular=True
+        )
+        return written
+
+    def read(self, q: Tensor, k: Tensor, written: Tensor, state: Tensor) -> Tensor:
+        """[heads, C, value_dim]"""
+        return (q * self.since) @ state + (q @ k.transpose(-1, -2) * self.between) @ written
+
+    def write(self, k: Tensor, written: Tensor, state: Tensor) -> Tensor:
+        """The state behind the chunk."""
+        return state * self.since[:, -1:] + (k * self.until_end).transpose(-1, -2) @ written
+
+
+def _chunks(first: int, last: int) -> list[slice]:
+    starts = range(first, last, CHUNK_TOKENS)
+    return [slice(start, min(start + CHUNK_TOKENS, last)) for start in starts]
+
+
+def _taken(pool: Tensor, plan: RecurrencePlan) -> Tensor:
+    """The states of the rows of one token, a copy; zeros for those that begin."""
+    taken = pool.index_select(0, plan.single_slots)
+    if plan.single_firsts is not None:
+        taken[plan.single_firsts] = 0
+    return taken
+
+
+RECURRENCE = Recurrence(plan_recurrence, short_convolution, gated_delta_rule, state_space_scan)

@@ -1,0 +1,113 @@
+"""Recurrent layers token by token: the ground truth.
+
+Sources: short convolutions as in LFM2 (Liquid AI, 2025); the gated delta rule of Yang, Kautz and
+Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, equation 10.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops import Recurrence
+from ..state_rows import StateRows
+from .dense import widen
+
+
+def plan_recurrence(rows: StateRows) -> object:
+    return rows
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tails: Tensor,
+    plan: object,
+    *,
+    has_silu: bool = False,
+) -> Tensor:
+    assert isinstance(plan, StateRows)
+    y = torch.empty_like(x)
+    for first, last, slot, is_first in _rows(plan):
+        tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
+        inputs = torch.cat((tail, x[first:last]))
+        windows = inputs.unfold(0, weight.shape[1], 1)  # [tokens, channels, kernel]
+        y[first:last] = (widen(windows) * widen(weight)).sum(-1).to(x.dtype)
+        tails[slot] = inputs[last - first :]
+    if bias is not None:
+        y += bias
+    return F.silu(y) if has_silu else y
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    assert isinstance(plan, StateRows)
+    queries, keys = normed_heads(q, k, v.shape[1])
+    values, rates, decays = v.to(states.dtype), beta.to(states.dtype), log_decay.exp()
+    out = torch.empty_like(v)
+    for first, last, slot, is_first in _rows(plan):
+        state = torch.zeros_like(states[slot]) if is_first else states[slot].clone()
+        for token in range(first, last):
+            key = keys[token, :, :, None]  # [heads, key_dim, 1]
+            state *= decays[token, :, None, None]
+            known = (state * key).sum(1)  # [heads, value_dim]
+            state += key * ((values[token] - known) * rates[token, :, None])[:, None]
+            out[token] = (state * queries[token, :, :, None]).sum(1).to(out.dtype)
+        states[slot] = state
+    return out
+
+
+def state_space_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    decay: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    assert isinstance(plan, StateRows)
+    queries, keys = (for_heads(x, v.shape[1]) for x in (q, k))
+    values, decays = v.to(states.dtype) * steps[..., None], (steps * decay).exp()
+    out = torch.empty_like(v)
+    for first, last, slot, is_first in _rows(plan):
+        state = torch.zeros_like(states[slot]) if is_first else states[slot].clone()
+        for token in range(first, last):
+            state *= decays[token, :, None, None]
+            state += keys[token, :, :, None] * values[token, :, None]
+            out[token] = (state * queries[token, :, :, None]).sum(1).to(out.dtype)
+        states[slot] = state
+    return out
+
+
+def for_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[T, num_groups, size] -> [T, num_heads, size], wide: each serves consecutive heads."""
+    share = num_heads // x.shape[1]
+    wide = widen(x)
+    return wide.repeat_interleave(share, 1) if share > 1 else wide
+
+
+def normed_heads(q: Tensor, k: Tensor, num_value_heads: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys [T, num_value_heads, key_dim], wide, of unit length (queries also divided by
+    sqrt(key_dim)): each serves consecutive value heads."""
+    wide = (widen(x) for x in (q, k))
+    unit = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in wide)
+    queries, keys = (for_heads(x, num_value_heads) for x in unit)
+    return queries * q.shape[-1] ** -0.5, keys
+
+
+def _rows(rows: StateRows) -> list[tuple[int, int, int, bool]]:
+    starts = rows.query_start.tolist()
+    return list(zip(starts, starts[1:], rows.slots.tolist(), rows.is_first.tolist()))
+
+
+RECURRENCE = Recurrence(plan_recurrence, short_convolution, gated_delta_rule, state_space_scan)

@@ -1,0 +1,139 @@
+"""Kernels of recurrent layers: in batches and chunks they say what token by token says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from stemma.kernels.cpu.recurrence import CHUNK_TOKENS
+from stemma.kernels.cpu.recurrence import RECURRENCE as CPU
+from stemma.kernels.ops import Recurrence
+from stemma.kernels.reference.recurrence import RECURRENCE as REFERENCE
+from stemma.kernels.state_rows import StateRows
+
+GROUPS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, KERNEL, SLOTS = 2, 6, 12, 20, 10, 4, 9
+EDGES = (1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 3)
+LENGTHS = [(1,), (5,), (1, 1, 1), (1, 70, 1, 3), EDGES]
+Op = Callable[[Recurrence, Tensor, Tensor, object], Tensor]
+
+
+def _draw(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _convolve(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
+    weight, bias = _draw(1, CHANNELS, KERNEL).to(x.dtype), _draw(2, CHANNELS).to(x.dtype)
+    inputs = x[:, :CHANNELS].contiguous()
+    return kernels.short_convolution(inputs, weight, bias, pool, plan, has_silu=True)
+
+
+def _delta(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
+    q, k, v, rates = _parts(x)
+    decay = -torch.nn.functional.softplus(rates[:, :HEADS].to(pool.dtype))
+    beta = rates[:, HEADS:].to(pool.dtype).sigmoid()
+    return kernels.gated_delta_rule(q, k, v, decay, beta, pool, plan)
+
+
+def _scan(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
+    q, k, v, rates = _parts(x)
+    steps = torch.nn.functional.softplus(rates[:, :HEADS].to(pool.dtype))
+    decay = -_draw(3, HEADS).exp().to(pool.dtype)
+    return kernels.state_space_scan(q, k, v, steps, decay, pool, plan)
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sizes = [GROUPS * KEY_DIM, GROUPS * KEY_DIM, HEADS * VALUE_DIM, 2 * HEADS]
+    q, k, v, rates = x.split(sizes, -1)
+    keys_shape = (len(x), GROUPS, KEY_DIM)
+    return q.reshape(keys_shape), k.reshape(keys_shape), v.reshape(len(x), HEADS, -1), rates
+
+
+WIDTH = 2 * GROUPS * KEY_DIM + HEADS * VALUE_DIM + 2 * HEADS
+OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
+    "short convolution": (_convolve, (KERNEL - 1, CHANNELS)),
+    "gated delta rule": (_delta, (HEADS, KEY_DIM, VALUE_DIM)),
+    "state-space scan": (_scan, (HEADS, KEY_DIM, VALUE_DIM)),
+}
+
+
+def _rows(lengths: Sequence[int], firsts: Sequence[bool] = ()) -> StateRows:
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    slots = np.arange(len(lengths), dtype=np.int64)[::-1] + 2
+    is_first = np.array(firsts or [i % 2 == 0 for i in range(len(lengths))], dtype=np.bool_)
+    return StateRows(starts, slots.copy(), is_first)
+
+
+def _run(
+    kernels: Recurrence, name: str, x: Tensor, rows: StateRows, dtype: torch.dtype, seed: int = 9
+) -> tuple[Tensor, Tensor]:
+    """The outputs, and the pool behind the step."""
+    op, shape = OPS[name]
+    wide = dtype if name == "short convolution" else torch.promote_types(dtype, torch.float32)
+    pool = _draw(seed, SLOTS, *shape).to(wide)
+    pool[rows.slots[rows.is_first]] = float("nan")  # what others have left there
+    return op(kernels, x.to(dtype), pool, kernels.plan(rows)), pool
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-11), (torch.float32, 2e-4), (torch.bfloat16, 6e-2)],
+)
+def test_batches_and_chunks_say_what_token_by_token_says(
+    name: str, lengths: tuple[int, ...], dtype: torch.dtype, tolerance: float
+) -> None:
+    x, rows = 0.5 * _draw(4, sum(lengths), WIDTH).to(dtype), _rows(lengths)
+    expected = _run(REFERENCE, name, x, rows, dtype)
+    found = _run(CPU, name, x, rows, dtype)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype is theirs.dtype
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
+@pytest.mark.parametrize("name", OPS)
+def test_a_row_does_not_depend_on_others_nor_on_its_chunks(name: str, kernels: Recurrence) -> None:
+    lengths = (3, 130, 1)
+    x, rows = 0.5 * _draw(4, sum(lengths), WIDTH), _rows(lengths, [False] * 3)
+    together, pool = _run(kernels, name, x, rows, torch.float64)
+    own, slot = x[3:133], int(rows.slots[1])
+    for chunks in ((130,), (1,) * 130, (64, 1, 65), (129, 1)):
+        alone = _draw(9, SLOTS, *OPS[name][1])
+        parts, start = [], 0
+        for length in chunks:
+            row = StateRows(np.array([0, length]), np.array([slot]), np.array([False]))
+            part = own[start : start + length]
+            parts.append(OPS[name][0](kernels, part, alone, kernels.plan(row)))
+            start += length
+        torch.testing.assert_close(torch.cat(parts), together[3:133], atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(alone[slot], pool[slot], atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
+@pytest.mark.parametrize("name", OPS)
+def test_slots_of_others_are_not_touched(name: str, kernels: Recurrence) -> None:
+    x, rows = _draw(4, 6, WIDTH), _rows((1, 4, 1))
+    _, pool = _run(kernels, name, x, rows, torch.float64)
+    before = _draw(9, SLOTS, *OPS[name][1])
+    others = [slot for slot in range(SLOTS) if slot not in rows.slots]
+    assert torch.equal(pool[others], before[others])
+    assert pool[rows.slots].isfinite().all(), "a row has begun with what was left in its slot"
+    assert not torch.equal(pool[rows.slots], before[rows.slots])
+
+
+def test_a_decay_that_forgets_everything_is_finite() -> None:
+    """exp of a difference of sums, never a quotient of exponentials."""
+    tokens = CHUNK_TOKENS + 5
+    q, k, v, rates = _parts(_draw(4, tokens, WIDTH).float())
+    decay = torch.full((tokens, HEADS), -400.0)
+    pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
+    rows = StateRows(np.array([0, tokens]), np.array([2]), np.array([False]))
+    beta = rates[:, :HEADS].sigmoid()
+    out = CPU.gated_delta_rule(q, k, v, decay, beta, pool, CPU.plan(rows))
+    assert out.isfinite().all() and pool.isfinite().all()

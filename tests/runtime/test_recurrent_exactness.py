@@ -1,0 +1,305 @@
+"""Models with recurrent layers say the same whatever is cached: in float64, each request alone in
+an empty cache against prefix hits, chunks, batches, page sizes, preemption, forks and beams."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapters import make_adapter, merged
+from beam_requests import submit_beam
+from checkpoints import make_checkpoint
+from engine_thread import serving
+from fakes import FakeListener
+from mixtures import make_mixture
+
+import stemma as st
+from stemma.errors import InvalidRequest
+from stemma.frontend.client.backend import Backend
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.schedule.beam_search import BeamParams
+from stemma.runtime.schedule.plan import FinishedStep, RowResult, StepPlan, StepResult
+from stemma.runtime.schedule.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.sampling_params import SamplingParams
+
+Load = Callable[..., LoadedModel]
+TEXT = random.Random(5).choices(range(256), k=90)
+JOBS = [
+    (
+        (*TEXT[:length], *own),
+        SamplingParams(max_tokens=8, temperature=0.9 * (index % 2), seed=index, ignore_eos=True),
+    )
+    for index, (length, own) in enumerate(
+        [(15, (1,)), (16, (2,)), (33, (3, 4, 5)), (64, ()), (64, ()), (64, (6,) * 20), (88, (7,))]
+    )
+]
+
+
+def _lfm2(folder: Path) -> None:
+    types = ["conv", "full_attention", "conv", "conv"]
+    make_checkpoint(folder, "lfm2", num_layers=4, layer_types=types, init_std=0.3, seed=11)
+
+
+MODELS: dict[str, Callable[[Path], object]] = {
+    "lfm2": _lfm2,
+    "qwen3_next": partial(make_mixture, family="Qwen3Next", has_tokenizer=True, seed=5),
+    "qwen3_5": partial(make_mixture, family="Qwen3_5", has_tokenizer=True, seed=5),
+    "granite_hybrid": partial(
+        make_mixture,
+        family="GraniteMoeHybrid",
+        has_tokenizer=True,
+        seed=5,
+        num_local_experts=6,
+        init_std=0.3,
+    ),
+}
+CIRCUMSTANCES: dict[str, dict[str, Any]] = {
+    "chunks of 7": {"chunked_prefill_size": 7},
+    "pages of 16, three at a time": {
+        "page_size": 16, "chunked_prefill_size": 23, "max_running_requests": 3
+    },
+    "states every 16 tokens": {"state_interval": 16, "chunked_prefill_size": 40},
+    "no checkpoints": {"state_checkpoints": 0, "max_running_requests": 2},
+    "few checkpoints": {"state_checkpoints": 2, "max_running_requests": 2, "state_interval": 16},
+    "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
+    "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16, "state_interval": 16},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    MODELS[request.param](folder)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> LoadedModel:
+    exact = {"dtype": "float64", "kernels": "reference", "max_total_tokens": 2048}
+    return LoadedModel(EngineConfig(model=folder, speculate="off", **(exact | options)))
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[list[int]]:
+    loaded, outputs = load(folder), []
+    for job in JOBS:
+        outputs += outputs_of(serve(loaded, [job]))
+        loaded.engine.flush_cache()
+    assert len({tuple(output) for output in outputs}) >= len(outputs) - 1
+    return outputs
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_tokens_are_identical_missed_and_hit(
+    folder: Path, alone: list[list[int]], name: str
+) -> None:
+    loaded = load(folder, **CIRCUMSTANCES[name])
+    loaded.engine.scheduler.segment_cost_tokens = 0  # whatever is shared is a segment
+    assert outputs_of(serve(loaded, JOBS)) == alone
+    for _ in range(2):
+        hits = serve(loaded, JOBS[::-1])
+        assert outputs_of(hits) == alone[::-1]
+    states = loaded.engine.describe()["states"]
+    assert states["num_replayed_tokens"] > 0
+    if "checkpoints" not in name:
+        assert sum(request.num_cached_tokens for request in hits) > 200
+
+
+def test_tokens_are_identical_after_preemption(
+    folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(folder, max_total_tokens=140, chunked_prefill_size=32)
+    scheduler = loaded.engine.scheduler
+    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    for _ in range(3):
+        assert outputs_of(serve(loaded, JOBS)) == alone
+    assert scheduler.stats.num_preemptions > 0
+
+
+def test_a_failed_row_harms_nobody(
+    folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states and KV are gone, whoever shares its prompt."""
+    submit = ModelRunner.submit
+    rng = random.Random(3)
+
+    def failing(self: ModelRunner, plan: StepPlan) -> FinishedStep:
+        result = submit(self, plan).result()
+        rows = [
+            RowResult(error="told to fail")
+            if row.request_id in doomed and rng.random() < 0.5
+            else r
+            for row, r in zip(plan.rows, result.rows, strict=True)
+        ]
+        return FinishedStep(StepResult(result.step_id, tuple(rows), result.duration_s))
+
+    doomed: set[int] = set()
+    loaded = load(folder, chunked_prefill_size=30, state_interval=16)
+    monkeypatch.setattr(ModelRunner, "submit", failing)
+    for _ in range(3):
+        first = loaded.engine.next_request_id() + 1
+        doomed.update(range(first, first + len(JOBS)))
+        requests = serve(loaded, JOBS + JOBS)
+        assert {r.finish_reason for r in requests[: len(JOBS)]} >= {FinishReason.ERROR}
+        assert outputs_of(requests[len(JOBS) :]) == alone
+
+
+def test_scores_and_embeddings_are_identical(folder: Path) -> None:
+    found = []
+    for options in ({"state_checkpoints": 0, "max_running_requests": 1}, {}, {"page_size": 16}):
+        loaded = load(folder, **options)
+        requests = []
+        for _ in range(2):
+            requests = [
+                request_of(loaded, TEXT[:60] + own, scoring=Scoring(59, tuple(own)))
+                for own in ([1, 2], [3, 4], [5, 6])
+            ]
+            run(loaded, requests)
+        found.append([score for request in requests for score in request.scores])
+    for scores in found[1:]:
+        assert scores == pytest.approx(found[0], abs=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 16}, {"chunked_prefill_size": 8}], ids=str)
+def test_a_beam_search_is_that_without_checkpoints(folder: Path, options: dict[str, Any]) -> None:
+    plain = {"state_checkpoints": 0, "max_running_requests": 8}
+    results = []
+    for choice in (plain, options):
+        loaded = load(folder, **choice)
+        sampling = SamplingParams(max_tokens=7)
+        beams = [submit_beam(loaded.engine, TEXT[:n], BeamParams(4), sampling) for n in (30, 40)]
+        while loaded.engine.has_work:
+            loaded.engine.step()
+            loaded.engine.scheduler.check()
+        results.append([[ids for ids, _, _ in beam.outputs] for beam in beams])
+    assert results[0] == results[1]
+
+
+RECURRENT_LINEAR = (
+    "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj"
+)  # fmt: skip
+
+
+def test_adapters_of_recurrent_layers_say_what_merged_models_say(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Beside the model without one, whose states are not theirs."""
+    adapter = make_adapter(tmp_path / "adapter", folder, (*RECURRENT_LINEAR, "q_proj"), std=0.1)
+    truth = outputs_of(serve(load(merged(tmp_path / "merged", folder, adapter)), JOBS))
+    loaded = load(folder, lora_paths=(("own", adapter),), chunked_prefill_size=40)
+    assert loaded.adapters is not None
+    own = loaded.adapters.find("own")
+    plain = outputs_of(serve(loaded, JOBS))
+    adapted = [
+        request_of(loaded, prompt, sampling=sampling, adapter=own, namespace=own.namespace(""))
+        for prompt, sampling in JOBS
+    ]
+    run(loaded, adapted)
+    assert outputs_of(adapted) == truth
+    assert plain != truth and outputs_of(serve(loaded, JOBS)) == plain
+
+
+GEN: dict[str, Any] = {"temperature": 0.7, "ignore_eos": True, "max_tokens": 7}
+
+
+@st.function
+def agent(s: st.ProgramState, number: int) -> None:
+    """Turns, forks, a choice, a grammar, a text that is taken back."""
+    s += "You have one tool and answer in a word. "
+    for turn in range(2):
+        s += f"Agent {number}, turn {turn}: " + st.gen(f"t{turn}", **GEN)
+    drafts = s.fork(3)
+    drafts += lambda i: f"draft {i} " + st.gen("draft", **GEN)
+    drafts.join()
+    s += "choose " + st.select("choice", ["red", "green", "greenish blue"])
+    s += "card " + st.gen("card", regex=r'\{"id":[0-9]{1,4},"by":"[a-z]{1,9}"\}', **GEN)
+    s += "end " + st.gen("last", **GEN)
+
+
+def said_by(backend: Backend) -> list[list[Any]]:
+    states = agent.run_batch([{"number": i} for i in range(5)], seed=3, backend=backend)
+    return [
+        [s[name] for name in ("t0", "t1", "choice", "card", "last")]
+        + [meta["output_ids"] for meta in s.get_meta_info("draft")]
+        for s in states
+    ]
+
+
+def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> None:
+    plain = {"state_checkpoints": 0, "max_running_requests": 2, "schedule_policy": "fcfs"}
+    truth: list[list[Any]] | None = None
+    num_computed = []
+    for options in (
+        {"max_total_tokens": 4096, **plain},
+        {"max_total_tokens": 4096},
+        {"max_total_tokens": 500, "state_checkpoints": 4, "max_running_requests": 6},
+        {"max_total_tokens": 480, "page_size": 16, "state_interval": 32},
+    ):
+        with serving(folder, **options) as backend:
+            said = said_by(backend)
+            num_computed.append(backend.get_server_info()["stats"]["num_computed_tokens"])
+        truth = truth or said
+        assert said == truth
+    assert num_computed[1] < num_computed[0] / 3
+
+
+def test_what_needs_states_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
+    for options, named in (
+        ({"host_kv_tokens": 100}, "host_kv_tokens"),
+        ({"kv_store": tmp_path / "store"}, "kv_store"),
+        ({"device": "cuda", "dtype": "float32", "kernels": "auto"}, "device"),
+        ({"deterministic": True, "dtype": "float32", "kernels": "auto"}, "deterministic"),
+    ):
+        with pytest.raises(InvalidRequest, match="recurrent layers") as caught:
+            load(folder, **options)
+        assert caught.value.field == named
+
+
+def test_speculation_is_off_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = LoadedModel(EngineConfig(model=folder, max_total_tokens=64))
+    assert loaded.engine.scheduler.speculation is None
+    assert "speculation is off" in caplog.text
+
+
+def request_of(loaded: LoadedModel, prompt: Sequence[int], **fields: Any) -> Request:
+    sampling = fields.pop("sampling", SamplingParams())
+    return Request(
+        loaded.engine.next_request_id(), array("i", prompt), sampling, FakeListener(), **fields
+    )
+
+
+def run(loaded: LoadedModel, requests: Sequence[Request]) -> None:
+    """To their ends, with the invariants checked after each step."""
+    for request in requests:
+        loaded.engine.submit(request)
+    while loaded.engine.has_work:
+        loaded.engine.step()
+        loaded.engine.scheduler.check()
+    assert all(request.is_finished for request in requests)
+
+
+def serve(
+    loaded: LoadedModel, jobs: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> list[Request]:
+    requests = [request_of(loaded, prompt, sampling=sampling) for prompt, sampling in jobs]
+    run(loaded, requests)
+    return requests
+
+
+def outputs_of(requests: Sequence[Request]) -> list[list[int]]:
+    return [list(request.output_ids) for request in requests]
