@@ -7,9 +7,10 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..cluster.settings import ClusterSettings
 from ..errors import InvalidRequest
@@ -117,6 +118,7 @@ class _OneModel:
         return [
             f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
             *(adapters if self._args.lora_paths else ()),
+            *_format_warning(self._args, info),
         ]
 
 
@@ -171,6 +173,14 @@ def _announce(args: argparse.Namespace, served: SeveralModels | _OneModel, port:
         "  stop      Ctrl-C",
     )
     print("\n".join(lines), flush=True)
+
+
+def _format_warning(args: argparse.Namespace, info: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to know before the first request with tools."""
+    from ..frontend.chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
+
+    if ChatFormat.of(info, args.tool_call_parser, args.reasoning_parser).is_unknown:
+        yield f"  warning   tools: {UNKNOWN_FORMAT} (--tool-call-parser)"
 
 
 def _url(host: str, port: int) -> str:

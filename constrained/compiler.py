@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from .unique_keys import UniqueKeys, key_tokens
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from .schema.parameters import Parameter, ParameterStyle
     from .schema.schema_grammar import SchemaGrammar
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -137,17 +138,35 @@ def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    warnings: list[str] = []
-
-    def grammar_of(schema: object) -> Grammar:
-        made = _schema_grammar(schema, spec)
-        warnings.extend(made.warnings)
-        return made.grammar
-
-    lark = tags_to_lark(parse_tags(_json(spec)), grammar_of)
+    schemas = _TagSchemas(spec)
+    lark = tags_to_lark(parse_tags(_json(spec)), schemas)
     check_lark(lark)
     reason = "free text around tags"
-    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(warnings))
+    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(schemas.warnings))
+
+
+class _TagSchemas:
+    """Compiles the schemas of tags as the spec asks, and keeps the warnings."""
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._spec = spec
+        self.warnings: list[str] = []
+
+    def document(self, schema: object) -> Grammar:
+        made = _schema_grammar(schema, self._spec)
+        self.warnings.extend(made.warnings)
+        return made.grammar
+
+    def parameters(self, schema: object, style: ParameterStyle) -> Sequence[Parameter]:
+        from .schema.parameters import ParameterOptions, parameters_of
+
+        spec = self._spec
+        options = ParameterOptions(
+            spec.whitespace, spec.property_order, spec.is_lenient, spec.formats == "enforce"
+        )
+        found, warnings = parameters_of(schema, style, options)
+        self.warnings.extend(warnings)
+        return found
 
 
 def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:

@@ -48,7 +48,7 @@ def json_to_lark(grammar: Grammar) -> str:
 def regular_to_lark(grammar: Grammar) -> str:
     """A grammar without recursion, as one terminal. Raises InvalidGrammar."""
     writer = LarkWriter()
-    writer.line("start", _Rules(writer, grammar.rules).terminal(Ref(grammar.start)))
+    writer.line("start", writer.regular(grammar))
     return writer.text()
 
 
@@ -82,6 +82,10 @@ class LarkWriter:
     def json_rules(self, grammar: Grammar) -> str:
         """Write a grammar of JSON texts; returns the name of its first rule."""
         return _Rules(self, _with_whole_numbers(grammar)).written(grammar.start)
+
+    def regular(self, grammar: Grammar) -> str:
+        """Write a grammar without recursion as one terminal; returns its name."""
+        return _Rules(self, grammar.rules).terminal(Ref(grammar.start))
 
     def text(self) -> str:
         """The whole grammar."""

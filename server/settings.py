@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from ..errors import InvalidRequest
 from ..flags import add_flags, flag, from_flags, integer, misfits, number
-from ..frontend.chat_format.reasoning import REASONING_PARSERS, ReasoningParser
-from ..frontend.chat_format.registry import TOOL_CALL_PARSERS, ToolCallParser
+from ..frontend.chat_format.reasoning import REASONING_PARSERS
+from ..frontend.chat_format.registry import TOOL_CALL_PARSERS
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
@@ -137,15 +137,15 @@ class ServerSettings:
         number(0.1, 86_400), metavar="S",
     )
 
-    # docs/tools.md says more of both.
-    tool_call_parser: ToolCallParser = flag(
-        "auto", "the format in which the model writes tool calls; auto: as its chat template has "
-        "it",
+    # docs/use/tools.md says more of both.
+    tool_call_parser: str = flag(
+        "auto", "the format in which the model writes tool calls; auto: as its chat template's own "
+        "marks tell; none: calls are not read, forced ones are plain JSON",
         heading="what is read out of chats' answers", choices=TOOL_CALL_PARSERS,
     )
-    reasoning_parser: ReasoningParser = flag(
-        "auto", "the tags around the model's reasoning: think <think>, mistral [THINK]; auto: "
-        "those of its template or tokenizer; with the format harmony any but none is its own",
+    reasoning_parser: str = flag(
+        "auto", "the tags around the model's reasoning, as think: <think>; auto: those of its "
+        "template or else its tokenizer; with the format harmony any but none is its own",
         choices=REASONING_PARSERS,
     )
     # fmt: on

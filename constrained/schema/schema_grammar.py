@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
@@ -89,11 +89,7 @@ class GrammarBuilder:
 
     def grammar(self) -> SchemaGrammar:
         """All rules, without those that match nothing."""
-        root = self.value(frozenset({self.document.root}) - {TRUE})
-        while self._queue:
-            name, self._state = self._queue.pop()
-            self.rules[name] = alt(*self._texts(self._state))
-        grammar = pruned(root, self.rules)
+        grammar = self.grammar_of(self.value(frozenset({self.document.root}) - {TRUE}))
         if grammar is None:
             raise InvalidGrammar("/: the schema matches no document", "json_schema")
         return SchemaGrammar(
@@ -102,6 +98,25 @@ class GrammarBuilder:
             self.needs_unique_keys,
             self.has_patterned_keys,
         )
+
+    def grammar_of(self, root: Expression) -> Grammar | None:
+        """All rules that `root` needs, without those that match nothing; None where it does."""
+        while self._queue:
+            name, self._state = self._queue.pop()
+            self.rules[name] = alt(*self._texts(self._state))
+        return pruned(root, self.rules)
+
+    def texts_by_kind(self, state: State) -> Mapping[Kind, Expression]:
+        """The texts of a state's values, for each kind of which there are some."""
+        if FALSE in state:
+            return {}
+        outer, self._state = self._state, state
+        found = {
+            kind: alt(*self._kind_texts(kind, self.expansion.state_cases(state, kind)))
+            for kind in self.expansion.kinds(state)
+        }
+        self._state = outer
+        return {kind: texts for kind, texts in found.items() if texts != NOTHING}
 
     def value(self, state: State) -> Expression:
         """The texts of a state's values; a rule where arrays or objects are among them."""

@@ -7,12 +7,13 @@ not depend on how the text was split into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .matching import FAILED, NEEDS_MORE, Undecided, ValueScanner, overlap
-from .tool_format import Head, ToolFormat
+from .arguments import ArgumentsReader, JsonArguments
+from .matching import FAILED, NEEDS_MORE, Undecided, overlap
+from .tool_format import Head, TaughtFormat, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of the function `name`."""
+    """A call of the function `name`. `id`: as the model wrote it, None where it writes none."""
 
     name: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,29 @@ class Reader(Protocol):
 class CallReader:
     """Reads calls of one format. Whitespace around calls is content only before other text."""
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        schemas: Mapping[str, object] | None = None,
+        *,
+        wrapping: TaughtFormat | None = None,
+        may_call: bool = True,
+    ) -> None:
+        """`schemas`: of functions' arguments; `wrapping`: whose marks around answers are left out;
+        `may_call`: else all text is content."""
         self._format = tool_format
+        self._schemas = schemas or {}
+        self._wrappings = () if wrapping is None else tuple(wrapping.wrappings)
+        self._opening = "" if wrapping is None else wrapping.opening
+        self._triggers = (*self._wrappings, *(tool_format.triggers if may_call else ()))
+        self._begins_at_start = tool_format.begins_at_start and may_call
         self._held = ""
         self._blanks = ""
         self._has_calls = False
-        self._scanner = ValueScanner()
+        self._ids = set[str]()
+        self._arguments: ArgumentsReader = JsonArguments()
         self._events: list[Event] = []
-        self._read = self._read_start if tool_format.begins_at_start else self._read_text
+        self._read = self._read_opening
 
     def feed(self, text: str) -> Sequence[Event]:
         self._held += text
@@ -85,16 +102,27 @@ class CallReader:
         events, self._events = self._events, []
         return events
 
+    def _read_opening(self, is_last: bool) -> bool:
+        """What begins an answer that is no call; only at the very beginning."""
+        text = self._held.lstrip()
+        if self._opening and text.startswith(self._opening):
+            self._held = text[len(self._opening) :]
+            self._read = self._read_text
+            return True
+        if self._opening and self._opening.startswith(text) and not is_last:
+            return False
+        self._read = self._read_start if self._begins_at_start else self._read_text
+        return True
+
     def _read_start(self, is_last: bool) -> bool:
         """Whether a call begins here without a trigger."""
         return self._read_head_at(0, is_last)
 
     def _read_text(self, is_last: bool) -> bool:
-        begins = [(at, t) for t in self._format.triggers if (at := self._held.find(t)) >= 0]
+        begins = [(at, t) for t in self._triggers if (at := self._held.find(t)) >= 0]
         if begins:
-            begin, trigger = min(begins)
+            begin, self._trigger = min(begins)
             self._say(begin)
-            self._trigger_chars = len(trigger)
             self._read = self._read_head
             return True
         num_kept = 0 if is_last else self._num_undecided()
@@ -103,10 +131,18 @@ class CallReader:
 
     def _num_undecided(self) -> int:
         """Characters at the end that may be the beginning of a trigger."""
-        return max((overlap(self._held, trigger) for trigger in self._format.triggers), default=0)
+        return max((overlap(self._held, trigger) for trigger in self._triggers), default=0)
 
     def _read_head(self, is_last: bool) -> bool:
-        return self._read_head_at(self._trigger_chars, is_last)
+        """A mark around an answer, or the head of a call."""
+        for mark in self._wrappings:
+            if self._held.startswith(mark):
+                self._held = self._held[len(mark) :]
+                self._read = self._read_text
+                return True
+            if mark.startswith(self._held) and not is_last:
+                return False
+        return self._read_head_at(len(self._trigger), is_last)
 
     def _read_head_at(self, at: int, is_last: bool) -> bool:
         head = self._format.head(self._held, at)
@@ -120,21 +156,23 @@ class CallReader:
         return True
 
     def _begin_call(self, head: Head) -> None:
-        self._events.append(CallBegun(head.name))
+        call_id = None if head.id in self._ids else head.id
+        if call_id is not None:
+            self._ids.add(call_id)
+        self._events.append(CallBegun(head.name, call_id))
         self._has_calls = True
         self._held = self._held[head.end :]
-        self._scanner = ValueScanner()
+        self._arguments = self._format.arguments(head, self._schemas.get(head.name))
         self._read = self._read_arguments
 
     def _read_arguments(self, is_last: bool) -> bool:
-        end = self._scanner.end_in(self._held)
-        size = len(self._held) if end is None else end
-        if size:
-            self._events.append(Arguments(self._held[:size]))
-        self._held = self._held[size:]
-        if end is not None:
+        taken = self._arguments.read(self._held, is_last=is_last)
+        if taken.json:
+            self._events.append(Arguments(taken.json))
+        self._held = self._held[taken.num_chars :]
+        if taken.is_over:
             self._read = self._read_tail
-        return end is not None
+        return taken.is_over
 
     def _read_tail(self, is_last: bool) -> bool:
         tail = self._format.tail(self._held, is_last=is_last)

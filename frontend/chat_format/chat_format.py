@@ -8,14 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from .harmony import Harmony
-from .reasoning import ReasoningParser, ReasoningTags, tags_of
-from .registry import ToolCallParser, channels_of, format_of
+from .reasoning import ReasoningTags, tags_of
+from .registry import FORMATS, HARMONY, channels_of, format_of
 from .tool_format import TaughtFormat
+
+UNKNOWN_FORMAT = (
+    "the chat template has no mark of a known format, so calls can neither be read from the "
+    f"model's output nor forced; known are: {', '.join((HARMONY, *(row.name for row in FORMATS)))}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """The chat format of the served model."""
+    """The chat format of the served model.
+
+    `is_unknown`: its template tells the model of tools, and in which format it then writes calls is
+    not known.
+    """
 
     tool_format: TaughtFormat | None = None
     reasoning: ReasoningTags | None = None
@@ -25,23 +34,26 @@ class ChatFormat:
     knows_reasoning: bool = False  # and an earlier message's reasoning
     variables: frozenset[str] = frozenset()
     generation_prompts: tuple[tuple[Mapping[str, Any], str, str], ...] = (({}, "", ""),)
+    is_unknown: bool = False
 
     @classmethod
     def of(
-        cls,
-        info: Mapping[str, Any],
-        tool_call_parser: ToolCallParser,
-        reasoning_parser: ReasoningParser,
+        cls, info: Mapping[str, Any], tool_call_parser: str, reasoning_parser: str
     ) -> ChatFormat:
-        """`info`: the engine's description of itself."""
+        """`info`: the engine's description of itself; the parsers: of TOOL_CALL_PARSERS and of
+        REASONING_PARSERS."""
         described = info["chat_format"]
-        marks, knows_tools = described["marks"], bool(info["template_knows_tools"])
-        channels = channels_of(tool_call_parser, marks)
-        tags = tags_of(reasoning_parser, marks)
+        marks, written = described["marks"], frozenset(described["written_marks"])
+        knows_tools = bool(info["template_knows_tools"])
+        taught = format_of(tool_call_parser, marks, written)
+        tags = tags_of(reasoning_parser, marks, written)
+        channels = channels_of(tool_call_parser, marks, written)
         if channels is not None:
+            taught = None
             tags = None if reasoning_parser == "none" else channels.reasoning
+        is_known = taught is not None or channels is not None or tool_call_parser != "auto"
         return cls(
-            format_of(tool_call_parser, marks, knows_tools=knows_tools),
+            taught,
             tags,
             channels,
             knows_tools,
@@ -49,6 +61,7 @@ class ChatFormat:
             "reasoning_content" in marks,
             frozenset(described["variables"]),
             tuple((given, *prompts) for given, *prompts in described["generation_prompts"]),
+            is_unknown=knows_tools and not is_known,
         )
 
     def will_reason(self, variables: Mapping[str, Any], *, after_tool: bool = False) -> bool:

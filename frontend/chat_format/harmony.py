@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..protocol.constraint import Constraint, constraint_of
-from .call_grammar import OfferedFunction, tag_of
+from ..protocol.constraint import Constraint
+from .call_grammar import tag_constraint
+from .contents import Content, document, tag
 from .harmony_reader import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyReader
 from .reasoning import ReasoningTags
-from .tool_format import long_id
+from .tool_format import OfferedFunction, long_id
 
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 _FINAL = f"{CHANNEL}final"
@@ -74,7 +74,7 @@ class Harmony:
         else:
             heads.append((_CALL_BY_ROLE, _CALL_BY_ROLE, f"{CHANNEL}commentary json{MESSAGE}"))
         tags = [
-            tag_of(f"{begin}{function.name}{rest}", function.schema, "")
+            tag(f"{begin}{function.name}{rest}", document(function.schema), "")
             for function in functions
             for _, begin, rest in heads
         ]
@@ -86,26 +86,23 @@ class Harmony:
         if constraint.kind not in ("json_schema", "json_object"):
             return None
         schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
-        tags = [tag_of(f"{_FINAL}{rest}", schema, "") for rest in (MESSAGE, _JSON)]
+        tags = [tag(f"{_FINAL}{rest}", document(schema), "") for rest in (MESSAGE, _JSON)]
         tagged = _tags([_FINAL], tags, at_least_one=True, is_lenient=True)
         return replace(constraint, kind="structural_tag", source=tagged.source)
 
 
 def _tags(
     triggers: Sequence[str],
-    tags: Sequence[dict[str, Any]],
+    tags: Sequence[Content],
     *,
     at_least_one: bool,
     is_lenient: bool,
 ) -> Constraint:
     body = {
         "type": "triggered_tags",
-        "triggers": triggers,
-        "tags": tags,
+        "triggers": [*triggers],
+        "tags": [*tags],
         "at_least_one": at_least_one,
         "stop_after_first": True,
     }
-    tag = {"type": "structural_tag", "format": body}
-    constraint = constraint_of(structural_tag=tag, lenient=is_lenient)
-    assert constraint is not None, "it has a tag"
-    return constraint
+    return tag_constraint(body, is_lenient=is_lenient)

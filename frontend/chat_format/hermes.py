@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from .arguments import ArgumentsReader, JsonArguments
+from .contents import Content, document, one_of, tag
 from .matching import Undecided, match_parts
 from .named_object import named_head
-from .tool_format import Head, Tail, first_end, long_id
+from .tool_format import Head, OfferedFunction, Tail, first_end, long_id
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -21,15 +22,27 @@ class Hermes:
     """The format; it has no state."""
 
     triggers = (BEGIN,)
+    grammar_triggers = (BEGIN,)
+    wrappings = ()
+    opening = ""
     begins_at_start = False
     needs_no_grammar = False
+    is_forced_as_json = True
 
-    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
-        begin = f'{BEGIN}\n{{"name": "{name}", "arguments": '
-        return ({"begin": begin, "schema": schema, "end": f"}}\n{END}"},)
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        return [
+            tag(f'{BEGIN}\n{{"name": "{f.name}", "arguments": ', document(f.schema), f"}}\n{END}")
+            for f in functions
+        ]
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        return one_of(self.tags(functions, is_parallel=False))
 
     def head(self, text: str, at: int) -> Head | Undecided:
         return named_head(text, at, ("arguments", "parameters"))
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         ends = [match_parts(text, 0, parts) for parts in (("}", END), ("}",), (END,))]

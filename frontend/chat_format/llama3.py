@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from .arguments import ArgumentsReader, JsonArguments
+from .contents import Content, document, one_of, tag
 from .matching import FAILED, NEEDS_MORE, Undecided, match_parts
 from .named_object import named_head
-from .tool_format import Head, Tail, first_end, long_id
+from .tool_format import Head, OfferedFunction, Tail, first_end, long_id
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
@@ -21,15 +22,26 @@ class Llama3:
     """The format; it has no state."""
 
     triggers = (PYTHON_TAG,)
+    grammar_triggers = ('{"name": "',)
+    wrappings = ()
+    opening = ""
     begins_at_start = True
     needs_no_grammar = True
+    is_forced_as_json = True
 
-    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
-        begin = f'{{"name": "{name}", "parameters": '
-        return ({"begin": begin, "schema": schema, "end": "}"},)
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        return [
+            tag(f'{{"name": "{f.name}", "parameters": ', document(f.schema), "}") for f in functions
+        ]
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        return one_of(self.tags(functions, is_parallel=False))
 
     def head(self, text: str, at: int) -> Head | Undecided:
         return named_head(text, at, _KEYS)
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)

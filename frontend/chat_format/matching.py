@@ -30,23 +30,37 @@ class Kind(Enum):
 
     STRING = "a JSON string"
     VALUE = "the start of a JSON value, which stays"
+    OBJECT = "the start of a JSON object, which stays"
 
 
-STRING, VALUE = Kind.STRING, Kind.VALUE
+STRING, VALUE, OBJECT = Kind.STRING, Kind.VALUE, Kind.OBJECT
 Part = str | Kind
 
 
 def match_parts(text: str, at: int, parts: Sequence[Part]) -> int | Undecided:
     """End of a match that begins at `at`; whitespace may stand before each part."""
     for part in parts:
-        found = _BLANKS.match(text, at)
-        assert found is not None
-        at = found.end()
+        at = after_blanks(text, at)
         end = _match_part(text, at, part)
         if isinstance(end, Undecided):
             return end
         at = end
     return at
+
+
+def after_blanks(text: str, at: int) -> int:
+    """The first place from `at` on that has no whitespace, or the text's end."""
+    found = _BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def match_word(text: str, at: int) -> tuple[str, int] | Undecided:
+    """A function's name that begins at `at`, once something else follows it."""
+    found = _NAME.match(text, at)
+    if found is None or found.end() == len(text):
+        return NEEDS_MORE if found is not None or at == len(text) else FAILED
+    return found[0], found.end()
 
 
 def match_name(text: str, at: int, *, end: str) -> tuple[str, int] | Undecided:
@@ -70,6 +84,8 @@ def _match_part(text: str, at: int, part: Part) -> int | Undecided:
         return NEEDS_MORE
     if part is VALUE:
         return at if text[at] in _VALUE_STARTS else FAILED
+    if part is OBJECT:
+        return at if text[at] == "{" else FAILED
     if part is STRING:
         found = _STRING.match(text, at)
         if found is None:

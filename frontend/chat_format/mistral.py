@@ -10,11 +10,12 @@ import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .matching import FAILED, NEEDS_MORE, STRING, VALUE, Undecided, match_name, match_parts
-from .named_object import named_head
-from .tool_format import Head, Tail, first_end
+from .arguments import ArgumentsReader, JsonArguments
+from .contents import Content, document, one_of, tag
+from .matching import FAILED, NEEDS_MORE, VALUE, Undecided, match_name, match_parts
+from .named_object import array_tail, named_head
+from .tool_format import Head, OfferedFunction, Tail
 
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARS = 9  # their templates refuse other ids
@@ -27,15 +28,21 @@ class Mistral:
 
     is_newer: bool = False
     triggers = (TOOL_CALLS,)
+    grammar_triggers = (TOOL_CALLS,)
+    wrappings = ()
+    opening = ""
     begins_at_start = False
     needs_no_grammar = True
+    is_forced_as_json = True
 
-    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
-        begin = f'{TOOL_CALLS} [{{"name": "{name}", "arguments": '
-        end = "}]"
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        begin, end = TOOL_CALLS + ' [{{"name": "{name}", "arguments": ', "}]"
         if self.is_newer:
-            begin, end = f"{TOOL_CALLS}{name}{ARGS}", ""
-        return ({"begin": begin, "schema": schema, "end": end},)
+            begin, end = TOOL_CALLS + "{name}" + ARGS, ""
+        return [tag(begin.format(name=f.name), document(f.schema), end) for f in functions]
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        return one_of(self.tags(functions, is_parallel=False))
 
     def head(self, text: str, at: int) -> Head | Undecided:
         opening = match_parts(text, at, ("[",))
@@ -46,21 +53,11 @@ class Mistral:
         item = named_head(text, start, _KEYS)  # the next call of an array
         return _newer_head(text, start) if item is FAILED else item
 
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
+
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
-        closings = (("}",), (",", '"id"', ":", STRING, "}"))
-        found = [match_parts(text, 0, parts) for parts in closings]
-        end = first_end(found, is_last=is_last, text=text)
-        if not isinstance(end, int):
-            return end
-        follows = match_parts(text, end, (",", "{"))
-        if isinstance(follows, int):
-            comma = match_parts(text, end, (",",))
-            assert isinstance(comma, int)
-            return Tail(comma, goes_on=True)
-        closing = first_end([match_parts(text, end, ("]",))], is_last=is_last, text=text)
-        if isinstance(closing, int):
-            return Tail(closing)
-        return NEEDS_MORE if NEEDS_MORE in (follows, closing) and not is_last else Tail(end)
+        return array_tail(text, is_last=is_last)
 
     def new_id(self) -> str:
         letters = string.ascii_letters + string.digits

@@ -1,22 +1,29 @@
-"""A call as one object, {"name": "weather", "arguments": ...}: its head, and a whole output forced
-to be one."""
+"""A call as one object, {"name": "weather", "arguments": ...}: its head, arrays of such objects,
+and a whole output forced to be one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .matching import FAILED, NEEDS_MORE, VALUE, Part, Undecided, match_name, match_parts
-from .tool_format import Head, Tail, ToolFormat, first_end
+from .arguments import ArgumentsReader, JsonArguments
+from .contents import Content, document, one_of, separated, tag
+from .matching import FAILED, NEEDS_MORE, STRING, VALUE, Part, Undecided, match_name, match_parts
+from .tool_format import Head, OfferedFunction, Tail, ToolFormat, first_end, long_id
 
-_OPENINGS: tuple[tuple[Part, ...], ...] = (
+Openings = Sequence[Sequence[Part]]
+_OPENINGS: Openings = (
     ("{", '"name"', ":", '"'),
     ("{", '"type"', ":", '"function"', ",", '"name"', ":", '"'),
 )
+_KEYS = ("arguments", "parameters")
 
 
-def named_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
+def named_head(
+    text: str, at: int, keys: Sequence[str], openings: Openings = _OPENINGS
+) -> Head | Undecided:
     """An object's beginning up to its arguments, whose key is one of `keys`."""
-    opening = _one_of([match_parts(text, at, parts) for parts in _OPENINGS])
+    opening = _one_of([match_parts(text, at, parts) for parts in openings])
     if isinstance(opening, Undecided):
         return opening
     found = match_name(text, opening, end='"')
@@ -27,10 +34,77 @@ def named_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
     return start if isinstance(start, Undecided) else Head(name, start)
 
 
+def array_tail(text: str, *, is_last: bool, end_mark: str = "") -> Tail | Undecided:
+    """What follows the arguments of an object in an array, which `end_mark` may follow. Both may be
+    missing; the object may have the call's id behind its arguments."""
+    closings: Openings = (("}",), (",", '"id"', ":", STRING, "}"))
+    end = first_end([match_parts(text, 0, c) for c in closings], is_last=is_last, text=text)
+    if not isinstance(end, int):
+        return end
+    follows = match_parts(text, end, (",", "{"))
+    if isinstance(follows, int):
+        comma = match_parts(text, end, (",",))
+        assert isinstance(comma, int)
+        return Tail(comma, goes_on=True)
+    endings: Openings = (("]", end_mark), ("]",)) if end_mark else (("]",),)
+    closed = [match_parts(text, end, parts) for parts in endings]
+    closing = first_end(closed, is_last=is_last, text=text)
+    if isinstance(closing, int):
+        return Tail(closing)
+    return NEEDS_MORE if NEEDS_MORE in (follows, closing) and not is_last else Tail(end)
+
+
 def _one_of(ends: Sequence[int | Undecided]) -> int | Undecided:
     """The one that matches; at most one can."""
     matches = [end for end in ends if isinstance(end, int)]
     return matches[0] if matches else (NEEDS_MORE if NEEDS_MORE in ends else FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayCalls:
+    """Calls in an array behind a mark, of which there may be several: the first is written.
+
+    `openings`: how an object begins, up to the name; `written`: the same with the name as {name},
+    up to the arguments.
+    """
+
+    triggers: Sequence[str]
+    end: str = ""
+    wrappings: Sequence[str] = ()
+    openings: Openings = _OPENINGS
+    written: str = '{{"name": "{name}", "arguments": '
+    begins_at_start: bool = False
+    opening: str = ""
+    needs_no_grammar: bool = False
+    is_forced_as_json: bool = False
+
+    @property
+    def grammar_triggers(self) -> Sequence[str]:
+        return self.triggers
+
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        objects = [
+            tag(self.written.format(name=f.name), document(f.schema), "}") for f in functions
+        ]
+        array = separated(one_of(objects), ", ", is_repeated=is_parallel)
+        return [tag(f"{trigger}[", array, f"]{self.end}") for trigger in self.triggers]
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        return self.tags(functions, is_parallel=False)[0]
+
+    def head(self, text: str, at: int) -> Head | Undecided:
+        opening = match_parts(text, at, ("[",))
+        start = opening if isinstance(opening, int) else at  # or the next object of an array
+        return named_head(text, start, _KEYS, self.openings)
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
+
+    def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
+        return array_tail(text, is_last=is_last, end_mark=self.end)
+
+    def new_id(self) -> str:
+        return long_id()
 
 
 class Forced:
@@ -44,6 +118,9 @@ class Forced:
 
     def head(self, text: str, at: int) -> Head | Undecided:
         return named_head(text, at, ("arguments",))
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .call_reader import Arguments, CallBegun, CallReader, Content, Event, Reasoning
@@ -30,8 +30,15 @@ class ReadMessage:
     reasoning: str = ""
 
 
-def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False) -> ReadMessage:
-    """Read an output of a model with this format; `after_tool`: it follows a tool's result."""
+def read_message(
+    text: str,
+    chat_format: ChatFormat,
+    schemas: Mapping[str, object] | None = None,
+    *,
+    after_tool: bool = False,
+) -> ReadMessage:
+    """Read an output of a model with this format. `schemas`: of functions' arguments;
+    `after_tool`: it follows a tool's result."""
     if chat_format.channels is not None:
         return _read_channels(text, chat_format.channels)
     reasoning = ""
@@ -43,9 +50,11 @@ def read_message(text: str, chat_format: ChatFormat, *, after_tool: bool = False
     taught = chat_format.tool_format
     if taught is None:
         return ReadMessage(text, reasoning=reasoning)
-    reader = CallReader(taught)
-    content, calls = gathered((*reader.feed(text), *reader.finish()))
-    named = tuple(ToolCall(taught.new_id(), name, arguments) for name, arguments in calls)
+    reader = CallReader(taught, schemas, wrapping=taught)
+    events = (*reader.feed(text), *reader.finish())
+    content, calls = gathered(events)
+    ids = [event.id or taught.new_id() for event in events if isinstance(event, CallBegun)]
+    named = tuple(ToolCall(id_, *call) for id_, call in zip(ids, calls, strict=True))
     return ReadMessage(content, named, reasoning)
 
 

@@ -6,23 +6,23 @@ reasoning itself, the output begins inside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
 
 from .matching import overlap
-
-ReasoningParser = Literal["auto", "think", "mistral", "none"]
-REASONING_PARSERS: tuple[str, ...] = get_args(ReasoningParser)
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """The pair; `end_id` is the token of the closing tag, where it is one token."""
+    """The pair; `end_id` is the token of the closing tag, where it is one token; `gap`: what models
+    write between that and the answer."""
 
     begin: str
     end: str
     end_id: int | None = None
+    gap: str = "\n\n"
 
     def is_open_after(self, prompt: str) -> bool:
         """Whether `prompt` ends within reasoning."""
@@ -38,19 +38,32 @@ class ReasoningTags:
         return output_ids.index(self.end_id) + 1
 
 
-PAIRS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+PAIRS = {
+    "think": ReasoningTags("<think>", "</think>"),
+    "mistral": ReasoningTags("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningTags("<seed:think>", "</seed:think>", gap="\n"),
+    "cohere": ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>", gap=""),
+    "gemma4": ReasoningTags("<|channel>thought", "<channel|>", gap=""),
+    "granite": ReasoningTags("Here is my thought process:", "Here is my response:", gap="\n"),
+}
+REASONING_PARSERS = ("auto", *PAIRS, "none")
+REASONING_TOKENS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
+                    "<|START_THINKING|>", "<|END_THINKING|>", "<|channel>",
+                    "<channel|>")  # fmt: skip
 
 
-def tags_of(parser: ReasoningParser, marks: Mapping[str, int | None]) -> ReasoningTags | None:
-    """The tags for `parser`; "auto": those whose closing tag is in `marks`."""
+def tags_of(
+    parser: str, marks: Mapping[str, int | None], written: Container[str] | None = None
+) -> ReasoningTags | None:
+    """The tags for `parser`, one of REASONING_PARSERS; "auto": those whose closing tag the template
+    has (it is in `written`), or else the tokenizer (it is in `marks`)."""
+    name: str | None = parser
     if parser == "auto":
-        name = next((name for name, (_, end) in PAIRS.items() if end in marks), None)
-    else:
-        name = parser if parser in PAIRS else None
-    if name is None:
-        return None
-    begin, end = PAIRS[name]
-    return ReasoningTags(begin, end, marks.get(end))
+        in_template = (n for n, tags in PAIRS.items() if tags.end in (written or ()))
+        in_tokenizer = (n for n, tags in PAIRS.items() if tags.end in marks)
+        name = next(chain(in_template, in_tokenizer), None)
+    tags = PAIRS.get(name or "")
+    return None if tags is None else replace(tags, end_id=marks.get(tags.end))
 
 
 @dataclass(frozen=True, slots=True)

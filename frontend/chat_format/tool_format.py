@@ -5,17 +5,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from .arguments import ArgumentsReader
+from .contents import Content
 from .matching import FAILED, Undecided
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a call up to its arguments, ending at `end`."""
+    """The beginning of a call up to its arguments, ending at `end`. `id`: as the model wrote it;
+    `is_json`: its arguments are JSON, whatever the format's are else."""
 
     name: str
     end: int
+    id: str | None = None
+    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,14 @@ class Tail:
 
     end: int
     goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFunction:
+    """A function that may be called; `schema`: of its arguments."""
+
+    name: str
+    schema: object
 
 
 class ToolFormat(Protocol):
@@ -40,6 +53,9 @@ class ToolFormat(Protocol):
     def head(self, text: str, at: int) -> Head | Undecided:
         """The head of the call that begins at `at`, after its trigger if it has one."""
 
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        """What reads the arguments behind this head; `schema`: theirs, None where not known."""
+
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         """The tail of the call whose arguments just ended; NEEDS_MORE only unless `is_last`."""
 
@@ -50,13 +66,32 @@ class ToolFormat(Protocol):
 class TaughtFormat(ToolFormat, Protocol):
     """A format that models are trained on."""
 
-    def structures(self, name: str, schema: object) -> Sequence[dict[str, Any]]:
-        """Tags for `structural_tag`: calls of this function with arguments of this schema."""
+    @property
+    def wrappings(self) -> Sequence[str]:
+        """Texts around answers that are not of them, wherever they occur."""
+
+    @property
+    def opening(self) -> str:
+        """A text with which an answer that is no call begins, and that is not of it; "": none."""
+
+    @property
+    def grammar_triggers(self) -> Sequence[str]:
+        """Texts that begin a call under a grammar; empty: calls by choice have no grammar."""
 
     @property
     def needs_no_grammar(self) -> bool:
         """Whether calls are left unconstrained unless schemas must be enforced: its triggers may
         also begin other text."""
+
+    @property
+    def is_forced_as_json(self) -> bool:
+        """Whether a forced call is a plain JSON object, and not what `forced` says."""
+
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        """What may follow the triggers: calls of these functions, several where `is_parallel`."""
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        """A whole output that is one call of one of these functions."""
 
 
 def long_id() -> str:

@@ -21,9 +21,10 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from ...errors import InvalidProgram, InvalidRequest, MaxTurnsExceeded
-from ..chat_format.call_grammar import OfferedFunction, calls_constraint, tools_text
-from ..chat_format.chat_format import ChatFormat
+from ..chat_format.call_grammar import calls_constraint, tools_text
+from ..chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
 from ..chat_format.reading import ReadMessage, ToolCall, read_message
+from ..chat_format.tool_format import OfferedFunction
 from ..protocol.numbers import MAX_INT, Range
 from .beside_loop import run_beside
 from .expr import GenExpr, RoleBeginExpr, RoleEndExpr, ToolsExpr, role
@@ -111,7 +112,7 @@ class ToolLoop:
             s._append(RoleBeginExpr("assistant"), source)
             s._append(asked, source)
             text, meta = yield None
-            read = _read(text, meta, chat_format, after_tool=turn > 1)
+            read = self._read(text, meta, chat_format, after_tool=turn > 1)
             s._append(RoleEndExpr("assistant", _fields(read)), source)
             if not read.calls:
                 return read.content
@@ -137,6 +138,18 @@ class ToolLoop:
         offered = [OfferedFunction(tool.name, tool.parameters) for tool in self._tools.values()]
         constraint = calls_constraint(taught, offered)
         return GenExpr(asked.name, replace(asked.params, constraint=constraint))
+
+    def _read(
+        self, text: str, meta: dict[str, Any], chat_format: ChatFormat | None, *, after_tool: bool
+    ) -> ReadMessage:
+        if chat_format is not None:
+            schemas = {tool.name: tool.parameters for tool in self._tools.values()}
+            return read_message(text, chat_format, schemas, after_tool=after_tool)
+        calls = [
+            ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in meta.get("tool_calls") or ()
+        ]
+        return ReadMessage(text, tuple(calls))
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -275,21 +288,15 @@ def _function(given: object) -> Callable[..., Any]:
 
 
 def _format_of(s: ProgramState) -> ChatFormat | None:
-    """How the model writes calls; None where an endpoint reads them."""
+    """How the model writes calls; None where an endpoint reads them. Raises InvalidProgram where it
+    is told of tools and writes calls in a format that is not known."""
     info = s._program.info
-    return ChatFormat.of(info, "auto", "auto") if "chat_format" in info else None
-
-
-def _read(
-    text: str, meta: dict[str, Any], chat_format: ChatFormat | None, *, after_tool: bool
-) -> ReadMessage:
-    if chat_format is not None:
-        return read_message(text, chat_format, after_tool=after_tool)
-    calls = [
-        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in meta.get("tool_calls") or ()
-    ]
-    return ReadMessage(text, tuple(calls))
+    if "chat_format" not in info:
+        return None
+    chat_format = ChatFormat.of(info, "auto", "auto")
+    if chat_format.is_unknown:
+        raise InvalidProgram(f"tools: {UNKNOWN_FORMAT}", "tools")
+    return chat_format
 
 
 def _fields(read: ReadMessage) -> str | None:

@@ -25,29 +25,20 @@ import jinja2
 import jinja2.meta
 
 from ...errors import InvalidProgram, ModelLoadError
-from ...frontend.chat_format.harmony_reader import MARKS as HARMONY_MARKS
+from ...frontend.chat_format.registry import FORMAT_MARKS, STRUCTURE_MARKS
 from ...frontend.protocol.chat_message import Message
 from .client_text import ClientTextGuard
 from .template_files import DEFAULT, TOOL_USE, find_templates
 from .template_message import NOTHING, TemplateMessage, Turn
 from .template_sandbox import template_sandbox, to_json
-from .tokenizer import STRUCTURE_MARKS, Tokenizer
+from .tokenizer import Tokenizer
 
 _MAX_RENDERED_CHARS = 4 * 1024 * 1024  # beside contents; guess: far above 10,000 messages'
 _MAX_CACHED_CHARS = 8 * 1024 * 1024
 _MAX_VARIABLES = 64  # how many `describe` lists
 _SWITCHES = ("enable_thinking", "thinking")
+_MARKS = (*FORMAT_MARKS, "tool_calls", "reasoning_content")
 
-# Texts that identify the format in which a template asks the model to write tool calls.
-_FORMAT_TOKENS = (
-    *STRUCTURE_MARKS,
-    *HARMONY_MARKS,
-    "ipython",
-    "<function=",
-    "<arg_key>",
-    "tool_calls",
-    "reasoning_content",
-)
 _READS_THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|['"]thinking['"] in """)
 
 # Messages with calls: (arguments as objects, else as text; stand-in for no content). The first is
@@ -229,20 +220,18 @@ class ChatTemplate:
         return [text for text in found if text]
 
     def describe(self) -> dict[str, Any]:
-        """What an HTTP server needs to parse the model's output: the structure tokens that the
-        template mentions or, but for harmony's, the tokenizer has (with their ids, if so), the
-        variables that the template reads, and its generation prompts (after a user's message, after
-        a tool's result) for each setting that switches reasoning on or off."""
+        """What an HTTP server needs to parse the model's output: the marks of formats that the
+        template has or the tokenizer (with their ids, if so), which of them the template has, the
+        variables that it reads, and its generation prompts (after a user's message, after a tool's
+        result) for each setting that switches reasoning on or off."""
         ids = self._tokenizer.structure_tokens
-        markers = [
-            mark
-            for mark in _FORMAT_TOKENS
-            if mark in self._source or (mark in ids and mark not in HARMONY_MARKS)
-        ]
+        written = [mark for mark in _MARKS if mark in self._source]
+        markers = [mark for mark in _MARKS if mark in ids or mark in written]
         if "reasoning_content" not in markers and _READS_THINKING.search(self._source):
             markers.append("reasoning_content")
         return {
             "marks": {marker: ids.get(marker) for marker in markers},
+            "written_marks": written,
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
                 [variables, *self._generation_prompts(TemplateArgs.of((), variables))]

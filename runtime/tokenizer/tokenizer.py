@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError, PromptTooLong
 from ...frontend.chat_format import harmony_reader as harmony
+from ...frontend.chat_format.registry import STRUCTURE_MARKS
 from ...native_panic import panic_raises
 from .encoder_process import EncoderProcess
 from .special_tokens import named_tokens, section_ends
@@ -36,10 +37,6 @@ UNLOCKED_TOKENS = 4096  # about 0.5 ms: the same for decoding
 VERY_LONG_CHARS = 128 * 1024  # about 75 ms (Xeon, 2026): below, a separate process costs more
 MAX_KEPT_CHARS = 16 * 1024 * 1024
 REPLACEMENT = "\ufffd"
-STRUCTURE_MARKS = (
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]",
-    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
-)  # fmt: skip
 
 
 class Tokenizer:

@@ -10,7 +10,6 @@ from ...frontend.chat_format.call_reader import (
     Arguments,
     CallBegun,
     Content,
-    ContentReader,
     Event,
     Reader,
     Reasoning,
@@ -53,8 +52,7 @@ class OutputReader:
             self._splitter = ReasoningSplitter(
                 reasoning.tags, starts_inside=reasoning.starts_inside
             )
-        calls: Reader = tool_use.reader() if tool_use.may_call else ContentReader()
-        self._calls = self._channels or calls
+        self._calls: Reader = self._channels or tool_use.reader()
         self._untold = ""  # reasoning that waits for its end
         self._num_calls = 0
 
@@ -133,7 +131,8 @@ class OutputReader:
             case CallBegun():
                 self._num_calls += 1
                 function = {"name": event.name, "arguments": ""}
-                call = {"id": self._tool_use.new_id(), "type": "function", "function": function}
+                call_id = event.id or self._tool_use.new_id()
+                call = {"id": call_id, "type": "function", "function": function}
                 return self._of_call(call)
             case Arguments():
                 return self._of_call({"function": {"arguments": event.text}})

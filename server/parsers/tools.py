@@ -1,7 +1,10 @@
 """Function calling over HTTP: how `tools` and `tool_choice` constrain an output and who parses it.
 
-"required" and a named function constrain the whole output to a call as JSON; "auto" leaves the
-text free until a call begins in the model's own format, if its chat template supports tools.
+"required" and a named function constrain the whole output to a call, in the model's own format or
+as plain JSON; "auto" leaves the text free until a call begins in the model's own format, if its
+chat template supports tools. Where that template has no mark of a known format, "auto" reads no
+calls and says so in the response's warnings, and calls that must come, or must be strict, are
+refused.
 Schemas are enforced strictly where a function that may be called is `strict`, else leniently: each
 part that cannot be enforced becomes a warning of the response.
 """
@@ -16,17 +19,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
-from ...frontend.chat_format.call_grammar import (
-    OfferedFunction,
-    calls_constraint,
-    tag_of,
-    tools_text,
-)
+from ...frontend.chat_format.call_grammar import calls_constraint, forced_constraint, tools_text
 from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
-from ...frontend.chat_format.chat_format import ChatFormat
+from ...frontend.chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
+from ...frontend.chat_format.contents import document
 from ...frontend.chat_format.hermes import Hermes
 from ...frontend.chat_format.named_object import Forced
 from ...frontend.chat_format.reasoning import ReasoningTags
+from ...frontend.chat_format.tool_format import OfferedFunction, TaughtFormat
 from ...frontend.protocol.constraint import Constraint, constraint_of
 from ...frontend.protocol.schema_words import require_schema
 from ..protocol.known_fields import Items
@@ -112,6 +112,8 @@ class ToolUse:
                 raise InvalidRequest.of("tool_choice", name, f"one of {names}")
         if self._mode == "required" and not names:
             raise InvalidRequest.of("tool_choice", "required", "only together with tools")
+        if self._needs_format and self.chat_format.is_unknown:
+            raise InvalidRequest(f"tools: {UNKNOWN_FORMAT}; {_REMEDY}", "tools")
 
     @property
     def is_forced(self) -> bool:
@@ -141,16 +143,26 @@ class ToolUse:
             what = "the model was not told of them: its chat template does not know tools"
         else:
             what = "calls are not read from the output: their format is not known"
+            what += f" ({_REMEDY})" if self.chat_format.is_unknown else ""
         return (f"tools: {what}",)
 
     def reader(self) -> Reader:
         """A parser for one output."""
-        taught = self.chat_format.tool_format
-        if isinstance(self.choice, NamedChoice):
+        taught, schemas = self.chat_format.tool_format, self._schemas
+        own = self._forced_format
+        if isinstance(self.choice, NamedChoice) and own is None:
             return NamedReader(self.choice.function.name)
-        if self.is_forced:
+        if self.is_forced and own is None:
             return CallReader(Forced(taught or Hermes()))
-        return ContentReader() if taught is None else CallReader(taught)
+        if taught is None or (not self.may_call and not self.has_wrappings):
+            return ContentReader()
+        return CallReader(taught, schemas, wrapping=taught, may_call=self.may_call)
+
+    @property
+    def has_wrappings(self) -> bool:
+        """Whether the model's format has marks around plain answers."""
+        taught = self.chat_format.tool_format
+        return taught is not None and bool(taught.wrappings or taught.opening)
 
     def new_id(self) -> str:
         """A new call's id."""
@@ -169,12 +181,15 @@ class ToolUse:
     def _constraint(self, reasoning: ReasoningTags | None) -> Constraint | None:
         functions = self._allowed
         is_lenient = not any(function.strict for function in functions)
-        channels = self.chat_format.channels
+        channels, own = self.chat_format.channels, self._forced_format
         if channels is not None and self.may_call:
-            offered = [OfferedFunction(f.name, f.schema_) for f in functions]
             return channels.calls_constraint(
-                offered, is_forced=self.is_forced, is_lenient=is_lenient
+                _offered(functions), is_forced=self.is_forced, is_lenient=is_lenient
             )
+        if own is not None:
+            behind = None if reasoning is None else (reasoning.end, reasoning.gap)
+            content = own.forced(_offered(functions))
+            return forced_constraint(content, behind=behind, is_lenient=is_lenient)
         if isinstance(self.choice, NamedChoice):
             schema: object = functions[0].schema_
         elif self.is_forced:
@@ -188,9 +203,29 @@ class ToolUse:
         taught = self.chat_format.tool_format
         if taught is None or not self._may_choose_to_call:
             return None
-        offered = [OfferedFunction(f.name, f.schema_) for f in functions]
         return calls_constraint(
-            taught, offered, is_lenient=is_lenient, is_parallel=self.is_parallel
+            taught, _offered(functions), is_lenient=is_lenient, is_parallel=self.is_parallel
+        )
+
+    @property
+    def _forced_format(self) -> TaughtFormat | None:
+        """The format in which a forced call is written; None: plain JSON, or none is forced."""
+        taught = self.chat_format.tool_format
+        if taught is None or taught.is_forced_as_json or not self.is_forced:
+            return None
+        return taught if self.chat_format.knows_tools else None
+
+    @property
+    def _schemas(self) -> dict[str, object]:
+        return {tool.function.name: tool.function.schema_ for tool in self.tools}
+
+    @property
+    def _needs_format(self) -> bool:
+        """Whether calls must come, or must be strict where they do."""
+        return self.is_forced or (
+            self._mode == "auto"
+            and not self.has_own_constraint
+            and any(function.strict for function in self._allowed)
         )
 
     @property
@@ -227,6 +262,13 @@ class ToolUse:
         return bool(self.tools) and self.chat_format.knows_tools
 
 
+_REMEDY = "stemma serve --tool-call-parser names the format, or none to have calls as plain JSON"
+
+
+def _offered(functions: Sequence[ToolFunction]) -> list[OfferedFunction]:
+    return [OfferedFunction(function.name, function.schema_) for function in functions]
+
+
 def _require_schema(function: ToolFunction) -> None:
     """Raises InvalidRequest for parameters that are an example."""
     try:
@@ -243,15 +285,8 @@ def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Cons
     if constraint.kind not in ("json_schema", "json_object"):
         return None
     schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
-    body = {
-        "type": "triggered_tags",
-        "triggers": [tags.end],
-        "tags": [tag_of(f"{tags.end}\n\n", schema, "")],
-        "at_least_one": True,
-        "stop_after_first": True,
-    }
-    source = json.dumps({"type": "structural_tag", "format": body}, separators=(",", ":"))
-    return replace(constraint, kind="structural_tag", source=source)
+    found = forced_constraint(document(schema), behind=(tags.end, tags.gap))
+    return replace(constraint, kind="structural_tag", source=found.source)
 
 
 def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def chat_task(
         chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
     )
     is_plain = reasoning is None and chat_format.channels is None and not tool_use.may_call
+    is_plain = is_plain and not tool_use.has_wrappings
     if is_plain and not tool_use.warnings and not warnings:
         return task, PlainReader
     return task, partial(OutputReader, tool_use, reasoning, warnings)

@@ -19,14 +19,17 @@ from stemma.frontend.chat_format.call_reader import (
 )
 from stemma.frontend.chat_format.chat_format import ChatFormat
 from stemma.frontend.chat_format.hermes import Hermes
+from stemma.frontend.chat_format.json_calls import JsonCalls
 from stemma.frontend.chat_format.llama3 import Llama3
 from stemma.frontend.chat_format.matching import ValueScanner
 from stemma.frontend.chat_format.mistral import Mistral
 from stemma.frontend.chat_format.named_object import Forced
 from stemma.frontend.chat_format.reading import gathered
-from stemma.frontend.chat_format.reasoning import ReasoningTags, tags_of
+from stemma.frontend.chat_format.reasoning import PAIRS, ReasoningTags, tags_of
+from stemma.frontend.chat_format.registry import FORMATS as FORMAT_ROWS
 from stemma.frontend.chat_format.registry import format_of
-from stemma.frontend.chat_format.tool_format import ToolFormat
+from stemma.frontend.chat_format.tagged_calls import TaggedCalls
+from stemma.frontend.chat_format.tool_format import OfferedFunction, ToolFormat
 from stemma.server.parsers.output_reader import OutputReader, ReasoningUse
 from stemma.server.parsers.tools import Tool, ToolUse
 from stemma.server.protocol.pieces import Outcome
@@ -37,6 +40,7 @@ FORMATS: dict[str, ToolFormat] = {
     "llama3": Llama3(),
     "mistral": Mistral(),
     "forced": Forced(Hermes()),
+    **{row.name: row.make(()) for row in FORMAT_ROWS},
 }
 A, B = '{"city": "a {b} \\" </tool_call> [TOOL_CALLS]"}', "{}"
 CALL_A, CALL_B = ("weather", A), ("clock", B)
@@ -103,7 +107,10 @@ def test_calls_are_read_as_they_were_written(
 
 SNIPPETS = [H, H2, L, L2, M, M2, "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>",
             "[TOOL_CALLS]clock[ARGS]{}", '{"name": "f", "arguments": ', "}", "]", "{", '"', "\\",
-            ",", ";", " ", "\n", "text ", "<", "[", "<think>", "</think>", "7"]  # fmt: skip
+            ",", ";", " ", "\n", "text ", "<", "[", "<think>", "</think>", "7", "weather", "'", "=",
+            ":", "(", ")", "<function=", "<parameter=", ">", "</parameter>", "</function>",
+            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<|"|>', "call:", "None",
+            *(row.example for row in FORMAT_ROWS)]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(SNIPPETS), max_size=8).map("".join)
 
 
@@ -291,31 +298,35 @@ def test_a_streamed_message_is_the_whole_one(text: str, inside: bool, data: st.D
 
 
 @pytest.mark.parametrize(
-    ("marks", "knows_tools", "kind"),
+    ("marks", "kind"),
     [
-        (["<tool_call>", "tool_calls"], True, Hermes),
-        (["<|python_tag|>"], True, Llama3),
-        (["ipython"], True, Llama3),
-        (["[TOOL_CALLS]", "[ARGS]"], True, Mistral),
-        ([], True, Hermes),
-        ([], False, type(None)),
-        (["<tool_call>", "<function="], True, type(None)),
-        (["<tool_call>", "<arg_key>"], True, type(None)),
+        (["<tool_call>", "tool_calls"], Hermes),
+        (["<|python_tag|>"], Llama3),
+        (["ipython"], Llama3),
+        (["[TOOL_CALLS]", "[ARGS]"], Mistral),
+        ([], type(None)),
+        (["<tool_call>", "<function=", "<parameter="], TaggedCalls),
+        (["<tool_call>", "<function="], JsonCalls),
+        (["<tool_call>", "<arg_key>"], TaggedCalls),
     ],
 )
-def test_the_format_is_found_by_the_marks_of_the_template(
-    marks: list[str], knows_tools: bool, kind: type
-) -> None:
-    assert type(format_of("auto", marks, knows_tools=knows_tools)) is kind
-    assert type(format_of("llama3", marks, knows_tools=knows_tools)) is Llama3
-    assert format_of("none", marks, knows_tools=knows_tools) is None
+def test_the_format_is_found_by_the_marks_of_the_template(marks: list[str], kind: type) -> None:
+    assert type(format_of("auto", marks)) is kind
+    assert type(format_of("llama3", marks)) is Llama3
+    assert format_of("none", marks) is None
+
+
+def test_a_templates_own_marks_count_before_its_tokenizers() -> None:
+    marks = ["<|python_tag|>", "<tool_call>", "[TOOL_CALLS]"]
+    assert type(format_of("auto", marks, ["<|python_tag|>"])) is Llama3
+    assert type(format_of("auto", marks, ["other"])) is Mistral
 
 
 def test_the_newer_format_of_mistral_is_told_by_its_mark() -> None:
-    newer = format_of("auto", ["[TOOL_CALLS]", "[ARGS]"], knows_tools=True)
+    newer = format_of("auto", ["[TOOL_CALLS]", "[ARGS]"])
     assert newer is not None
-    (structure,) = newer.structures("f", {})
-    assert structure["begin"] == "[TOOL_CALLS]f[ARGS]"
+    (tag,) = newer.tags([OfferedFunction("f", {})], is_parallel=True)
+    assert tag["begin"] == "[TOOL_CALLS]f[ARGS]"
 
 
 def test_ids_are_as_the_templates_want_them() -> None:
@@ -327,6 +338,8 @@ def test_tags_are_found_by_the_marks() -> None:
     assert tags_of("auto", {}) is None and tags_of("none", {"</think>": 3}) is None
     assert tags_of("auto", {"</think>": 3}) == ReasoningTags("<think>", "</think>", 3)
     assert tags_of("mistral", {}) == ReasoningTags("[THINK]", "[/THINK]", None)
+    both = {"</think>": 3, "<|END_THINKING|>": None}
+    assert tags_of("auto", both, {"<|END_THINKING|>"}) == PAIRS["cohere"], "the template's own"
 
 
 @pytest.mark.parametrize(

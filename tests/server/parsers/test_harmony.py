@@ -17,6 +17,7 @@ from stemma.frontend.chat_format.call_reader import Event, Reasoning
 from stemma.frontend.chat_format.chat_format import ChatFormat
 from stemma.frontend.chat_format.harmony import Harmony
 from stemma.frontend.chat_format.harmony_reader import HarmonyReader
+from stemma.frontend.chat_format.hermes import Hermes
 from stemma.frontend.chat_format.reading import gathered, read_message
 from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.constraint import Constraint
@@ -166,14 +167,19 @@ TOOLS = [_tool("weather"), _tool("clock")]
 NAMED = {"type": "function", "function": {"name": "clock"}}
 
 
-def use(choice: Any = "auto", tools: Sequence[Tool] = TOOLS, **fields: Any) -> ToolUse:
+def use(
+    choice: Any = "auto",
+    tools: Sequence[Tool] = TOOLS,
+    chat_format: ChatFormat = KNOWING,
+    **fields: Any,
+) -> ToolUse:
     if isinstance(choice, dict):
         from pydantic import TypeAdapter
 
         from stemma.server.parsers.tools import ToolChoice
 
         choice = TypeAdapter(ToolChoice).validate_python(choice)
-    return ToolUse(tools, choice, KNOWING, **fields)
+    return ToolUse(tools, choice, chat_format, **fields)
 
 
 def outcome_of(text: str, ids: Sequence[int] = ()) -> Outcome:
@@ -229,9 +235,16 @@ def test_tokens_of_reasoning_are_counted(text: str, ids: list[int], tokens: int)
 MARKS = {"<|channel|>": 7, "<|start|>": 6, "<|message|>": 8, "<|end|>": 9, "tool_calls": None}
 
 
-def described(marks: dict[str, int | None], **parsers: Any) -> ChatFormat:
+def described(
+    marks: dict[str, int | None], written: Sequence[str] | None = None, **parsers: Any
+) -> ChatFormat:
     info = {
-        "chat_format": {"marks": marks, "variables": [], "generation_prompts": [[{}, "", ""]]},
+        "chat_format": {
+            "marks": marks,
+            "written_marks": [*marks] if written is None else written,
+            "variables": [],
+            "generation_prompts": [[{}, "", ""]],
+        },
         "template_knows_tools": True,
     }
     given = {"tool_call_parser": "auto", "reasoning_parser": "auto", **parsers}
@@ -239,14 +252,35 @@ def described(marks: dict[str, int | None], **parsers: Any) -> ChatFormat:
 
 
 def test_it_is_chosen_by_the_marks_of_a_template_and_never_by_default() -> None:
-    assert described(MARKS).channels == FORMAT and described(MARKS).tool_format is None
+    found = described(MARKS)
+    assert found.channels == FORMAT and found.tool_format is None and not found.is_unknown
     for missing in ("<|channel|>", "<|start|>", "<|message|>"):
         rest = {mark: i for mark, i in MARKS.items() if mark != missing}
-        assert described(rest).channels is None
+        assert described(rest).channels is None and described(rest).is_unknown
     assert described(MARKS, tool_call_parser="hermes").channels is None
     named = described({}, tool_call_parser="harmony")
-    assert named.channels == Harmony() and named.reasoning is not None
+    assert named.channels == Harmony() and named.reasoning is not None and not named.is_unknown
     assert described(MARKS, reasoning_parser="none").reasoning is None
+
+
+def test_a_tokenizer_that_has_its_tokens_does_not_choose_it() -> None:
+    found = described(MARKS, ["tool_calls"])
+    assert found.channels is None and found.is_unknown
+    assert type(described(MARKS, ["<tool_call>"]).tool_format) is Hermes
+    assert described(MARKS, ["tool_calls"], tool_call_parser="harmony").channels == FORMAT
+
+
+def test_its_marks_in_a_template_count_before_others() -> None:
+    found = described({**MARKS, "<tool_call>": 1})
+    assert found.channels == FORMAT and found.tool_format is None
+
+
+def test_a_call_that_must_come_or_be_strict_is_not_refused_for_its_format() -> None:
+    found = described(MARKS)
+    for choice in ("required", NAMED):
+        assert accepts(use(choice, chat_format=found).constraint(), call("clock"))
+    strict = use(tools=[_tool("weather", strict=True)], chat_format=found)
+    assert strict.may_call and strict.constraint() is not None and not strict.warnings
 
 
 # --- grammars -------------------------------------------------------------------------------------

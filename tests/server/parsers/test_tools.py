@@ -18,6 +18,7 @@ from stemma.frontend.chat_format.hermes import BEGIN, END, Hermes
 from stemma.frontend.chat_format.llama3 import Llama3
 from stemma.frontend.chat_format.mistral import Mistral
 from stemma.frontend.chat_format.reasoning import ReasoningTags
+from stemma.frontend.chat_format.registry import format_of
 from stemma.frontend.chat_format.tool_format import TaughtFormat
 from stemma.frontend.protocol.constraint import Constraint
 from stemma.runtime.tokenizer.chat_template import ChatTemplate, TemplateArgs
@@ -214,6 +215,53 @@ def test_strict_calls_are_held_to_their_schema_in_each_format(name: str) -> None
 def _accepts(constraint: Constraint, text: str) -> bool:
     matcher = compile_grammar(_spec(constraint)).bind(BYTES).matcher()
     return all(matcher.consume(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+QWEN3_CODER = ChatFormat(format_of("qwen3_coder", ()), knows_tools=True)
+CITY_TAGS = "<parameter=city>\na {b}\n</parameter>\n"
+XML = f"<tool_call>\n<function=weather>\n{CITY_TAGS}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_forced_call_is_written_in_the_models_own_format(choice: ToolChoice) -> None:
+    forced = ToolUse(TOOLS, choice, QWEN3_CODER)
+    constraint = forced.constraint()
+    assert constraint is not None and _accepts(constraint, XML)
+    assert not _accepts(constraint, f"So: {XML}") and not _accepts(constraint, XML + XML)
+    assert _accepts(constraint, XML.replace("weather", "clock").replace(CITY_TAGS, "")) == (
+        choice == "required"
+    )
+    message, reason = OutputReader(forced).message(Outcome(0, XML, {"finish_reason": "stop"}))
+    (call,) = message["tool_calls"]
+    assert reason == "tool_calls" and message["content"] is None
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "a {b}"}'}
+
+
+def test_a_template_without_tools_has_forced_calls_as_json_whatever_its_tokenizer_has() -> None:
+    untold = ToolUse(TOOLS, "required", ChatFormat(format_of("qwen3_coder", ())))
+    constraint = untold.constraint()
+    assert constraint is not None and constraint.kind == "json_schema"
+
+
+UNKNOWN = ChatFormat(knows_tools=True, is_unknown=True)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
+def test_calls_that_must_be_in_a_format_that_is_not_known_are_refused(choice: ToolChoice) -> None:
+    strict = [_tool("weather", CITY, strict=choice == "auto")]
+    with pytest.raises(InvalidRequest, match=r"no mark of a known format.*--tool-call-parser"):
+        ToolUse(strict, choice, UNKNOWN)
+    by_choice = ToolUse(TOOLS, "auto", UNKNOWN)
+    assert not by_choice.may_call and "--tool-call-parser" in by_choice.warnings[0]
+    assert ToolUse(strict, "auto", UNKNOWN, has_own_constraint=True).warnings
+
+
+def test_marks_around_an_answer_are_no_part_of_it() -> None:
+    command = ChatFormat(format_of("command_r7b", ()), knows_tools=True)
+    outcome = Outcome(0, "<|START_RESPONSE|>Hi<|END_RESPONSE|>", {"finish_reason": "stop"})
+    for tools, choice in ((TOOLS, "auto"), (TOOLS, "none"), ((), "none")):
+        use_ = ToolUse(tools, choice, command)  # type: ignore[arg-type]
+        assert OutputReader(use_).message(outcome)[0] == {"content": "Hi"}
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral"])

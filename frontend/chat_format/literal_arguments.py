@@ -1,0 +1,218 @@
+"""Arguments written as literals of Python, or of Gemma's own notation, read as a JSON object:
+
+city="Ulm", days=2, tags=['a', None]      up to the closing bracket
+city:<|"|>Ulm<|"|>,days:2,tags:[<|"|>a<|"|>,null]
+
+Strings are told as they come, all else token by token. What is no literal ends the arguments, whose
+JSON then is no whole object.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from .arguments import Taken
+from .matching import after_blanks, overlap
+
+MAX_DEPTH = 64
+_MAX_TOKEN_CHARS = 1024  # of names, numbers and words
+_NAME = re.compile(r"""[^\s:=,(){}\[\]'"<>|]+""")
+_QUOTED = re.compile(r"""(["'])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
+          "null": "null"}  # fmt: skip
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_SIMPLE = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "a": "\\u0007",
+           "v": "\\u000b", "0": "\\u0000", "\\": "\\\\", "'": "'", '"': '\\"',
+           "\n": ""}  # fmt: skip
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(slots=True)
+class _Open:
+    """An object or array that is being read."""
+
+    is_object: bool
+    closing: str
+    key_end: str
+    has_items: bool = False
+
+
+class LiteralArguments:
+    """Reads the arguments of one call: named values up to `closing`. `key_end`: behind their names;
+    `quote`: a further mark around strings, in which nothing is escaped."""
+
+    def __init__(self, *, closing: str, key_end: str, quote: str = "") -> None:
+        self._stack = [_Open(is_object=True, closing=closing, key_end=key_end)]
+        self._quote = quote
+        self._expected: Literal["item", "value", "more"] = "item"
+        self._string: str | None = None  # the mark that ends the string that is being read
+        self._said = "{"
+
+    def read(self, text: str, *, is_last: bool) -> Taken:
+        at, step = 0, self._step(text, 0, is_last)
+        while step is not None:
+            at = step
+            step = self._step(text, at, is_last) if self._stack else None
+        said, self._said = self._said, ""
+        return Taken(said, at, not self._stack)
+
+    def _step(self, text: str, at: int, is_last: bool) -> int | None:
+        """Reads a token at `at`; returns its end, or None where more is needed."""
+        if self._string is not None:
+            return self._more_of_string(text, at, self._string, is_last)
+        at = after_blanks(text, at)
+        if at == len(text):
+            return None
+        if text[at] == self._stack[-1].closing and self._expected != "value":
+            return self._close(at)
+        if self._expected == "more":
+            if text[at] != ",":
+                return self._fail(at)
+            self._expected = "item"
+            return at + 1
+        if self._expected == "item" and self._stack[-1].is_object:
+            return self._name(text, at)
+        return self._value(text, at, is_last)
+
+    def _close(self, at: int) -> int:
+        self._said += "}" if self._stack.pop().is_object else "]"
+        self._expected = "more"
+        return at + 1
+
+    def _fail(self, at: int) -> int:
+        self._stack.clear()
+        return at
+
+    def _name(self, text: str, at: int) -> int | None:
+        """A property's name and what ends it."""
+        token = self._name_token(text, at)
+        size = len(text) - at if token is None else token[1] - at
+        if size > _MAX_TOKEN_CHARS or (token is None and not self._may_be_name(text[at:])):
+            return self._fail(at)
+        if token is None:
+            return None
+        name, end = token
+        end = after_blanks(text, end)
+        if end == len(text):
+            return None
+        if text[end] != self._stack[-1].key_end:
+            return self._fail(at)
+        self._separate()
+        self._said += f"{json.dumps(name, ensure_ascii=False)}: "
+        self._expected = "value"
+        return end + 1
+
+    def _may_be_name(self, rest: str) -> bool:
+        is_mark = bool(self._quote) and (
+            rest.startswith(self._quote) or self._quote.startswith(rest)
+        )
+        return is_mark or rest[0] in "\"'" or _NAME.match(rest) is not None
+
+    def _name_token(self, text: str, at: int) -> tuple[str, int] | None:
+        """A name, with or without quotes, and where it ends; None where that is not known."""
+        if self._quote and text.startswith(self._quote, at):
+            begin = at + len(self._quote)
+            end = text.find(self._quote, begin)
+            return None if end < 0 else (text[begin:end], end + len(self._quote))
+        found = _QUOTED.match(text, at)
+        if found is not None:
+            return found[2], found.end()
+        found = _NAME.match(text, at)
+        return None if found is None or found.end() == len(text) else (found[0], found.end())
+
+    def _value(self, text: str, at: int, is_last: bool) -> int | None:
+        """The beginning of a string, object or array, or a whole word or number."""
+        char = text[at]
+        if char in _CLOSING:
+            if len(self._stack) == MAX_DEPTH:
+                return self._fail(at)
+            self._begin_value("{" if char == "{" else "[")
+            self._stack.append(_Open(char == "{", _CLOSING[char], ":"))
+            self._expected = "item"
+            return at + 1
+        for quote in filter(None, (self._quote, '"', "'")):
+            if text.startswith(quote, at):
+                self._begin_value('"')
+                self._string = quote
+                return at + len(quote)
+        if self._quote.startswith(text[at:]):
+            return None
+        found = _NAME.match(text, at)
+        if found is None or len(found[0]) > _MAX_TOKEN_CHARS:
+            return self._fail(at)
+        if found.end() == len(text) and not is_last:
+            return None
+        self._begin_value(_word(found[0]))
+        self._expected = "more"
+        return found.end()
+
+    def _begin_value(self, said: str) -> None:
+        if not self._stack[-1].is_object:
+            self._separate()
+        self._said += said
+
+    def _separate(self) -> None:
+        """A comma behind an earlier item; one behind the last is no JSON."""
+        self._said += ", " if self._stack[-1].has_items else ""
+        self._stack[-1].has_items = True
+
+    def _more_of_string(self, text: str, at: int, quote: str, is_last: bool) -> int | None:
+        end = text.find(quote, at)
+        escape = -1 if quote == self._quote else text.find("\\", at)
+        if escape >= 0 and not 0 <= end < escape:
+            self._say(text[at:escape])
+            found = _escape(text, escape)
+            if found is None:
+                return escape if escape > at else None
+            said, end = found
+            self._said += said
+            return end
+        if end >= 0:
+            self._say(text[at:end])
+            self._said += '"'
+            self._string, self._expected = None, "more"
+            return end + len(quote)
+        end = len(text) - (0 if is_last else overlap(text[at:], quote))
+        self._say(text[at:end])
+        return end if end > at else None
+
+    def _say(self, text: str) -> None:
+        self._said += json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _word(word: str) -> str:
+    """A number or a constant as JSON; any other word is a string."""
+    if word in _WORDS or _NUMBER.fullmatch(word):
+        return _WORDS.get(word, word)
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    return json.dumps(number if math.isfinite(number) else word, ensure_ascii=False)
+
+
+def _escape(text: str, at: int) -> tuple[str, int] | None:
+    r"""JSON of the escape \.. at `at`, and its end; None where it may not be whole. What is no
+    escape stands for itself."""
+    if at + 1 >= len(text):
+        return None
+    char = text[at + 1]
+    size = _HEX_DIGITS.get(char)
+    if size is None:
+        said = _SIMPLE.get(char)
+        return ("\\\\", at + 1) if said is None else (said, at + 2)
+    digits = text[at + 2 : at + 2 + size]
+    if not all(digit in "0123456789abcdefABCDEF" for digit in digits):
+        return "\\\\", at + 1
+    if len(digits) < size:
+        return None
+    code = int(digits, 16)
+    if code > 0x10FFFF:
+        return "\\\\", at + 1
+    said = f"\\u{code:04x}" if code < 0x10000 else json.dumps(chr(code), ensure_ascii=False)[1:-1]
+    return said, at + 2 + size

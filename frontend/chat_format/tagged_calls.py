@@ -1,0 +1,102 @@
+"""Calls whose arguments stand one by one between tags, strings as they are and all else as JSON:
+
+<tool_call>                       <tool_call>weather
+<function=weather>                <arg_key>city</arg_key>
+<parameter=city>                  <arg_value>Ulm</arg_value>
+Ulm                               </tool_call>
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .arguments import ArgumentsReader
+from .contents import Content, one_of, parameters, tag
+from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_word
+from .sections import Section, section_of, section_tags
+from .tagged_arguments import ParameterTags, TaggedArguments
+from .tool_format import Head, OfferedFunction, Tail, long_id
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCalls:
+    """The format: a call's mark, the name, `name_end`, the parameters.
+
+    `name_end`: "" where the parameters' own tags end the name. `line_end`: what is written behind
+    each part, `between_key_and_value`: and within one.
+    """
+
+    section: Section
+    parameters: ParameterTags
+    name_end: str
+    line_end: str = "\n"
+    between_key_and_value: str = ""
+    begins_at_start: bool = False
+    opening: str = ""
+    wrappings: Sequence[str] = ()
+    needs_no_grammar: bool = False
+    is_forced_as_json: bool = False
+
+    @property
+    def triggers(self) -> Sequence[str]:
+        return self.section.triggers
+
+    @property
+    def grammar_triggers(self) -> Sequence[str]:
+        return self.triggers
+
+    def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
+        calls = [self._call(function) for function in functions]
+        return section_tags(self.section, calls, is_parallel=is_parallel, inner=self._inner)
+
+    def forced(self, functions: Sequence[OfferedFunction]) -> Content:
+        calls = [self._call(function) for function in functions]
+        return one_of(section_of(self.section, calls, is_parallel=False, inner=self._inner))
+
+    def head(self, text: str, at: int) -> Head | Undecided:
+        opened = self.section.opened(text, at)
+        if isinstance(opened, Undecided):
+            return opened
+        found = match_word(text, after_blanks(text, opened))
+        if isinstance(found, Undecided):
+            return found
+        name, end = found
+        marks = (self.name_end,) if self.name_end else self._behind_name
+        rest = text[end if self.name_end else after_blanks(text, end) :]
+        if rest.startswith(marks):
+            return Head(name, end + len(self.name_end))
+        return NEEDS_MORE if any(mark.startswith(rest) for mark in marks) else FAILED
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return TaggedArguments(self.parameters, schema)
+
+    def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
+        return self.section.closed(text, is_last=is_last)
+
+    def new_id(self) -> str:
+        return long_id()
+
+    @property
+    def _inner(self) -> tuple[str, str, str]:
+        line_end = self.line_end if self.section.call_begin else ""
+        return line_end, line_end, line_end
+
+    @property
+    def _behind_name(self) -> tuple[str, ...]:
+        return (self.parameters.key_begin, *self.parameters.ends)
+
+    def _call(self, function: OfferedFunction) -> Content:
+        tags, padding = self.parameters, "\n" if self.parameters.is_padded else ""
+        style = {
+            "key_begin": tags.key_begin,
+            "key_end": self.between_key_and_value.join(tags.key_end) + padding,
+            "value_end": padding + tags.value_end + self.line_end,
+            "excludes": tags.value_end,
+        }
+        begin = f"{self.section.call_begin}{function.name}{self.name_end}{self.line_end}"
+        end = "".join(self.section.call_end)
+        return tag(begin, parameters(function.schema, style), end)
