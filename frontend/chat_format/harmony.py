@@ -25,16 +25,19 @@ from .harmony_reader import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyRead
 from .reasoning import ReasoningTags
 from .tool_format import OfferedFunction, long_id
 
+TOLD_BY = (CHANNEL, START, MESSAGE)
+"""The marks of its templates."""
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 _FINAL = f"{CHANNEL}final"
 _CALL = f"{CHANNEL}commentary to=functions."
 _CALL_BY_ROLE = f"{START}assistant to=functions."
 _JSON = f" {CONSTRAIN}json{MESSAGE}"
+EXAMPLE = f'{_CALL}weather{_JSON}{{"city": "Ulm"}}'
 
 
 def is_harmony(marks: Container[str]) -> bool:
-    """Whether a template, or a tokenizer, has the marks of this format."""
-    return CHANNEL in marks and START in marks and MESSAGE in marks
+    """Whether a template has the marks of this format."""
+    return all(mark in marks for mark in TOLD_BY)
 
 
 @dataclass(frozen=True, slots=True)

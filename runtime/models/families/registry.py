@@ -6,8 +6,8 @@ A new family is one reader and one line here. The reader specifies the layers in
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ....errors import ModelLoadError
 from ...checkpoint.config.fields import Fields
@@ -23,6 +23,7 @@ from .gpt_oss import read_gpt_oss
 from .granite import read_granite, read_granite_hybrid
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
+from .kin import nearest_kin
 from .lfm2 import read_lfm2, read_lfm2_moe
 from .llama import read_cwm, read_iquest_coder, read_llama
 from .minimax import read_minimax_m2
@@ -111,12 +112,25 @@ def read_family(config: Fields) -> DecoderConfig:
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name](config, name)
-    raise ModelLoadError(f"{config.file}: {unknown_architecture(names[0])}")
+    raise ModelLoadError(f"{config.file}: {unknown_architecture(names[0], config.values)}")
 
 
-def unknown_architecture(name: str) -> str:
-    """The error text: the nearest name, and all names that exist."""
-    nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.6)
-    hint = f" (nearest: {nearest[0]})" if nearest else ""
+def unknown_architecture(name: str, config: Mapping[str, Any]) -> str:
+    """The error text: the nearest family and what it lacks, and all names that exist."""
     known = ", ".join(sorted(ARCHITECTURES))
-    return f"architecture {name!r} is not supported{hint}; supported are: {known}"
+    return (
+        f"architecture {name!r} is not supported{_kin(name, config)}{_own_code(config)}; "
+        f"supported are: {known}"
+    )
+
+
+def _kin(name: str, config: Mapping[str, Any]) -> str:
+    kin = nearest_kin(name, config, ARCHITECTURES)
+    if kin is None:
+        return ""
+    without = f", which has no {', no '.join(kin.missing)}" if kin.missing else ""
+    return f" (nearest: {kin.architecture}{without})"
+
+
+def _own_code(config: Mapping[str, Any]) -> str:
+    return ", and the checkpoint's own code (auto_map) is never run" if "auto_map" in config else ""

@@ -15,7 +15,7 @@ from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.frontend.chat_format.call_reader import Event, Reasoning
 from stemma.frontend.chat_format.chat_format import ChatFormat
-from stemma.frontend.chat_format.harmony import Harmony
+from stemma.frontend.chat_format.harmony import EXAMPLE, Harmony
 from stemma.frontend.chat_format.harmony_reader import HarmonyReader
 from stemma.frontend.chat_format.hermes import Hermes
 from stemma.frontend.chat_format.reading import gathered, read_message
@@ -57,6 +57,7 @@ def _told(events: Iterable[Event]) -> Read:
 TEXTS: dict[str, tuple[str, Read]] = {
     "an answer": (f"{F}Yes.", ("", "Yes.", [])),
     "reasoning and an answer": (f"{A}<|end|>{S}{F}Yes. <|return|>", ("Hm. ", "Yes. ", [])),
+    "the documentation's example": (EXAMPLE, ("", "", [("weather", '{"city": "Ulm"}')])),
     "a call": (C, ("", "", [CALL])),
     "reasoning and a call": (f"{A}<|end|>{S}{C}<|call|>", ("Hm. ", "", [CALL])),
     "a call named before its channel": (f"{A}<|end|>{S}{BY_ROLE}", ("Hm. ", "", [CALL])),

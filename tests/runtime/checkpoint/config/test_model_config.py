@@ -266,7 +266,7 @@ def test_an_end_that_is_not_named_is_the_familys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported;.*Qwen2"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported .*Qwen2"),
         ({"architectures": ["Qwen2VLForCausalLM"]}, r"\(nearest: Qwen2ForCausalLM\); supported"),
         ({"architectures": ["BertModel"]}, "'BertModel' is not supported; supported are: .*Gemma"),
         ({"architectures": None}, "'architectures': expected a list.*found None"),
