@@ -15,6 +15,8 @@ from .arguments import ArgumentsReader, JsonArguments
 from .matching import FAILED, NEEDS_MORE, Undecided, overlap
 from .tool_format import Head, TaughtFormat, ToolFormat
 
+_PIECE_CHARS = 4096  # a long text is read in pieces: each step may look at all that is held
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -78,7 +80,7 @@ class CallReader:
         self._triggers = (*self._wrappings, *(tool_format.triggers if may_call else ()))
         self._begins_at_start = tool_format.begins_at_start and may_call
         self._held = ""
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._has_calls = False
         self._ids = set[str]()
         self._arguments: ArgumentsReader = JsonArguments()
@@ -86,13 +88,17 @@ class CallReader:
         self._read = self._read_opening
 
     def feed(self, text: str) -> Sequence[Event]:
-        self._held += text
-        return self._run(is_last=False)
+        events: list[Event] = []
+        for begin in range(0, len(text), _PIECE_CHARS):
+            self._held += text[begin : begin + _PIECE_CHARS]
+            events += self._run(is_last=False)
+        return events
 
     def finish(self) -> Sequence[Event]:
         events = [*self._run(is_last=True)]
-        if self._blanks and not self._has_calls:
-            events.append(Content(self._blanks))
+        blanks = "".join(self._blanks)
+        if blanks and not self._has_calls:
+            events.append(Content(blanks))
         return events
 
     def _run(self, *, is_last: bool) -> Sequence[Event]:
@@ -186,11 +192,12 @@ class CallReader:
 
     def _say(self, num_chars: int) -> None:
         """Report held text as content; whitespace at its end waits for what follows."""
-        text, self._held = self._blanks + self._held[:num_chars], self._held[num_chars:]
+        text, self._held = self._held[:num_chars], self._held[num_chars:]
         said = text.rstrip()
-        self._blanks = text[len(said) :]
         if said:
-            self._events.append(Content(said))
+            self._events.append(Content("".join((*self._blanks, said))))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
 
 
 class NamedReader:

@@ -19,6 +19,7 @@ from .matching import (
     VALUE,
     Undecided,
     after_blanks,
+    match_any,
     match_parts,
     match_word,
 )
@@ -84,7 +85,7 @@ class JsonCalls:
             return named
         name, end = named
         if not source.startswith(self.name_end, end):
-            return NEEDS_MORE if self.name_end.startswith(source[end:]) else FAILED
+            return match_any(source, end, (self.name_end,))
         call_id = source[start:end] if self.is_numbered else None
         value = OBJECT if self.begins_at_start else VALUE  # where a word may be any word
         end = match_parts(source, end + len(self.name_end), (*self.behind_name, value))
@@ -109,7 +110,8 @@ class JsonCalls:
         name, end = found
         number = _NUMBER.match(source, end)
         if number is None:
-            return NEEDS_MORE if source[end:] == ":" else FAILED
+            is_open = source.startswith(":", end) and end + 1 == len(source)
+            return NEEDS_MORE if is_open else FAILED
         return NEEDS_MORE if number.end() == len(source) else (name, number.end())
 
     def _call(self, function: OfferedFunction) -> Content:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .arguments import Taken
-from .matching import after_blanks, overlap
+from .matching import FAILED, after_blanks, match_any, overlap
 
 MAX_DEPTH = 64
 _MAX_TOKEN_CHARS = 1024  # of names, numbers and words
 _NAME = re.compile(r"""[^\s:=,(){}\[\]'"<>|]+""")
 _QUOTED = re.compile(r"""(["'])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
+_ENDS = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
           "null": "null"}  # fmt: skip
@@ -92,7 +93,7 @@ class LiteralArguments:
         """A property's name and what ends it."""
         token = self._name_token(text, at)
         size = len(text) - at if token is None else token[1] - at
-        if size > _MAX_TOKEN_CHARS or (token is None and not self._may_be_name(text[at:])):
+        if size > _MAX_TOKEN_CHARS or (token is None and not self._may_be_name(text, at)):
             return self._fail(at)
         if token is None:
             return None
@@ -107,11 +108,9 @@ class LiteralArguments:
         self._expected = "value"
         return end + 1
 
-    def _may_be_name(self, rest: str) -> bool:
-        is_mark = bool(self._quote) and (
-            rest.startswith(self._quote) or self._quote.startswith(rest)
-        )
-        return is_mark or rest[0] in "\"'" or _NAME.match(rest) is not None
+    def _may_be_name(self, text: str, at: int) -> bool:
+        marks = ('"', "'", *filter(None, (self._quote,)))
+        return match_any(text, at, marks) is not FAILED or _NAME.match(text, at) is not None
 
     def _name_token(self, text: str, at: int) -> tuple[str, int] | None:
         """A name, with or without quotes, and where it ends; None where that is not known."""
@@ -140,7 +139,7 @@ class LiteralArguments:
                 self._begin_value('"')
                 self._string = quote
                 return at + len(quote)
-        if self._quote.startswith(text[at:]):
+        if at + len(self._quote) > len(text) and self._quote.startswith(text[at:]):
             return None
         found = _NAME.match(text, at)
         if found is None or len(found[0]) > _MAX_TOKEN_CHARS:
@@ -162,24 +161,33 @@ class LiteralArguments:
         self._stack[-1].has_items = True
 
     def _more_of_string(self, text: str, at: int, quote: str, is_last: bool) -> int | None:
-        end = text.find(quote, at)
-        escape = -1 if quote == self._quote else text.find("\\", at)
-        if escape >= 0 and not 0 <= end < escape:
-            self._say(text[at:escape])
-            found = _escape(text, escape)
-            if found is None:
-                return escape if escape > at else None
-            said, end = found
-            self._said += said
-            return end
+        if quote == self._quote:
+            end, escape = text.find(quote, at), -1
+        else:  # the next of both: looking for each alone would pass the same text many times
+            found = _ENDS[quote].search(text, at)
+            place = -1 if found is None else found.start()
+            is_escape = found is not None and found[0] == "\\"
+            end, escape = (-1, place) if is_escape else (place, -1)
+        if escape >= 0:
+            return self._escaped(text, at, escape)
         if end >= 0:
             self._say(text[at:end])
             self._said += '"'
             self._string, self._expected = None, "more"
             return end + len(quote)
-        end = len(text) - (0 if is_last else overlap(text[at:], quote))
+        end = len(text) - (0 if is_last else overlap(text[-len(quote) :], quote))
         self._say(text[at:end])
         return end if end > at else None
+
+    def _escaped(self, text: str, at: int, escape: int) -> int | None:
+        """A string's text up to an escape, and that."""
+        self._say(text[at:escape])
+        found = _escape(text, escape)
+        if found is None:
+            return escape if escape > at else None
+        said, end = found
+        self._said += said
+        return end
 
     def _say(self, text: str) -> None:
         self._said += json.dumps(text, ensure_ascii=False)[1:-1]

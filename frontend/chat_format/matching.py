@@ -16,8 +16,9 @@ class Undecided(Enum):
 
 FAILED, NEEDS_MORE = Undecided.FAILED, Undecided.NEEDS_MORE
 
-_BLANKS = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+("?)', re.DOTALL)
+# What is waited for is bounded: it is looked at again with each piece of a stream.
+_BLANKS = re.compile(r"[ \t\r\n]{0,1000}")
+_STRING = re.compile(r'"(?:[^"\\]|\\.){0,1000}+("?)', re.DOTALL)
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
 _BRACKET_OR_QUOTE = re.compile(r'[][{}"]')
@@ -49,14 +50,15 @@ def match_parts(text: str, at: int, parts: Sequence[Part]) -> int | Undecided:
 
 
 def after_blanks(text: str, at: int) -> int:
-    """The first place from `at` on that has no whitespace, or the text's end."""
+    """The first place from `at` on that has no whitespace, or the text's end; behind a thousand
+    blanks, the next one."""
     found = _BLANKS.match(text, at)
     assert found is not None
     return found.end()
 
 
 def match_word(text: str, at: int) -> tuple[str, int] | Undecided:
-    """A function's name that begins at `at`, once something else follows it."""
+    """A function's name that begins at `at`, once something follows it."""
     found = _NAME.match(text, at)
     if found is None or found.end() == len(text):
         return NEEDS_MORE if found is not None or at == len(text) else FAILED
@@ -70,7 +72,15 @@ def match_name(text: str, at: int, *, end: str) -> tuple[str, int] | Undecided:
         return NEEDS_MORE if at == len(text) else FAILED
     if text.startswith(end, found.end()):
         return found[0], found.end() + len(end)
-    return NEEDS_MORE if end.startswith(text[found.end() :]) else FAILED
+    return NEEDS_MORE if end.startswith(_beginning(text, found.end(), end)) else FAILED
+
+
+def match_any(text: str, at: int, marks: tuple[str, ...]) -> int | Undecided:
+    """`at`, where one of these marks begins there, which stays."""
+    if text.startswith(marks, at):
+        return at
+    is_open = any(mark.startswith(_beginning(text, at, mark)) for mark in marks)
+    return NEEDS_MORE if is_open else FAILED
 
 
 def overlap(text: str, mark: str) -> int:
@@ -90,11 +100,17 @@ def _match_part(text: str, at: int, part: Part) -> int | Undecided:
         found = _STRING.match(text, at)
         if found is None:
             return FAILED
-        return found.end() if found[1] else NEEDS_MORE
+        is_cut = text[found.end() : found.end() + 2] in ("", "\\")
+        return found.end() if found[1] else (NEEDS_MORE if is_cut else FAILED)
     assert isinstance(part, str)
     if text.startswith(part, at):
         return at + len(part)
-    return NEEDS_MORE if part.startswith(text[at:]) else FAILED
+    return NEEDS_MORE if part.startswith(_beginning(text, at, part)) else FAILED
+
+
+def _beginning(text: str, at: int, mark: str) -> str:
+    """As much of the text from `at` on as the mark has characters."""
+    return text[at : at + len(mark)]
 
 
 class ValueScanner:

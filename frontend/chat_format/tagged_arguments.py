@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Taken
-from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_parts, overlap
+from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_any, match_parts, overlap
 from .value_kinds import STRING, Kinds, kind_of, parameter_kinds
 
 _MAX_NAME_CHARS = 256
@@ -35,6 +35,7 @@ class TaggedArguments:
 
     def __init__(self, tags: ParameterTags, schema: object) -> None:
         self._tags = tags
+        self._marks = (tags.key_begin, *tags.ends)  # what may stand behind a value
         self._schema = schema
         self._kinds: Kinds | None = None  # of the value that is being read
         self._is_fresh = False  # nothing of it was read
@@ -64,12 +65,10 @@ class TaggedArguments:
         return read(text, at, is_last)
 
     def _between(self, text: str, at: int) -> int | None:
-        start, tags = after_blanks(text, at), self._tags
-        rest = text[start:]
-        if rest.startswith(tags.key_begin):
-            return self._key(text, start + len(tags.key_begin))
-        is_end = rest.startswith(tuple(tags.ends))
-        if not is_end and any(mark.startswith(rest) for mark in (tags.key_begin, *tags.ends)):
+        start, key_begin = after_blanks(text, at), self._tags.key_begin
+        if text.startswith(key_begin, start):
+            return self._key(text, start + len(key_begin))
+        if match_any(text, start, self._marks) is NEEDS_MORE:
             return None
         self._said += "}" if self._has_some else "{}"
         self._is_over = True
@@ -134,22 +133,11 @@ class TaggedArguments:
         mark = self._tags.value_end
         while (found := text.find(mark, at)) >= 0:
             behind = found + len(mark)
-            follows = self._follows(text, behind, is_last)
+            follows = match_any(text, after_blanks(text, behind), self._marks)
             if follows is not FAILED:
-                return found, behind if follows is None else None
+                return found, behind if isinstance(follows, int) or is_last else None
             at = behind
         return len(text) - (0 if is_last else overlap(text, mark)), None
-
-    def _follows(self, text: str, at: int, is_last: bool) -> Undecided | None:
-        """Whether what may stand behind a value does; None: it does."""
-        rest = text[after_blanks(text, at) :]
-        marks = (self._tags.key_begin, *self._tags.ends)
-        if rest.startswith(marks):
-            return None
-        is_open = any(mark.startswith(rest) for mark in marks)
-        if is_open and is_last:
-            return None
-        return NEEDS_MORE if is_open else FAILED
 
     def _say_text(self, text: str) -> None:
         self._said += json.dumps(text, ensure_ascii=False)[1:-1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from .arguments import ArgumentsReader
 from .contents import Content, one_of, parameters, tag
-from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_word
+from .matching import Undecided, after_blanks, match_any, match_word
 from .sections import Section, section_of, section_tags
 from .tagged_arguments import ParameterTags, TaggedArguments
 from .tool_format import Head, OfferedFunction, Tail, long_id
@@ -66,10 +66,8 @@ class TaggedCalls:
             return found
         name, end = found
         marks = (self.name_end,) if self.name_end else self._behind_name
-        rest = text[end if self.name_end else after_blanks(text, end) :]
-        if rest.startswith(marks):
-            return Head(name, end + len(self.name_end))
-        return NEEDS_MORE if any(mark.startswith(rest) for mark in marks) else FAILED
+        behind = match_any(text, end if self.name_end else after_blanks(text, end), marks)
+        return behind if isinstance(behind, Undecided) else Head(name, end + len(self.name_end))
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
         return TaggedArguments(self.parameters, schema)
