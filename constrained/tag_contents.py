@@ -221,7 +221,7 @@ def _style(given: Mapping[str, object]) -> ParameterStyle:
     if not isinstance(raw, bool):
         raise InvalidGrammar("style: raw_strings: true or false is expected")
     texts = {n: string(values, n) for n in values if n not in ("words", "raw_strings")}
-    return ParameterStyle(**texts, raw_strings=raw, words=tuple(words))  # type: ignore[arg-type]
+    return ParameterStyle(**texts, raw_strings=raw, words=tuple(words))
 
 
 def _elements(given: Mapping[str, object], depth: int) -> tuple[Content, ...]:

@@ -84,12 +84,13 @@ class JsonCalls:
         if isinstance(named, Undecided):
             return named
         name, end = named
-        if not source.startswith(self.name_end, end):
-            return match_any(source, end, (self.name_end,))
+        ended = match_any(source, end, (self.name_end,))
+        if isinstance(ended, Undecided):
+            return ended
         call_id = source[start:end] if self.is_numbered else None
         value = OBJECT if self.begins_at_start else VALUE  # where a word may be any word
-        end = match_parts(source, end + len(self.name_end), (*self.behind_name, value))
-        return end if isinstance(end, Undecided) else Head(name, end, call_id)
+        begin = match_parts(source, ended + len(self.name_end), (*self.behind_name, value))
+        return begin if isinstance(begin, Undecided) else Head(name, begin, call_id)
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
         return JsonArguments()

@@ -70,7 +70,6 @@ def _phi4_mini(marks: Marks) -> TaughtFormat:
 
 _DEEPSEEK = tuple(f"<｜tool▁{what}｜>" for what in (
     "calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))  # fmt: skip
-_SECTION = _DEEPSEEK[:3]
 _KIMI = tuple(f"<|tool_{what}|>" for what in (
     "calls_section_begin", "calls_section_end", "call_begin", "call_end",
     "call_argument_begin"))  # fmt: skip
@@ -85,7 +84,7 @@ FORMATS: tuple[KnownFormat, ...] = (
     _row(
         "deepseek_v3", "DeepSeek V3, R1", ((_DEEPSEEK[0], "```json"),),
         JsonCalls(
-            Section(*_SECTION, ("```", _DEEPSEEK[3])),
+            Section(_DEEPSEEK[0], _DEEPSEEK[1], _DEEPSEEK[2], ("```", _DEEPSEEK[3])),
             before_name=("function", _DEEPSEEK[4]), name_end="\n", behind_name=("```json",),
             glue="\n", before_end="\n", between="\n",
         ),
@@ -95,14 +94,20 @@ FORMATS: tuple[KnownFormat, ...] = (
     ),
     _row(
         "deepseek_v31", "DeepSeek V3.1", ((_DEEPSEEK[0],),),
-        JsonCalls(Section(*_SECTION, (_DEEPSEEK[3],)), behind_name=(_DEEPSEEK[4],)),
+        JsonCalls(
+            Section(_DEEPSEEK[0], _DEEPSEEK[1], _DEEPSEEK[2], (_DEEPSEEK[3],)),
+            behind_name=(_DEEPSEEK[4],),
+        ),
         f"{_DEEPSEEK[0]}{_DEEPSEEK[2]}weather{_DEEPSEEK[4]}"
         f'{{"city": "Ulm"}}{_DEEPSEEK[3]}{_DEEPSEEK[1]}',
         ("deepseekv31",),
     ),
     _row(
         "kimi_k2", "Kimi K2", ((_KIMI[0],),),
-        JsonCalls(Section(*_KIMI[:3], (_KIMI[3],)), behind_name=(_KIMI[4],), is_numbered=True),
+        JsonCalls(
+            Section(_KIMI[0], _KIMI[1], _KIMI[2], (_KIMI[3],)),
+            behind_name=(_KIMI[4],), is_numbered=True,
+        ),
         f"{_KIMI[0]}{_KIMI[2]}functions.weather:0{_KIMI[4]}"
         f'{{"city": "Ulm"}}{_KIMI[3]}{_KIMI[1]}',
         tokens=_KIMI,
