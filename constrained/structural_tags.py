@@ -17,9 +17,9 @@ from ..errors import InvalidGrammar
 from .lark import LarkWriter
 from .tag_contents import (
     Content,
+    ContentWriter,
     SchemaDocument,
     Schemas,
-    content_to_lark,
     items,
     lark_text,
     mapping,
@@ -83,8 +83,9 @@ def tags_to_lark(tags: StructuralTags | Content, schemas: Schemas) -> str:
     tags contains none.
     """
     writer = LarkWriter()
+    contents = ContentWriter(writer, schemas)
     if not isinstance(tags, StructuralTags):
-        body = content_to_lark(writer, tags, schemas)
+        body = contents.written(tags)
         if not body:
             raise InvalidGrammar("it matches no text but the empty one")
         writer.line("start", body)
@@ -95,7 +96,7 @@ def tags_to_lark(tags: StructuralTags | Content, schemas: Schemas) -> str:
     for trigger in tags.triggers:
         mine = [tag for tag in tags.tags if tags.trigger_of(tag) == trigger]
         if mine:
-            names.append(_tag_rule(writer, trigger, mine, schemas))
+            names.append(_tag_rule(writer, trigger, mine, contents))
     tag = f"({' | '.join(names)})"
     if tags.stop_after_first:
         writer.line("start", tag if tags.at_least_one else f"{tag} | rest")
@@ -104,12 +105,14 @@ def tags_to_lark(tags: StructuralTags | Content, schemas: Schemas) -> str:
     return writer.text()
 
 
-def _tag_rule(writer: LarkWriter, trigger: str, tags: Sequence[Tag], schemas: Schemas) -> str:
+def _tag_rule(
+    writer: LarkWriter, trigger: str, tags: Sequence[Tag], contents: ContentWriter
+) -> str:
     head, name = writer.new_rule(), writer.new_rule()
     writer.line(f"{head}[lazy]", f"TEXT {lark_text(trigger)}")
     bodies = []
     for tag in tags:
-        content = content_to_lark(writer, tag.content, schemas)
+        content = contents.written(tag.content)
         parts = (lark_text(tag.begin[len(trigger) :]), content, lark_text(tag.end))
         bodies.append(" ".join(filter(None, parts)))
     writer.line(name, f"{head} {one_of(bodies)}".strip())

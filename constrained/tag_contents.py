@@ -12,6 +12,7 @@ The notation is xgrammar's, for what it has of this:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -102,25 +103,46 @@ def parse_content(value: object, depth: int = 0) -> Content:
     return _PARSERS[kind](given, depth)
 
 
-def content_to_lark(writer: LarkWriter, content: Content, schemas: Schemas) -> str:
-    """The right side of a rule; "" for the empty text."""
-    match content:
-        case Text(value):
-            return lark_text(value)
-        case Pattern(source):
-            return writer.regular(Grammar.of(parse_regex(source, dialect="python", anchored=True)))
-        case SchemaDocument(schema):
-            return writer.json_rules(schemas.document(schema))
-        case Parameters(schema, style):
-            return _Parameters(writer, style).written(schemas.parameters(schema, style))
-        case InSequence(parts):
-            written = (content_to_lark(writer, part, schemas) for part in parts)
-            return " ".join(filter(None, written))
-        case OneOf(parts):
-            return one_of([content_to_lark(writer, part, schemas) for part in parts])
-        case Repeated(part):
-            inner = content_to_lark(writer, part, schemas)
-            return f"({inner})*" if inner else ""
+class ContentWriter:
+    """Writes contents as right sides of rules; what is made of the same schema is written once."""
+
+    def __init__(self, writer: LarkWriter, schemas: Schemas) -> None:
+        self._writer = writer
+        self._schemas = schemas
+        self._known: dict[str, str] = {}
+
+    def written(self, content: Content) -> str:
+        """The right side; "" for the empty text."""
+        match content:
+            case Text(value):
+                return lark_text(value)
+            case Pattern(source):
+                expression = parse_regex(source, dialect="python", anchored=True)
+                return self._writer.regular(Grammar.of(expression))
+            case SchemaDocument(schema):
+                return self._once(schema, "", lambda: self._document(schema))
+            case Parameters(schema, style):
+                return self._once(schema, repr(style), lambda: self._parameters(schema, style))
+            case InSequence(parts):
+                return " ".join(filter(None, map(self.written, parts)))
+            case OneOf(parts):
+                return one_of([self.written(part) for part in parts])
+            case Repeated(part):
+                inner = self.written(part)
+                return f"({inner})*" if inner else ""
+
+    def _document(self, schema: object) -> str:
+        return self._writer.json_rules(self._schemas.document(schema))
+
+    def _parameters(self, schema: object, style: ParameterStyle) -> str:
+        found = self._schemas.parameters(schema, style)
+        return _Parameters(self._writer, style).written(found)
+
+    def _once(self, schema: object, how: str, write: Callable[[], str]) -> str:
+        key = json.dumps([how, schema])
+        if key not in self._known:
+            self._known[key] = write()
+        return self._known[key]
 
 
 def lark_text(text: str) -> str:

@@ -243,6 +243,29 @@ def test_what_else_models_write_is_read_as_far_as_it_goes(
         assert values(found[1]) == calls
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm45", "<tool_call>weather" + " " * 1001 + "<arg_key>"),
+        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": "' + "x" * 2000 + '", "tool_name": "f"'),
+        ("hermes", "<tool_call>" + "\n" * 1001 + '{"name": "weather"'),
+    ],
+)
+def test_what_is_waited_for_is_bounded(name: str, text: str) -> None:
+    """Behind it, the text is told as it comes."""
+    reader = CallReader(taught(name), SCHEMAS, wrapping=taught(name))
+    told = [event for char in text for event in reader.feed(char)]
+    assert gathered(told)[0] == text == read(name, text)[0]
+
+
+def test_a_long_text_is_read_as_a_stream_is() -> None:
+    given = [("weather", {"city": "x<y\n" * 3000, "tags": ["</parameter>"] * 900})] * 3
+    text = written("qwen3_coder", given)
+    assert values(read("qwen3_coder", text)[1]) == given
+    pieces = [text[at : at + 777] for at in range(0, len(text), 777)]
+    assert read("qwen3_coder", *pieces) == read("qwen3_coder", text)
+
+
 def test_json_that_is_none_is_told_as_it_is() -> None:
     _, calls = read("deepseek_v31", written("deepseek_v31", [("weather", {})]).replace("{}", "{x"))
     assert calls[0][1].startswith("{x")
