@@ -158,6 +158,9 @@ class ModelText:
         path = str(info["model_path"])
         with self._lock:
             if self._loaded is None or self._loaded[0] != path:
+                if not path:
+                    known = f"the files of model {info['model']!r} could not be read"
+                    raise ModelLoadError(f"{known}; a request that needs it loaded is told why")
                 if not Path(path).is_dir():
                     raise ModelLoadError(f"{path}: the model's folder is not on this host")
                 tokenizer = Tokenizer(Path(path), info["vocab_size"])
