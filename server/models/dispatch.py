@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from ..api.ollama.keep_alive import asks_to_unload, told_in, unloaded_answer
 from ..app import body_routes
 from ..generation.admission import header_timeout_s
 from ..generation.service import Service
+from ..protocol.caller import caller_of
 from ..protocol.disconnect import while_connected
 from ..protocol.failures import Refusal
 from ..protocol.json_route import beside_loop, json_reader, keep_json
@@ -53,20 +56,33 @@ class Dispatcher:
             await self._apps[slot](scope, receive, send)
             return
         scope["route"] = route  # for the counts, should it be refused here
-        slot = await self._chosen_by_body(request, route.fields)
+        value = await self._read(request)
+        slot = await self._chosen_by_body(request, value, route.fields)
         if scope["path"] in NEED_NO_ENGINE:
             await self._apps[slot](scope, receive, send)
             return
-        await self._enter(slot, request)
+        if not slot.is_open:  # what is refused loads nothing
+            await beside_loop(request, lambda: route.read(request, value))
+        keep_alive_s = told_in(scope["path"], value) if caller_of(request).is_admin else None
+        if keep_alive_s == 0 and asks_to_unload(scope["path"], value, slot.name):
+            self._pool.let_go(slot)
+            answer = JSONResponse(unloaded_answer(scope["path"], value["model"]))
+            await answer(scope, receive, send)
+            return
+        await self._enter(slot, request, keep_alive_s)
         try:
             await self._apps[slot](scope, receive, send)
         finally:
             self._pool.leave(slot)
 
-    async def _chosen_by_body(self, request: Request, fields: frozenset[str] | None) -> ModelSlot:
-        """`fields`: those that the route knows; None: any."""
+    async def _read(self, request: Request) -> Any:
         parse = await json_reader(request)
-        value = await beside_loop(request, parse)
+        return await beside_loop(request, parse)
+
+    async def _chosen_by_body(
+        self, request: Request, value: Any, fields: frozenset[str] | None
+    ) -> ModelSlot:
+        """`fields`: those that the route knows; None: any."""
         slot = await self._names.find(_named_in(value, request.scope["path"]))
         if isinstance(value, dict) and fields is not None and _FIELD not in fields:
             value.pop(_FIELD, None)  # it has been heeded
@@ -75,8 +91,8 @@ class Dispatcher:
             raise Refusal(413, limit.text)
         return slot
 
-    async def _enter(self, slot: ModelSlot, request: Request) -> None:
-        entering = self._pool.enter(slot, header_timeout_s(request))
+    async def _enter(self, slot: ModelSlot, request: Request, keep_alive_s: float | None) -> None:
+        entering = self._pool.enter(slot, header_timeout_s(request), keep_alive_s)
         if slot.is_open:
             await entering  # at once
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +53,9 @@ def router(names: ModelNames, services: Mapping[ModelSlot, Service]) -> APIRoute
             tag
             for slot, service in services.items()
             if slot.is_running
-            for tag in await loaded_of(service, await _adapter_names(slot, service))
+            for tag in await loaded_of(
+                service, await _adapter_names(slot, service), _expires_s(slot)
+            )
         ]
         return {"models": found}
 
@@ -63,6 +67,11 @@ async def _entries(slot: ModelSlot, service: Service) -> list[Entry]:
     model, *adapters = entries(service, await _adapters(slot, service))
     own = {"status": _status(slot), "endpoint": slot.spec.endpoint}
     return [{**model, **own}, *({**told, "id": f"{slot.name}:{told['id']}"} for told in adapters)]
+
+
+def _expires_s(slot: ModelSlot) -> float:
+    """Since the epoch."""
+    return time.time() + slot.remaining_s(asyncio.get_running_loop().time())
 
 
 def _status(slot: ModelSlot) -> dict[str, Any]:

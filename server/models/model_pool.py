@@ -4,6 +4,9 @@ Where there is no room for a model, of those with neither requests nor programs 
 whose last request is the longest ago. While all have some, the wanted one waits; after TURN_S the
 model that was used least recently lets no more requests in until it was unloaded, so that one which
 always has something to do does not keep others out for ever.
+
+A model whose requests told how long it is to stay is unloaded so long after the last one, also
+where nobody needs its room.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,13 +59,17 @@ class ModelPool:
         self._loads: dict[ModelSlot, asyncio.Task[None]] = {}
         self._seeking: set[ModelSlot] = set()  # those that wait for room
         self._unloads: dict[ModelSlot, asyncio.Task[None]] = {}
+        self._expiries: dict[ModelSlot, asyncio.Task[None]] = {}
         self._turns = asyncio.Lock()  # who seeks room, in order
         self._change = asyncio.Event()
         self._threads = ThreadPoolExecutor(2 * len(slots), "models")
 
-    async def enter(self, slot: ModelSlot, patience_s: float | None = None) -> None:
+    async def enter(
+        self, slot: ModelSlot, patience_s: float | None = None, keep_alive_s: float | None = None
+    ) -> None:
         """Count a request in, once the model is loaded. `patience_s`: how long it waits at most,
-        within `load_timeout_s`.
+        within `load_timeout_s`; `keep_alive_s`: how long the model stays loaded afterwards, None:
+        as it was told before.
 
         Raises Refusal where that takes too long or the server is stopped, ModelLoadError where it
         cannot be loaded.
@@ -70,6 +78,8 @@ class ModelPool:
             await self._await_open(slot, patience_s)
         slot.num_running += 1
         slot.last_used_s = _now()
+        if keep_alive_s is not None:
+            self._keep_alive(slot, keep_alive_s)
 
     def leave(self, slot: ModelSlot) -> None:
         """The request is over."""
@@ -78,12 +88,19 @@ class ModelPool:
         if not slot.num_running:
             self.tell()
 
+    def let_go(self, slot: ModelSlot) -> None:
+        """End the model's engine as soon as it has nothing to do."""
+        if slot.is_loaded:
+            self._keep_alive(slot, 0.0)
+
     async def unload(self, slot: ModelSlot) -> None:
         """End the model's engine. Raises Refusal where it has something to do."""
         if not slot.is_there:
             return
         if not slot.is_unloading:
-            if not slot.is_loaded or not await self._is_idle(slot):
+            if not slot.is_loaded:
+                raise Refusal(409, f"model {slot.name!r} is being loaded", field="model")
+            if not await self._is_idle(slot):
                 raise Refusal(409, f"model {slot.name!r} has requests or programs", field="model")
             self._begin_unload(slot)
         await self._until_gone(slot)
@@ -118,10 +135,10 @@ class ModelPool:
                 self._stop_seeking(slot)
 
     def _overdue(self, slot: ModelSlot) -> Refusal:
-        busy = [repr(each.name) for each in self.slots if each.is_loaded and each is not slot]
+        others = [repr(each.name) for each in self.slots if each.is_there and each is not slot]
         reason = "it is still being loaded"
-        if slot in self._seeking or slot.is_leaving:
-            reason = f"there is no room for it while {', '.join(busy)} have something to do"
+        if others and (slot in self._seeking or slot.is_leaving):
+            reason = f"there is no room for it while {', '.join(others)} have something to do"
         return Refusal(
             503,
             f"model {slot.name!r} is not there in time: {reason}; try again later",
@@ -193,7 +210,7 @@ class ModelPool:
                     continue
                 if _now() - began_s > TURN_S:
                     self._have_one_leave()
-                await self._wait_a_little()
+                await self._wait()
         finally:
             for each in self.slots:
                 each.is_leaving = False
@@ -232,14 +249,38 @@ class ModelPool:
     async def _num_programs(self, slot: ModelSlot) -> int:
         return await self._in_thread(lambda: slot.num_programs(VITALS_S))
 
-    async def _wait_a_little(self) -> None:
+    async def _wait(self, most_s: float | None = POLL_S) -> None:
         """Until something changes; programs end without a word."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._change.wait(), POLL_S)
+            await asyncio.wait_for(self._change.wait(), most_s)
+
+    # --- idle models --------------------------------------------------------------------------
+
+    def _keep_alive(self, slot: ModelSlot, seconds: float) -> None:
+        slot.keep_alive_s = seconds
+        if slot not in self._expiries and not math.isinf(seconds):
+            self._expiries[slot] = asyncio.create_task(self._expire(slot))
+        self.tell()  # it may be sooner than it was
+
+    async def _expire(self, slot: ModelSlot) -> None:
+        """Unload it once it has had no request for `keep_alive_s`, and has no program."""
+        try:
+            while slot.is_loaded and not math.isinf(slot.keep_alive_s):
+                remaining_s = None if slot.num_running else slot.remaining_s(_now())
+                if remaining_s is None or remaining_s > 0:
+                    await self._wait(remaining_s)
+                elif not await self._is_idle(slot):
+                    await self._wait(max(POLL_S, slot.keep_alive_s))
+                elif not slot.remaining_s(_now()):
+                    self._begin_unload(slot)
+        finally:
+            del self._expiries[slot]
 
     # --- unloading ------------------------------------------------------------------------------
 
     def _begin_unload(self, slot: ModelSlot) -> None:
+        if not slot.is_loaded:
+            return  # somebody else has begun, or it is gone
         slot.describe()  # what the engine says, for as long as there is none
         slot.is_unloading = True
         self._unloads[slot] = asyncio.create_task(self._unload(slot))
@@ -257,6 +298,7 @@ class ModelPool:
             await self._in_thread(slot.stop)
             slot.num_unloads += 1
             slot.is_unloading = slot.is_leaving = False
+            slot.keep_alive_s = math.inf
             del self._unloads[slot]
             self.tell()
 

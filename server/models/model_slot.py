@@ -6,6 +6,7 @@ Its counts are for the event loop; the engine may be started, asked and ended on
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class ModelSlot:
         self.num_running = 0  # requests that have been let in,
         self.num_waiting = 0  # and that wait until it is loaded
         self.last_used_s = 0.0
+        self.keep_alive_s = math.inf  # that it stays loaded from then on; inf: until room is needed
         self.is_leaving = False  # lets no more requests in, and is unloaded once it is idle
         self.is_unloading = False
         self.failure: LoadFailure | None = None  # of the last attempts,
@@ -141,6 +143,11 @@ class ModelSlot:
         if self.is_running:
             return "loaded"
         return "loading" if self.is_there and not self.is_unloading else "unloaded"
+
+    def remaining_s(self, now_s: float) -> float:
+        """How long it will stay loaded, if it has no further requests."""
+        used_s = now_s if self.num_running else self.last_used_s
+        return max(0.0, used_s + self.keep_alive_s - now_s)
 
     # --- its engine -----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -70,7 +70,7 @@ class JsonRoute(APIRoute):
     @property
     def fields(self) -> frozenset[str] | None:
         """The names of its body's fields; None: it takes no body, or any field."""
-        known = None if self.body_field is None else KnownFields.of(self._body_type)
+        known = None if self.body_field is None else self._known
         return None if known is None else known.names
 
     @property
@@ -78,22 +78,29 @@ class JsonRoute(APIRoute):
         assert self.body_field is not None, "it takes a body"
         return self.body_field.field_info.annotation
 
+    def read(self, request: Request, value: object) -> Any:
+        """The body's model. Raises RequestValidationError and Refusal."""
+        if self._known is not None:
+            _note_unknown(request, self._known, value)
+        return _validated(self._adapter, value)
+
+    @cached_property
+    def _known(self) -> KnownFields | None:
+        return KnownFields.of(self._body_type)
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter[Any](self._body_type)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        known, adapter = KnownFields.of(self._body_type), TypeAdapter[Any](self._body_type)
 
         async def handle_json(request: Request) -> Response:
             parse = await json_reader(request)
-
-            def read() -> Any:
-                value = parse()
-                if known is not None:
-                    _note_unknown(request, known, value)
-                return _validated(adapter, value)
-
-            return await handle(_ReadRequest(request, await beside_loop(request, read)))
+            body = await beside_loop(request, lambda: self.read(request, parse()))
+            return await handle(_ReadRequest(request, body))
 
         return handle_json
 

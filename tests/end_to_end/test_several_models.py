@@ -377,6 +377,75 @@ def test_a_model_can_be_loaded_before_and_unloaded_after(tmp_path: Path, other: 
         assert unknown.status_code == 404
 
 
+def test_ollamas_keep_alive_unloads_an_idle_model(tmp_path: Path, other: Path) -> None:
+    said = {"messages": CHAT["messages"], "stream": False, "options": {"num_predict": 2}}
+
+    def ask(path: str = "/api/chat", **body: object) -> dict[str, Any]:
+        reply = httpx.post(server.url + path, json=body, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def expiries() -> list[str]:
+        told = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
+        return [model["expires_at"][:4] for model in told]
+
+    with served(tmp_path, *models_of(TINY, f"other={other}")) as server:
+        assert ask("/api/chat", model="other:latest", keep_alive=0, **said)["done"]
+        wait_until(lambda: states(server) == {"tiny": "loaded", "other": "unloaded"})
+        ask("/api/chat", model="other", keep_alive="87600h", **said)
+        never, later = expiries()
+        assert never == "9999" and later < "2300"
+        ask("/api/embed", model="other", input="Hi", keep_alive=-1)
+        assert expiries() == ["9999", "9999"]
+        for path in ("/api/generate", "/api/chat"):  # as `ollama stop` does
+            assert ask(path, model="other", keep_alive=0)["done_reason"] == "unload"
+            wait_until(lambda: states(server)["other"] == "unloaded")
+        assert metric(server, "stemma_model_loads_total", "other") == 2, "that loads nothing"
+        wrong = httpx.post(f"{server.url}/api/chat", json={"keep_alive": "soon", **said})
+        assert wrong.status_code == 400 and "'soon' is not allowed" in wrong.json()["error"]
+
+
+def test_under_isolation_only_an_admins_keep_alive_is_heeded(tmp_path: Path, other: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        file_entry("ann", KEY) + "is_admin = true\n" + file_entry("bob", "a-key-of-another-tenant")
+    )
+    flags = ("--api-keys", str(keys), "--isolate-cache")
+    with served(tmp_path, *models_of(TINY, f"other={other}"), *flags) as server:
+
+        def ask(key: str, **body: object) -> str:
+            reply = httpx.post(
+                f"{server.url}/api/generate",
+                json={"model": "other", "keep_alive": 0, **body},
+                headers={"authorization": f"Bearer {key}"},
+                timeout=PATIENCE_S,
+            )
+            return str(reply.json()["done_reason"])
+
+        admin = {"authorization": f"Bearer {KEY}"}
+        assert ask("a-key-of-another-tenant") == "load"
+        assert states(server, **admin)["other"] == "loaded"
+        assert ask(KEY) == "unload"
+        wait_until(lambda: states(server, **admin)["other"] == "unloaded")
+
+
+def test_a_body_that_is_refused_loads_nothing(tmp_path: Path, other: Path) -> None:
+    with served(tmp_path, *models_of(TINY, f"other={other}"), "--models-max", "1") as server:
+        for path, body in ((COMPLETIONS, {"prompt": {}}), ("/api/chat", {"messages": 5})):
+            asked = {"json": {**body, "model": "other"}, "timeout": PATIENCE_S}
+            assert httpx.post(server.url + path, **asked).status_code == 400
+        assert states(server) == {"tiny": "loaded", "other": "unloaded"}
+        assert metric(server, "stemma_model_loads_total", "other") == 0
+
+
+def test_what_is_asked_of_a_model_without_files_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with served(tmp_path, *models_of(TINY, f"bad={missing}")) as server:
+        shown = httpx.post(f"{server.url}/api/show", json={"model": "bad"}, timeout=PATIENCE_S)
+        assert shown.status_code == 503
+        assert "the files of model 'bad' could not be read" in shown.json()["error"]
+
+
 def test_an_adapter_belongs_to_the_model_it_was_loaded_for(tmp_path: Path, other: Path) -> None:
     adapter = make_adapter(tmp_path / "odd", EMBEDDED_MODEL, std=0.4)
     models = models_of(f"other={other}", TINY)

@@ -13,6 +13,7 @@ from ...generation.values import values_of
 from ...protocol.json_route import beside_loop, json_routes, validated
 from ...protocol.known_fields import Items, NullableFields
 from ..openai.embeddings import EmbeddingRequest, vector_of
+from .keep_alive import KeepAlive
 from .names import served_as
 from .options import Options
 
@@ -25,7 +26,7 @@ class EmbedBody(NullableFields):
     dimensions: int | None = Field(default=None, ge=1)
     truncate: bool | None = None
     options: Options = Field(default_factory=Options)
-    keep_alive: Any = None
+    keep_alive: KeepAlive = None
 
     def request(self) -> EmbeddingRequest:
         """The same in OpenAI's format. Raises InvalidRequest."""
@@ -38,7 +39,7 @@ class EmbeddingsBody(NullableFields):
     model: str | None = None
     prompt: str = ""
     options: Options = Field(default_factory=Options)
-    keep_alive: Any = None
+    keep_alive: KeepAlive = None
 
     def request(self) -> EmbeddingRequest:
         """The same in OpenAI's format. Raises InvalidRequest."""

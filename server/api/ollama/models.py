@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .names import tagged, untagged
 from .reply import timestamp
 
 VERSION = "0.12.11"  # of the API that this follows; clients compare it with what they need
-NEVER = "9999-12-31T23:59:59Z"  # a model is not unloaded
+NEVER = "9999-12-31T23:59:59Z"  # it stays loaded
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
@@ -77,11 +78,17 @@ async def tags_of(service: Service, adapters: Sequence[str]) -> list[dict[str, A
     return [_listed(service, name, size) for name in (service.model, *adapters)]
 
 
-async def loaded_of(service: Service, adapters: Sequence[str]) -> list[dict[str, Any]]:
-    """The same, as `/api/ps` lists what is loaded."""
+async def loaded_of(
+    service: Service, adapters: Sequence[str], expires_s: float = math.inf
+) -> list[dict[str, Any]]:
+    """The same, as `/api/ps` lists what is loaded. `expires_s`: since the epoch, when that will be
+    unloaded if it has nothing to do until then."""
     info = service.info
     in_vram = info["device"] != "cpu"
-    more = {"expires_at": NEVER, "context_length": info["max_model_len"]}
+    more = {
+        "expires_at": NEVER if math.isinf(expires_s) else timestamp(expires_s),
+        "context_length": info["max_model_len"],
+    }
     return [
         {**model, **more, "size_vram": model["size"] if in_vram else 0}
         for model in await tags_of(service, adapters)

@@ -16,6 +16,7 @@ from ...protocol.known_fields import FewItems, Items, NullableFields
 from ...protocol.task import UNBOUNDED
 from ..openai.chat import ChatRequest, chat_request
 from ..openai.completions import CompletionRequest, completion_request
+from .keep_alive import KeepAlive
 from .options import Options
 
 _NO_IMAGES = "left out: the model reads text only"
@@ -31,7 +32,7 @@ class GenerationFields(NullableFields):
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
-    keep_alive: Any = None
+    keep_alive: KeepAlive = None
     truncate: Any = None
     shift: Any = None
 

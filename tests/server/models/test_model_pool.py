@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -63,14 +64,16 @@ class PoolHarness:
         prepared = Prepared(lambda: self.programs[name], 1, {})  # type: ignore[arg-type, return-value]
         return ModelSpec(name, f"ipc:///{name}", lambda: prepared)
 
-    async def enter(self, name: str, patience_s: float | None = None) -> None:
-        await self.pool.enter(self.slots[name], patience_s)
+    async def enter(
+        self, name: str, patience_s: float | None = None, keep_alive_s: float | None = None
+    ) -> None:
+        await self.pool.enter(self.slots[name], patience_s, keep_alive_s)
 
     def leave(self, name: str) -> None:
         self.pool.leave(self.slots[name])
 
-    async def use(self, name: str) -> None:
-        await self.enter(name)
+    async def use(self, name: str, keep_alive_s: float | None = None) -> None:
+        await self.enter(name, keep_alive_s=keep_alive_s)
         self.leave(name)
 
     @property
@@ -214,5 +217,114 @@ def test_a_closed_slot_starts_nothing() -> None:
         with pytest.raises(ModelLoadError, match="being stopped"):
             await pool.enter("a")
         assert pool.loaded == ""
+
+    run(scene)
+
+
+def test_who_waits_while_another_model_is_being_unloaded_is_told_of_it() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        await pool.use("a")
+        pool.slots["a"].is_unloading = True  # and its engine has not ended
+        with pytest.raises(Refusal, match="no room for it while 'a' have something to do"):
+            await pool.enter("b", 0.01)
+
+    run(scene)
+
+
+def test_a_model_is_unloaded_once_when_several_ask_for_it_at_once() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        slot = pool.slots["a"]
+        await pool.use("a")
+        await asyncio.gather(*(pool.pool.unload(slot) for _ in range(4)))
+        assert pool.loaded == "" and slot.num_unloads == 1
+        await pool.use("a")
+        assert pool.loaded == "a", "nothing of the first one is left to end it"
+
+    run(scene)
+
+
+def test_a_model_that_is_being_loaded_is_refused_to_be_unloaded_in_these_words() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        slot = pool.slots["a"]
+        slot.start(slot.spec.prepare())
+        with pytest.raises(Refusal, match="is being loaded"):
+            await pool.pool.unload(slot)
+
+    run(scene)
+
+
+# --- how long an idle model stays -----------------------------------------------------------------
+
+
+def test_a_model_leaves_after_the_last_of_its_requests_whose_keep_alive_is_0() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("ab", 2)
+        await pool.use("b")
+        await pool.enter("a", keep_alive_s=0.0)
+        await pool.enter("a")  # tells none: the one before holds
+        pool.leave("a")
+        await pool.pool._in_thread(lambda: None)
+        assert pool.loaded == "ab"
+        pool.leave("a")
+        await until(lambda: pool.loaded == "b" and not pool.pool._expiries)
+        await pool.use("a")
+        await pool.pool._in_thread(lambda: None)
+        assert pool.loaded == "ab" and pool.slots["a"].num_unloads == 1, "it is of one load"
+
+    run(scene)
+
+
+def test_a_model_stays_for_its_keep_alive_since_the_last_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        began_s = asyncio.get_running_loop().time()
+        now_s = [began_s]
+        monkeypatch.setattr(model_pool, "_now", lambda: now_s[0])
+        pool = PoolHarness("a", 1)
+        slot = pool.slots["a"]
+        await pool.use("a", 60.0)
+        now_s[0] += 50
+        await pool.use("a")
+        assert slot.remaining_s(now_s[0]) == 60
+        now_s[0] += 59
+        pool.pool.tell()
+        await pool.pool._in_thread(lambda: None)
+        assert pool.loaded == "a" and slot.remaining_s(now_s[0]) == 1
+        now_s[0] += 1
+        pool.pool.tell()
+        await until(lambda: pool.loaded == "")
+
+    run(scene)
+
+
+def test_a_model_with_a_program_stays_until_that_has_ended() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        pool.programs["a"].append("a program")
+        await pool.use("a", 0.0)
+        for _ in range(3):
+            await pool.pool._in_thread(lambda: None)
+        assert pool.loaded == "a"
+        pool.programs["a"].clear()
+        await until(lambda: pool.loaded == "")
+
+    run(scene)
+
+
+def test_for_ever_takes_an_earlier_keep_alive_back() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("a", 1)
+        await pool.use("a", 60.0)
+        await pool.use("a", math.inf)
+        await until(lambda: not pool.pool._expiries)
+        assert pool.loaded == "a"
+        pool.pool.let_go(pool.slots["a"])
+        await until(lambda: pool.loaded == "")
+        pool.pool.let_go(pool.slots["a"])  # of one that is not there: nothing
+        assert not pool.pool._expiries
 
     run(scene)
