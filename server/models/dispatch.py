@@ -21,6 +21,8 @@ from ..protocol.caller import caller_of
 from ..protocol.disconnect import while_connected
 from ..protocol.failures import Refusal
 from ..protocol.json_route import beside_loop, json_reader, keep_json
+from ..protocol.ollama_errors import is_spoken
+from .allowed_names import TAG
 from .model_names import ModelNames
 from .model_pool import ModelPool
 from .model_slot import ModelSlot
@@ -84,8 +86,11 @@ class Dispatcher:
     ) -> ModelSlot:
         """`fields`: those that the route knows; None: any."""
         slot = await self._names.find(_named_in(value, request.scope["path"]))
-        if isinstance(value, dict) and fields is not None and _FIELD not in fields:
-            value.pop(_FIELD, None)  # it has been heeded
+        if isinstance(value, dict):
+            if fields is not None and _FIELD not in fields:
+                value.pop(_FIELD, None)  # it has been heeded
+            elif value.get(_FIELD) == slot.name + TAG and not is_spoken(request.scope):
+                value[_FIELD] = slot.name  # only Ollama's routes know tags
         limit = self._services[slot].body_limit
         if keep_json(request, value) > limit.num_bytes:
             raise Refusal(413, limit.text)

@@ -147,6 +147,22 @@ def test_no_name_means_the_first_model(http: httpx.Client, name: str | None) -> 
     assert reply.json()["model"].removesuffix(":latest") == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 2}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 16}),
+    ],
+)
+def test_a_tag_may_follow_the_name_on_every_api(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    reply = http.post(path, json={**body, "model": "other:latest"})
+    assert reply.status_code == 200 and reply.json()["model"] == "other", reply.text
+
+
 @pytest.mark.parametrize("name", ["nope", "tiny:adapter", "TINY", "x" * 100_000, "tiny "])
 def test_an_unknown_name_is_a_404_that_lists_the_models(http: httpx.Client, name: str) -> None:
     for path, body in ((COMPLETIONS, {"prompt": "Hi"}), ("/generate", {"text": "Hi"})):
