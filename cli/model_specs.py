@@ -174,10 +174,14 @@ def _share(
         )
     else:
         own_bytes = config.host_kv_tokens * model.kv_bytes_per_token
+    lengths = Lengths(
+        config.max_model_len or model_config.context_length,
+        config.max_running_requests,
+        config.page_size,
+        config.state_checkpoints,
+    )
     if config.max_total_tokens is not None:
-        return share_with(model, config.max_total_tokens, own_bytes)
-    length = config.max_model_len or model_config.context_length
-    lengths = Lengths(length, config.max_running_requests, config.page_size)
+        return share_with(model, config.max_total_tokens, lengths, own_bytes)
     return share_of(model, memory, lengths, own_bytes)
 
 

@@ -36,6 +36,7 @@ class Lengths:
     max_model_len: int
     max_running_requests: int
     page_size: int
+    num_checkpoints: int | None = None  # of recurrent states; None: as the engine chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,33 @@ def share_of(
     fixed = PROCESS_BYTES + step_bytes
     fixed += model.weight_bytes + model.rotary_bytes + model.adapter_bytes
     sequence = _whole_pages(lengths.max_model_len, lengths) * model.kv_bytes_per_token
-    within_share = int(fraction * (memory.num_bytes // memory.num_models - fixed))
-    alone = int(fraction * (memory.num_bytes - fixed))
+    within_share = _for_kv(model, fraction, memory.num_bytes // memory.num_models - fixed, lengths)
+    alone = _for_kv(model, fraction, memory.num_bytes - fixed, lengths)
     kv_bytes = max(within_share, min(LEAST_SEQUENCES * sequence, alone), sequence)
     kv_bytes = min(kv_bytes, lengths.max_running_requests * sequence)
-    return ModelShare(fixed + kv_bytes, kv_bytes // model.kv_bytes_per_token)
+    return share_with(model, kv_bytes // model.kv_bytes_per_token, lengths, step_bytes)
 
 
-def share_with(model: ServedModel, kv_tokens: int, step_bytes: int = 0) -> ModelShare:
+def share_with(
+    model: ServedModel, kv_tokens: int, lengths: Lengths, step_bytes: int = 0
+) -> ModelShare:
     """The same where the pool's size is given."""
     fixed = PROCESS_BYTES + step_bytes
     fixed += model.weight_bytes + model.rotary_bytes + model.adapter_bytes
-    return ModelShare(fixed + kv_tokens * model.kv_bytes_per_token, kv_tokens)
+    kv_bytes = kv_tokens * model.kv_bytes_per_token
+    states = model.state_pool_bytes(
+        kv_bytes,
+        max_running_requests=lengths.max_running_requests,
+        num_checkpoints=lengths.num_checkpoints,
+    )
+    return ModelShare(fixed + kv_bytes + states, kv_tokens)
+
+
+def _for_kv(model: ServedModel, fraction: float, left: int, lengths: Lengths) -> int:
+    """Of what the weights leave, as an engine of its own divides it: recurrent states of all
+    running requests come first, and their checkpoints have as much as the KV."""
+    states = lengths.max_running_requests * model.state_bytes
+    return (int(fraction * left) - states) // (2 if states else 1)
 
 
 def _whole_pages(num_tokens: int, lengths: Lengths) -> int:

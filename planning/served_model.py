@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.memory.kv_layout import KVLayout
-from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
+from ..runtime.memory.sizing import (
+    DEFAULT_CPU_MEM_FRACTION,
+    DEFAULT_GPU_MEM_FRACTION,
+    num_state_slots,
+)
 from ..runtime.memory.state_layout import StateLayout
 from .formats import DTYPE_BYTES, AdapterRoom, WeightFormat
 from .model_shape import ModelShape
@@ -81,6 +85,22 @@ class ServedModel:
         num_positions = self.config.context_length
         itemsize = DTYPE_BYTES[self.format.dtype]
         return num_tables * num_positions * self.config.rotary_dim * itemsize
+
+    def state_pool_bytes(
+        self, kv_bytes: int, *, max_running_requests: int, num_checkpoints: int | None
+    ) -> int:
+        """Bytes of recurrent states beside so much KV: those of all running requests, and of
+        `num_checkpoints`, None: as the engine chooses. 0 for a model without any."""
+        states = StateLayout.of(self.config, self.format.dtype)
+        if states is None:
+            return 0
+        num_slots = num_state_slots(
+            states,
+            max_running_requests=max_running_requests,
+            num_checkpoints=num_checkpoints,
+            kv_bytes=kv_bytes,
+        )
+        return num_slots * states.num_bytes
 
     def fit(
         self, memory_bytes: int, *, is_gpu: bool, max_running_requests: int = DEFAULT_RUNNING

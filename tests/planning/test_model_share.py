@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from checkpoints import make_checkpoint
 
 from stemma.planning.model_share import (
     LEAST_SEQUENCES,
@@ -14,6 +17,8 @@ from stemma.planning.model_share import (
 )
 from stemma.planning.served_model import ServedModel
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
+from stemma.runtime.memory.sizing import num_state_slots
+from stemma.runtime.memory.state_layout import StateLayout
 from stemma.runtime.models.model_config import read_model_config
 
 MODEL = ServedModel.of(read_model_config(EMBEDDED_MODEL), "float32")
@@ -59,5 +64,22 @@ def test_a_pool_holds_no_more_than_all_requests_could_use() -> None:
 
 
 def test_a_pool_of_a_given_size_counts_as_it_is() -> None:
-    share = share_with(MODEL, 1000, step_bytes=5)
+    share = share_with(MODEL, 1000, MANY, step_bytes=5)
     assert share.num_bytes == FIXED + 5 + 1000 * MODEL.kv_bytes_per_token
+
+
+def test_recurrent_states_are_within_a_share_as_an_engine_allots_them(tmp_path: Path) -> None:
+    types = ["conv", "full_attention", "conv", "conv"]
+    folder = make_checkpoint(tmp_path, "lfm2", num_layers=4, layer_types=types)
+    model = ServedModel.of(read_model_config(folder), "float32")
+    states = StateLayout.of(model.config, "float32")
+    assert states is not None
+    fixed = PROCESS_BYTES + model.weight_bytes + model.rotary_bytes
+    lengths = Lengths(512, max_running_requests=8, page_size=1)
+    own = (8 + 4000) * states.num_bytes
+    share = share_of(model, memory(2 * (fixed + own), 2), lengths)
+    kv_bytes = share.kv_tokens * model.kv_bytes_per_token
+    slots = num_state_slots(states, max_running_requests=8, num_checkpoints=None, kv_bytes=kv_bytes)
+    assert share.num_bytes == fixed + kv_bytes + slots * states.num_bytes <= fixed + own
+    given = share_with(model, 64, Lengths(512, 8, 1, num_checkpoints=5))
+    assert given.num_bytes == fixed + 64 * model.kv_bytes_per_token + 13 * states.num_bytes
