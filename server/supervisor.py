@@ -128,12 +128,17 @@ class EngineSupervisor:
         if process is not None:
             process.order(DRAIN_ORDER)
 
-    def num_programs(self, timeout_s: float) -> int:
-        """Programs of all clients; 0 for an engine that does not respond, as none will end."""
+    def num_programs(self, timeout_s: float, if_silent: int = 0) -> int:
+        """Programs of all clients; `if_silent`: of an engine that runs and does not respond; 0
+        where none runs."""
         try:
-            return int(self.connection.call("vitals", timeout_s)["num_programs"])
+            connection = self.connection
         except EngineError:
             return 0
+        try:
+            return int(connection.call("vitals", timeout_s)["num_programs"])
+        except EngineError:
+            return if_silent
 
     def abandon(self, reason: str) -> None:
         """Fail everything that HTTP requests still wait for."""

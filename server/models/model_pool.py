@@ -247,7 +247,8 @@ class ModelPool:
         return not await self._num_programs(slot) and not slot.num_running
 
     async def _num_programs(self, slot: ModelSlot) -> int:
-        return await self._in_thread(lambda: slot.num_programs(VITALS_S))
+        """An engine that says nothing, in a long step perhaps, may have one."""
+        return await self._in_thread(lambda: slot.num_programs(VITALS_S, if_silent=1))
 
     async def _wait(self, most_s: float | None = POLL_S) -> None:
         """Until something changes; programs end without a word."""

@@ -173,10 +173,10 @@ class ModelSlot:
             raise EngineError("the server is being stopped")
         supervisor.wait_started()
 
-    def num_programs(self, timeout_s: float) -> int:
-        """Programs of all clients; 0 where no engine answers."""
+    def num_programs(self, timeout_s: float, if_silent: int = 0) -> int:
+        """Programs of all clients; `if_silent`: of an engine that does not answer."""
         supervisor = self._supervisor
-        return 0 if supervisor is None else supervisor.num_programs(timeout_s)
+        return 0 if supervisor is None else supervisor.num_programs(timeout_s, if_silent)
 
     def drain(self) -> None:
         """Have its engine accept no new programs."""

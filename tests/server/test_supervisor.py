@@ -282,3 +282,17 @@ def test_what_is_abandoned_is_told_the_reason(harness: SupervisorHarness) -> Non
     harness.supervisor.abandon("time is over")
     assert str(connection.error) == "time is over"
     harness.wait(lambda: harness.supervisor.state is EngineState.STOPPED)
+
+
+def test_programs_of_an_engine_that_does_not_answer_are_what_the_caller_says(
+    harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object, **__: object) -> None:
+        raise RuntimeSilent("it has been silent")
+
+    connection = harness.start()
+    monkeypatch.setattr(connection, "call", silent, raising=False)
+    counts = [harness.supervisor.num_programs(1.0), harness.supervisor.num_programs(1.0, 1)]
+    assert counts == [0, 1]
+    harness.supervisor.stop()
+    assert harness.supervisor.num_programs(1.0, 1) == 0, "there is none"

@@ -37,8 +37,8 @@ class PlayedSupervisor:
             raise EngineError("it is broken")
         self.state = EngineState.READY
 
-    def num_programs(self, timeout_s: float) -> int:
-        return len(self.programs)
+    def num_programs(self, timeout_s: float, if_silent: int = 0) -> int:
+        return if_silent if self.programs == ["silent"] else len(self.programs)
 
     def drain(self) -> None:
         self.state = EngineState.DRAINING
@@ -311,6 +311,23 @@ def test_a_model_with_a_program_stays_until_that_has_ended() -> None:
         assert pool.loaded == "a"
         pool.programs["a"].clear()
         await until(lambda: pool.loaded == "")
+
+    run(scene)
+
+
+def test_an_engine_that_does_not_answer_is_not_taken_for_idle() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        await pool.use("a")
+        pool.programs["a"].append("silent")
+        with pytest.raises(Refusal, match="has requests or programs"):
+            await pool.pool.unload(pool.slots["a"])
+        waiting = asyncio.create_task(pool.enter("b"))
+        await until(lambda: pool.slots["b"] in pool.pool._seeking)
+        await pool.pool._in_thread(lambda: None)
+        assert pool.loaded == "a"
+        pool.programs["a"].clear()
+        await waiting
 
     run(scene)
 
