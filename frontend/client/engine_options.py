@@ -37,6 +37,8 @@ class EngineOptions(TypedDict, total=False):
     max_total_tokens: int | None
     disable_leases: bool
     pin_share: float
+    state_checkpoints: int | None
+    state_interval: int | None
     host_kv_tokens: int
     kv_store: str | Path | None
     kv_store_gb: float

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_WITH_SINKS = 4  # programs a multiprocessor: 104 registers a thread, where 96 leave room for 5
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -38,11 +40,15 @@ def tile_rows(width: str, group: int, kv_itemsize: int) -> int:
     return min(max(16, 1 << (group - 1).bit_length()), 64)
 
 
-def tile_of(width: str, head_dim: int, group: int, kv_itemsize: int) -> Tile:
-    """kv_itemsize: bytes of a KV number; 1 is converted to the queries' 2."""
+def tile_of(
+    width: str, head_dim: int, group: int, kv_itemsize: int, *, has_sinks: bool = False
+) -> Tile:
+    """kv_itemsize: bytes of a KV number; 1 is converted to the queries' 2. has_sinks: learned ones,
+    for each head, which take registers."""
     rows = tile_rows(width, group, kv_itemsize)
     dim = min(max(padded_head_dim(head_dim), 64), 256)
-    return Tile(rows, *_TILES[width, kv_itemsize, dim, rows])
+    *sizes, residents = _TILES[width, kv_itemsize, dim, rows]
+    return Tile(rows, *sizes, min(residents, MOST_WITH_SINKS) if has_sinks else residents)
 
 
 # By width, bytes a number, head_dim and rows: keys, warps, stages, residents.

@@ -132,7 +132,8 @@ def _attend(
     scale = head_dim**-0.5 if options.scale is None else options.scale
     assert scale > 0, "the largest score is the largest product"
     cap = options.soft_cap
-    tile = tile_of(width, head_dim, num_heads // num_kv_heads, values.itemsize)
+    group, has_sinks = num_heads // num_kv_heads, sink_logits is not None
+    tile = tile_of(width, head_dim, group, values.itemsize, has_sinks=has_sinks)
     _attend_items[(num_programs(q.device, tile.residents),)](
         q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
         plan.lists["partial_start"], sink_logits, out, partials, partial_sums,

@@ -141,7 +141,7 @@ def test_nothing_to_say_asks_for_the_model_to_be_there(
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_a_client_that_leaves_a_stream_stops_its_decoding(served: Any, path: str) -> None:
-    options = {"temperature": 3.0, "seed": 1, "num_predict": 1500}
+    options = {"temperature": 100.0, "seed": 1, "num_predict": 1500}  # any token but an end
     prompt = HELLO if path == "/api/chat" else {"prompt": "x", "raw": True}
     with st.Runtime(served.endpoint) as runtime:
         with httpx.stream("POST", served.url + path, json={**prompt, "options": options}) as reply:

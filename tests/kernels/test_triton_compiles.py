@@ -106,7 +106,10 @@ def planned_tile(row: dict[str, Any]) -> attention_tiles.Tile | None:
         num_heads, latent_dim = parameters["NUM_HEADS"], parameters["LATENT_DIM"]
         return latent_attention.tile_of(width, num_heads, latent_dim, itemsize)
     group = parameters["NUM_HEADS"] // parameters["NUM_KV_HEADS"]
-    return attention_tiles.tile_of(width, parameters["HEAD_DIM"], group, itemsize)
+    has_sinks = parameters["sink_logits"] not in (None, "constexpr")
+    return attention_tiles.tile_of(
+        width, parameters["HEAD_DIM"], group, itemsize, has_sinks=has_sinks
+    )
 
 
 @pytest.mark.slow
