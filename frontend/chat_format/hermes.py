@@ -13,20 +13,16 @@ from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, tag
 from .matching import Undecided, match_parts
 from .named_object import named_head
-from .tool_format import Head, OfferedFunction, Tail, first_end, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
+class Hermes(MarkedCalls):
     """The format; it has no state."""
 
     triggers = (BEGIN,)
     grammar_triggers = (BEGIN,)
-    wrappings = ()
-    opening = ""
-    begins_at_start = False
-    needs_no_grammar = False
     is_forced_as_json = True
 
     def tags(self, functions: Sequence[OfferedFunction], *, is_parallel: bool) -> Sequence[Content]:
@@ -48,6 +44,3 @@ class Hermes:
         ends = [match_parts(text, 0, parts) for parts in (("}", END), ("}",), (END,))]
         end = first_end(ends, is_last=is_last, text=text)
         return Tail(end) if isinstance(end, int) else end
-
-    def new_id(self) -> str:
-        return long_id()

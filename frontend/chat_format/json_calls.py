@@ -24,13 +24,13 @@ from .matching import (
     match_word,
 )
 from .sections import Section, section_of, section_tags
-from .tool_format import Head, OfferedFunction, Tail, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail
 
 _NUMBER = re.compile(r":[0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
-class JsonCalls:
+class JsonCalls(MarkedCalls):
     """The format: a call's mark, `before_name`, the name, `name_end`, `behind_name`, the arguments.
 
     `is_numbered`: the name has a namespace before it and a number behind it, and all of that is the
@@ -49,7 +49,6 @@ class JsonCalls:
     begins_at_start: bool = False
     opening: str = ""
     wrappings: Sequence[str] = ()
-    is_forced_as_json: bool = False
 
     @property
     def triggers(self) -> Sequence[str]:
@@ -97,9 +96,6 @@ class JsonCalls:
 
     def tail(self, source: str, *, is_last: bool) -> Tail | Undecided:
         return Tail(0) if self.begins_at_start else self.section.closed(source, is_last=is_last)
-
-    def new_id(self) -> str:
-        return long_id()
 
     def _numbered(self, source: str, at: int) -> tuple[str, int] | Undecided:
         """The name in NAMESPACE.NAME:NUMBER, and the end of that; the namespace may be missing."""

@@ -14,20 +14,15 @@ from .contents import Content, one_of, parameters, separated, tag
 from .literal_arguments import LiteralArguments
 from .matching import Undecided, after_blanks, match_name, match_parts
 from .named_object import array_tail, named_head
-from .tool_format import Head, OfferedFunction, Tail, first_end, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
 
 
 @dataclass(frozen=True, slots=True)
-class PythonicCalls:
+class PythonicCalls(MarkedCalls):
     """Calls of Python in a list between two marks. A list of JSON objects is read, too."""
 
     begin: str
     end: str
-    wrappings: Sequence[str] = ()
-    begins_at_start: bool = False
-    opening: str = ""
-    needs_no_grammar: bool = False
-    is_forced_as_json: bool = False
 
     @property
     def triggers(self) -> Sequence[str]:
@@ -76,23 +71,15 @@ class PythonicCalls:
         found = first_end(endings, is_last=is_last, text=text)
         return Tail(found) if isinstance(found, int) else found
 
-    def new_id(self) -> str:
-        return long_id()
-
 
 @dataclass(frozen=True, slots=True)
-class BracedCalls:
+class BracedCalls(MarkedCalls):
     """Calls as Gemma 4 writes them, each between two marks; `quote` is around strings."""
 
     begin: str
     end: str
     quote: str
     prefix: str = "call:"
-    wrappings: Sequence[str] = ()
-    begins_at_start: bool = False
-    opening: str = ""
-    needs_no_grammar: bool = False
-    is_forced_as_json: bool = False
 
     @property
     def triggers(self) -> Sequence[str]:
@@ -127,6 +114,3 @@ class BracedCalls:
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         end = first_end([match_parts(text, 0, (self.end,))], is_last=is_last, text=text)
         return Tail(end) if isinstance(end, int) else end
-
-    def new_id(self) -> str:
-        return long_id()

@@ -12,19 +12,17 @@ from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, tag
 from .matching import FAILED, NEEDS_MORE, Undecided, match_parts
 from .named_object import named_head
-from .tool_format import Head, OfferedFunction, Tail, first_end, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
 
 
-class Llama3:
+class Llama3(MarkedCalls):
     """The format; it has no state."""
 
     triggers = (PYTHON_TAG,)
     grammar_triggers = ('{"name": "',)
-    wrappings = ()
-    opening = ""
     begins_at_start = True
     needs_no_grammar = True
     is_forced_as_json = True
@@ -55,6 +53,3 @@ class Llama3:
         if NEEDS_MORE in (separator, follows) and not is_last:
             return NEEDS_MORE
         return Tail(end)
-
-    def new_id(self) -> str:
-        return long_id()

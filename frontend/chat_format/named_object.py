@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, separated, tag
 from .matching import FAILED, NEEDS_MORE, STRING, VALUE, Part, Undecided, match_name, match_parts
-from .tool_format import Head, OfferedFunction, Tail, ToolFormat, first_end, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, ToolFormat, first_end
 
 Openings = Sequence[Sequence[Part]]
 _OPENINGS: Openings = (
@@ -61,7 +61,7 @@ def _one_of(ends: Sequence[int | Undecided]) -> int | Undecided:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayCalls:
+class ArrayCalls(MarkedCalls):
     """Calls in an array behind a mark, of which there may be several: the first is written.
 
     `openings`: how an object begins, up to the name; `written`: the same with the name as {name},
@@ -73,10 +73,6 @@ class ArrayCalls:
     wrappings: Sequence[str] = ()
     openings: Openings = _OPENINGS
     written: str = '{{"name": "{name}", "arguments": '
-    begins_at_start: bool = False
-    opening: str = ""
-    needs_no_grammar: bool = False
-    is_forced_as_json: bool = False
 
     @property
     def grammar_triggers(self) -> Sequence[str]:
@@ -102,9 +98,6 @@ class ArrayCalls:
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         return array_tail(text, is_last=is_last, end_mark=self.end)
-
-    def new_id(self) -> str:
-        return long_id()
 
 
 class Forced:

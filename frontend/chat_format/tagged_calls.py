@@ -19,11 +19,11 @@ from .contents import Content, one_of, parameters, tag
 from .matching import Undecided, after_blanks, match_any, match_word
 from .sections import Section, section_of, section_tags
 from .tagged_arguments import ParameterTags, TaggedArguments
-from .tool_format import Head, OfferedFunction, Tail, long_id
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedCalls:
+class TaggedCalls(MarkedCalls):
     """The format: a call's mark, the name, `name_end`, the parameters.
 
     `name_end`: "" where the parameters' own tags end the name. `line_end`: what is written behind
@@ -35,11 +35,6 @@ class TaggedCalls:
     name_end: str
     line_end: str = "\n"
     between_key_and_value: str = ""
-    begins_at_start: bool = False
-    opening: str = ""
-    wrappings: Sequence[str] = ()
-    needs_no_grammar: bool = False
-    is_forced_as_json: bool = False
 
     @property
     def triggers(self) -> Sequence[str]:
@@ -74,9 +69,6 @@ class TaggedCalls:
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         return self.section.closed(text, is_last=is_last)
-
-    def new_id(self) -> str:
-        return long_id()
 
     @property
     def _inner(self) -> tuple[str, str, str]:

@@ -94,6 +94,25 @@ class TaughtFormat(ToolFormat, Protocol):
         """A whole output that is one call of one of these functions."""
 
 
+class MarkedCalls:
+    """What of a `TaughtFormat` is the same in most: calls stand behind marks, and around answers
+    there are none."""
+
+    __slots__ = ()
+
+    wrappings: Sequence[str] = ()
+    begins_at_start: bool = False
+    opening: str = ""
+    is_forced_as_json: bool = False
+
+    @property
+    def needs_no_grammar(self) -> bool:
+        return False
+
+    def new_id(self) -> str:
+        return long_id()
+
+
 def long_id() -> str:
     """An id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
