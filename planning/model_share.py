@@ -54,8 +54,7 @@ def share_of(
     at all."""
     default = DEFAULT_GPU_MEM_FRACTION if memory.is_gpu else DEFAULT_CPU_MEM_FRACTION
     fraction = default if memory.kv_fraction is None else memory.kv_fraction
-    fixed = PROCESS_BYTES + step_bytes
-    fixed += model.weight_bytes + model.rotary_bytes + model.adapter_bytes
+    fixed = _fixed_bytes(model, step_bytes)
     sequence = _whole_pages(lengths.max_model_len, lengths) * model.kv_bytes_per_token
     within_share = _for_kv(model, fraction, memory.num_bytes // memory.num_models - fixed, lengths)
     alone = _for_kv(model, fraction, memory.num_bytes - fixed, lengths)
@@ -68,15 +67,19 @@ def share_with(
     model: ServedModel, kv_tokens: int, lengths: Lengths, step_bytes: int = 0
 ) -> ModelShare:
     """The same where the pool's size is given."""
-    fixed = PROCESS_BYTES + step_bytes
-    fixed += model.weight_bytes + model.rotary_bytes + model.adapter_bytes
     kv_bytes = kv_tokens * model.kv_bytes_per_token
     states = model.state_pool_bytes(
         kv_bytes,
         max_running_requests=lengths.max_running_requests,
         num_checkpoints=lengths.num_checkpoints,
     )
-    return ModelShare(fixed + kv_bytes + states, kv_tokens)
+    return ModelShare(_fixed_bytes(model, step_bytes) + kv_bytes + states, kv_tokens)
+
+
+def _fixed_bytes(model: ServedModel, step_bytes: int) -> int:
+    """What it takes beside KV and states."""
+    tables = model.weight_bytes + model.rotary_bytes + model.adapter_bytes
+    return PROCESS_BYTES + step_bytes + tables
 
 
 def _for_kv(model: ServedModel, fraction: float, left: int, lengths: Lengths) -> int:

@@ -92,29 +92,9 @@ def gated_delta_rule(
     states: Tensor,
     plan: object,
 ) -> Tensor:
-    assert isinstance(plan, RecurrencePlan)
     queries, keys = normed_heads(q, k, v.shape[1])
-    values, rates = v.to(states.dtype), beta.to(states.dtype)
-    out = torch.empty_like(v)
-    if len(plan.single_tokens):
-        at = slice(None) if plan.is_all_single else plan.single_tokens
-        state = _taken(states, plan).mul_(log_decay[at].exp()[..., None, None])
-        key = keys[at].unsqueeze(-1)  # [N, heads, key_dim, 1]
-        known = key.transpose(-1, -2) @ state  # [N, heads, 1, value_dim]
-        change = (values[at].unsqueeze(-2) - known) * rates[at][..., None, None]
-        state += key * change
-        states.index_copy_(0, plan.single_slots, state)
-        out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2).to(out.dtype)
-    for first, last, slot, is_first in plan.long:
-        state = torch.zeros_like(states[slot]) if is_first else states[slot]
-        for at in _chunks(first, last):
-            chunk = _Chunk.of(log_decay[at].t())
-            query, key, value = (x[at].transpose(0, 1) for x in (queries, keys, values))
-            written = chunk.written(key, value, rates[at].t(), state)
-            out[at] = chunk.read(query, key, written, state).transpose(0, 1).to(out.dtype)
-            state = chunk.write(key, written, state)
-        states[slot] = state
-    return out
+    rates = beta.to(states.dtype)
+    return _scan(queries, keys, v.to(rates), rates, log_decay, states, plan).to(v.dtype)
 
 
 def state_space_scan(
@@ -126,23 +106,42 @@ def state_space_scan(
     states: Tensor,
     plan: object,
 ) -> Tensor:
-    assert isinstance(plan, RecurrencePlan)
     queries, keys = (for_heads(x, v.shape[1]) for x in (q, k))
-    values, log_decay = v.to(states.dtype) * steps[..., None], steps * decay
-    out = torch.empty_like(v)
+    values = v.to(states.dtype) * steps[..., None]
+    return _scan(queries, keys, values, None, steps * decay, states, plan).to(v.dtype)
+
+
+def _scan(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rates: Tensor | None,
+    log_decay: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    """Each token writes its value, or with `rates` [T, heads] what its key does not give yet, at
+    that rate. All in the dtype of the states."""
+    assert isinstance(plan, RecurrencePlan)
+    out = torch.empty_like(values)
     if len(plan.single_tokens):
         at = slice(None) if plan.is_all_single else plan.single_tokens
         state = _taken(states, plan).mul_(log_decay[at].exp()[..., None, None])
-        state += keys[at].unsqueeze(-1) * values[at].unsqueeze(-2)
+        key, change = keys[at].unsqueeze(-1), values[at].unsqueeze(-2)  # [N, heads, key_dim, 1]
+        if rates is not None:
+            change = (change - key.transpose(-1, -2) @ state) * rates[at][..., None, None]
+        state += key * change
         states.index_copy_(0, plan.single_slots, state)
-        out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2).to(out.dtype)
+        out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2)
     for first, last, slot, is_first in plan.long:
         state = torch.zeros_like(states[slot]) if is_first else states[slot]
         for at in _chunks(first, last):
             chunk = _Chunk.of(log_decay[at].t())
-            query, key, value = (x[at].transpose(0, 1) for x in (queries, keys, values))
-            out[at] = chunk.read(query, key, value, state).transpose(0, 1).to(out.dtype)
-            state = chunk.write(key, value, state)
+            query, key, written = (x[at].transpose(0, 1) for x in (queries, keys, values))
+            if rates is not None:
+                written = chunk.written(key, written, rates[at].t(), state)
+            out[at] = chunk.read(query, key, written, state).transpose(0, 1)
+            state = chunk.write(key, written, state)
         states[slot] = state
     return out
 

@@ -50,20 +50,9 @@ def gated_delta_rule(
     states: Tensor,
     plan: object,
 ) -> Tensor:
-    assert isinstance(plan, StateRows)
     queries, keys = normed_heads(q, k, v.shape[1])
-    values, rates, decays = v.to(states.dtype), beta.to(states.dtype), log_decay.exp()
-    out = torch.empty_like(v)
-    for first, last, slot, is_first in _rows(plan):
-        state = torch.zeros_like(states[slot]) if is_first else states[slot].clone()
-        for token in range(first, last):
-            key = keys[token, :, :, None]  # [heads, key_dim, 1]
-            state *= decays[token, :, None, None]
-            known = (state * key).sum(1)  # [heads, value_dim]
-            state += key * ((values[token] - known) * rates[token, :, None])[:, None]
-            out[token] = (state * queries[token, :, :, None]).sum(1).to(out.dtype)
-        states[slot] = state
-    return out
+    rates = beta.to(states.dtype)
+    return _scan(queries, keys, v.to(rates), rates, log_decay.exp(), states, plan).to(v.dtype)
 
 
 def state_space_scan(
@@ -75,16 +64,33 @@ def state_space_scan(
     states: Tensor,
     plan: object,
 ) -> Tensor:
-    assert isinstance(plan, StateRows)
     queries, keys = (for_heads(x, v.shape[1]) for x in (q, k))
-    values, decays = v.to(states.dtype) * steps[..., None], (steps * decay).exp()
-    out = torch.empty_like(v)
+    values = v.to(states.dtype) * steps[..., None]
+    return _scan(queries, keys, values, None, (steps * decay).exp(), states, plan).to(v.dtype)
+
+
+def _scan(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rates: Tensor | None,
+    decays: Tensor,
+    states: Tensor,
+    plan: object,
+) -> Tensor:
+    """Each token writes its value, or with `rates` [T, heads] what its key does not give yet, at
+    that rate. All in the dtype of the states."""
+    assert isinstance(plan, StateRows)
+    out = torch.empty_like(values)
     for first, last, slot, is_first in _rows(plan):
         state = torch.zeros_like(states[slot]) if is_first else states[slot].clone()
         for token in range(first, last):
+            key, change = keys[token, :, :, None], values[token]  # [heads, key_dim, 1]
             state *= decays[token, :, None, None]
-            state += keys[token, :, :, None] * values[token, :, None]
-            out[token] = (state * queries[token, :, :, None]).sum(1).to(out.dtype)
+            if rates is not None:
+                change = (change - (state * key).sum(1)) * rates[token, :, None]
+            state += key * change[:, None]
+            out[token] = (state * queries[token, :, :, None]).sum(1)
         states[slot] = state
     return out
 

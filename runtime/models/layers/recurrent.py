@@ -75,16 +75,18 @@ class GatedDeltaNet:
         self._state_index = state_index
         self._kernels = _kernels(build)
         self._value_size = value_size = heads * config.value_dim
-        sizes = ([config.num_channels, value_size], [heads, heads])
-        names = (("qkv", "z"), ("b", "a"))
+        parts = [
+            (["qkv", "z"], [config.num_channels, value_size]),
+            (["b", "a"], [heads, heads]),
+        ]
         if config.is_fused:
-            sizes, names = ([sum(sizes[0])], [2 * heads]), (("qkvz",), ("ba",))  # type: ignore[assignment]
+            parts = [(["".join(names)], [sum(sizes)]) for names, sizes in parts]
         self._heads, self._rates = (
             LinearLayer(
-                build, [f"{name}.in_proj_{part}" for part in parts], in_features=hidden_size,
-                out_features=out_features,
+                build, [f"{name}.in_proj_{each}" for each in names], in_features=hidden_size,
+                out_features=sizes,
             )
-            for parts, out_features in zip(names, sizes, strict=True)
+            for names, sizes in parts
         )  # fmt: skip
         self._weight = _convolution(
             build, f"{name}.conv1d", config.num_channels, config.kernel_size
