@@ -102,6 +102,10 @@ class FleetView:
 
     # --- what is told ---------------------------------------------------------------------------
 
+    def num_placed(self) -> dict[int, int]:
+        """Programs given to each replica that there is, by its number."""
+        return {each.number: self._record(each).programs.num_placed for each in self._replicas}
+
     def counts(self) -> Counts:
         """What all engines have counted that there ever were."""
         return sum_of_counts(record.counters.total() for record in self._records.values())

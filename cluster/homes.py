@@ -44,7 +44,6 @@ class Homes:
         self.moves = placement == DEFAULT_PLACEMENT  # programs, and branches of wide forks
         self.is_draining = False  # no new program is taken
         self.homeless: dict[RoutedProgram, None] = {}
-        self.num_placed: dict[int, int] = {}  # by the replicas' numbers
         self.parts = Parts(
             spread,
             lambda: self.takers() if self.moves else [],
@@ -91,7 +90,6 @@ class Homes:
         self.homeless.pop(program, None)
         replica.open(program)
         self._prefixes.send(program, newcomer, replica.number)
-        self.num_placed[replica.number] = self.num_placed.get(replica.number, 0) + 1
         self._view.place(program, replica)
         missing = newcomer.num_tokens - newcomer.cached.get(replica.number, 0.0)
         program.load.enter(replica.load, max(0.0, missing))

@@ -48,7 +48,6 @@ class Membership:
     def add(self, replica: Replica) -> None:
         """One more, under a number that none of them has; it is started."""
         self._prefixes.add(replica.number)
-        self._homes.num_placed.setdefault(replica.number, 0)
         replica.adapters, replica.dropped = self._calls.adapters, self._calls.dropped
         replica.load.weights = self._tenant_weights
         self._replicas.append(replica)

@@ -91,7 +91,7 @@ class Router:
     @property
     def num_placed(self) -> Mapping[int, int]:
         """Programs given to each replica, by its number."""
-        return self._homes.num_placed
+        return self._view.num_placed()
 
     def add(self, replica: Replica) -> None:
         """One more, under a number that none of them has; it is started."""
