@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, tag
 from .matching import Undecided, match_parts
 from .named_object import named_head
@@ -36,9 +35,6 @@ class Hermes(MarkedCalls):
 
     def head(self, text: str, at: int) -> Head | Undecided:
         return named_head(text, at, ("arguments", "parameters"))
-
-    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         ends = [match_parts(text, 0, parts) for parts in (("}", END), ("}",), (END,))]

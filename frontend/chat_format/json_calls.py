@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, in_sequence, one_of, pattern, tag, text
 from .matching import (
     FAILED,
@@ -90,9 +89,6 @@ class JsonCalls(MarkedCalls):
         value = OBJECT if self.begins_at_start else VALUE  # where a word may be any word
         begin = match_parts(source, ended + len(self.name_end), (*self.behind_name, value))
         return begin if isinstance(begin, Undecided) else Head(name, begin, call_id)
-
-    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
 
     def tail(self, source: str, *, is_last: bool) -> Tail | Undecided:
         return Tail(0) if self.begins_at_start else self.section.closed(source, is_last=is_last)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, tag
 from .matching import FAILED, NEEDS_MORE, Undecided, match_parts
 from .named_object import named_head
@@ -37,9 +36,6 @@ class Llama3(MarkedCalls):
 
     def head(self, text: str, at: int) -> Head | Undecided:
         return named_head(text, at, _KEYS)
-
-    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)

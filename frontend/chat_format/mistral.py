@@ -11,11 +11,10 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content, document, one_of, tag
 from .matching import FAILED, NEEDS_MORE, VALUE, Undecided, match_name, match_parts
 from .named_object import array_tail, named_head
-from .tool_format import Head, OfferedFunction, Tail
+from .tool_format import Head, MarkedCalls, OfferedFunction, Tail
 
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARS = 9  # their templates refuse other ids
@@ -23,15 +22,12 @@ _KEYS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
-class Mistral:
+class Mistral(MarkedCalls):
     """The format; `is_newer`: which of the two the model was trained on. Both are read."""
 
     is_newer: bool = False
     triggers = (TOOL_CALLS,)
     grammar_triggers = (TOOL_CALLS,)
-    wrappings = ()
-    opening = ""
-    begins_at_start = False
     needs_no_grammar = True
     is_forced_as_json = True
 
@@ -52,9 +48,6 @@ class Mistral:
         assert isinstance(start, int)
         item = named_head(text, start, _KEYS)  # the next call of an array
         return _newer_head(text, start) if item is FAILED else item
-
-    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         return array_tail(text, is_last=is_last)

@@ -93,9 +93,6 @@ class ArrayCalls(MarkedCalls):
         start = opening if isinstance(opening, int) else at  # or the next object of an array
         return named_head(text, start, _KEYS, self.openings)
 
-    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
-
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         return array_tail(text, is_last=is_last, end_mark=self.end)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .arguments import ArgumentsReader
+from .arguments import ArgumentsReader, JsonArguments
 from .contents import Content
 from .matching import FAILED, Undecided
 
@@ -95,8 +95,8 @@ class TaughtFormat(ToolFormat, Protocol):
 
 
 class MarkedCalls:
-    """What of a `TaughtFormat` is the same in most: calls stand behind marks, and around answers
-    there are none."""
+    """What of a `TaughtFormat` is the same in most: calls stand behind marks, with arguments in
+    JSON, and around answers there are no marks."""
 
     __slots__ = ()
 
@@ -108,6 +108,9 @@ class MarkedCalls:
     @property
     def needs_no_grammar(self) -> bool:
         return False
+
+    def arguments(self, head: Head, schema: object) -> ArgumentsReader:
+        return JsonArguments()
 
     def new_id(self) -> str:
         return long_id()
