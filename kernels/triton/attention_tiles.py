@@ -8,7 +8,7 @@ least 40 KB of loads in flight a multiprocessor (docs/how-it-works/gpu-attention
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MOST_WITH_SINKS = 4  # programs a multiprocessor: 104 registers a thread, where 96 leave room for 5
 
@@ -47,8 +47,10 @@ def tile_of(
     for each head, which take registers."""
     rows = tile_rows(width, group, kv_itemsize)
     dim = min(max(padded_head_dim(head_dim), 64), 256)
-    *sizes, residents = _TILES[width, kv_itemsize, dim, rows]
-    return Tile(rows, *sizes, min(residents, MOST_WITH_SINKS) if has_sinks else residents)
+    tile = Tile(rows, *_TILES[width, kv_itemsize, dim, rows])
+    if has_sinks:
+        return replace(tile, residents=min(tile.residents, MOST_WITH_SINKS))
+    return tile
 
 
 # By width, bytes a number, head_dim and rows: keys, warps, stages, residents.
