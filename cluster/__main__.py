@@ -25,7 +25,7 @@ from .router import Router
 from .scaling import Scaler, Scaling
 from .settings import ClusterSettings
 
-GC_THRESHOLDS = 50_000, 20, 250  # looking for circles took 8% of the router's CPU, and found none
+GC_THRESHOLDS = 50_000, 20, 250  # programs come and go, and are no circles
 
 
 def main(argv: Sequence[str] | None = None) -> int:
