@@ -30,6 +30,11 @@ def script(page: Any, *turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return asked
 
 
+def wait_for_requests(page: Any, asked: list[dict[str, Any]], number: int) -> None:
+    """The browser's events, requests among them, come while the page is asked for something."""
+    wait_until(lambda: page.evaluate("true") and len(asked) == number)
+
+
 def calls(*made: tuple[str, str, dict[str, Any]]) -> list[dict[str, Any]]:
     """One delta with these calls: id, name, arguments."""
     return [
@@ -97,7 +102,7 @@ def test_results_go_back_with_their_calls_and_the_model_goes_on(
     visit.shot("tools")
     page.get_by_label("Result of get_weather").fill("sunny, 24 °C")
     page.keyboard.press("Enter")
-    wait_until(lambda: len(asked) == 2)
+    wait_for_requests(page, asked, 2)
     chat.answer()
     assert chat.answers[-1] == "Fourteen, and sunny."
     assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["calculate", "get_weather"]
@@ -115,7 +120,7 @@ def test_results_go_back_with_their_calls_and_the_model_goes_on(
     message.locator("[data-tool=edit]").click()
     page.fill(".editor textarea", "rain")
     page.keyboard.press("Enter")
-    wait_until(lambda: len(asked) == 3)
+    wait_for_requests(page, asked, 3)
     chat.answer()
     assert [m["content"] for m in asked[2]["messages"][3:4]] == ["rain"], "an edit is a branch"
     assert chat.branch("tool", 2) == "2/2"
