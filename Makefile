@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 RUN_ENV := $(VENV)/.installed
 TEST_ENV := $(VENV)/.installed-test
 DOCS_ENV := $(VENV)/.installed-docs
-# Tests run side by side, files whole: much of their time is waiting for engines to start.
-JOBS   ?= 2
+# Tests run side by side, files whole, one more than there are cores: while some wait for processes
+# to start or to end, the others go on.
+JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # The C++ that would otherwise be compiled at first use.
 COMPILE = for room in kernels constrained runtime.speculate; do $(BIN)/python -m stemma.$$room.native.bindings; done
 
