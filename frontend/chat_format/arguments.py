@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,12 +27,34 @@ class ArgumentsReader(Protocol):
 
 
 class JsonArguments:
-    """Arguments that are JSON: told as they are written."""
+    """Arguments that are JSON: told as they are written. A string that is an object's JSON is told
+    as that object, and null as an empty one; these are told once they are whole."""
 
     def __init__(self) -> None:
         self._scanner = ValueScanner()
+        self._waits: bool | None = None  # for the whole value; None: nothing of it was read
+        self._num_scanned = 0  # characters of the value that waits
 
     def read(self, text: str, *, is_last: bool) -> Taken:
-        end = self._scanner.end_in(text)
-        size = len(text) if end is None else end
-        return Taken(text[:size], size, end is not None)
+        if self._waits is None and text:
+            self._waits = text[0] in '"n'
+        end = self._scanner.end_in(text[self._num_scanned :])
+        size, is_over = (len(text), False) if end is None else (self._num_scanned + end, True)
+        if not self._waits:
+            return Taken(text[:size], size, is_over)
+        if is_over or is_last:
+            return Taken(_object_in(text[:size]), size, is_over)
+        self._num_scanned = size
+        return Taken("", 0)
+
+
+def _object_in(raw: str) -> str:
+    """The JSON of an object that was written as a string or as null; else the same text."""
+    if raw == "null":
+        return "{}"
+    try:
+        inner = json.loads(raw)
+        is_object = isinstance(inner, str) and isinstance(json.loads(inner), dict)
+    except (ValueError, RecursionError):
+        return raw
+    return inner if is_object else raw

@@ -21,8 +21,8 @@ _BLANKS = re.compile(r"[ \t\r\n]{0,1000}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.){0,1000}+("?)', re.DOTALL)
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
-_BRACKET_OR_QUOTE = re.compile(r'[][{}"]')
-_DELIMITER = re.compile(r"[\s,}\]]")
+_BRACKET_OR_QUOTE = re.compile(r'[][{}"<]')
+_DELIMITER = re.compile(r"[\s,}\]<]")
 _VALUE_STARTS = '{["-0123456789tfn'
 
 
@@ -114,7 +114,8 @@ def _beginning(text: str, at: int, mark: str) -> str:
 
 
 class ValueScanner:
-    """Finds the end of a JSON value that comes in pieces. Invalid JSON ends somewhere, too."""
+    """Finds the end of a JSON value that comes in pieces. Invalid JSON ends somewhere, too: before
+    a "<" outside of strings at the latest, with which the marks of calls begin."""
 
     def __init__(self) -> None:
         self._brackets = 0
@@ -139,6 +140,8 @@ class ValueScanner:
             if found is None:
                 return None
             at = found.end()
+            if found[0] == "<":
+                return found.start()
             self._take(found[0])
             if not self._brackets and not self._is_string:
                 return at

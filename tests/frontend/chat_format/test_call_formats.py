@@ -230,6 +230,14 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
         ("kimi_k2", "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}",
          "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}", []),
         ("granite", '<tool_call>[{"name": "clock", "arguments": {}}]', "", [("clock", {})]),
+        # an object's JSON as a string, which Granite 4 writes
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"U\\\\nm\\"}"}'
+         "</tool_call> so", " so", [("weather", {"city": "U\nm"})]),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": null}</tool_call>', "",
+         [("clock", {})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "", [("f", "x")]),
+        ("granite", '<|tool_call|>[{"name": "clock", "arguments": null}, {"name": "clock", '
+         '"arguments": "{}"}]', "", [("clock", {}), ("clock", {})]),
         ("phi4_mini_json", '<|tool_call|>[{"name": "clock", "arguments": {}}]<|/tool_call|>', "",
          [("clock", {})]),
     ],
@@ -269,6 +277,30 @@ def test_a_long_text_is_read_as_a_stream_is() -> None:
 def test_json_that_is_none_is_told_as_it_is() -> None:
     _, calls = read("deepseek_v31", written("deepseek_v31", [("weather", {})]).replace("{}", "{x"))
     assert calls[0][1].startswith("{x")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "</a>"\n</tool_call>\n'
+         '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'),
+        ("kimi_k2", written("kimi_k2", [("weather", {"city": "</a>"}), ("clock", {})])
+         .replace("}", "", 1)),
+        ("deepseek_v31", written("deepseek_v31", [("weather", {"city": "</a>"}), ("clock", {})])
+         .replace("}", "", 1)),
+    ],
+    ids=["hermes", "kimi_k2", "deepseek_v31"],
+)  # fmt: skip
+def test_json_without_its_end_does_not_hold_the_next_call(name: str, text: str) -> None:
+    content, calls = read_in_any_pieces(name, text)
+    assert [called for called, _ in calls] == ["weather", "clock"] and not content.strip()
+    assert json.loads(calls[0][1] + "}") == {"city": "</a>"} and calls[1][1] == "{}"
+
+
+@pytest.mark.parametrize("written_", ['"{\\"city\\": ', "nul", '"', "null and"])
+def test_arguments_that_wait_are_told_when_they_are_cut(written_: str) -> None:
+    _, calls = read_in_any_pieces("hermes", '<tool_call>{"name": "f", "arguments": ' + written_)
+    assert calls == [("f", "{}" if written_ == "null and" else written_)]
 
 
 def test_a_string_between_tags_is_told_as_it_comes() -> None:
