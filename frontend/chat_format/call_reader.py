@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .arguments import ArgumentsReader, JsonArguments
-from .matching import FAILED, NEEDS_MORE, Undecided, overlap
+from .matching import FAILED, NEEDS_MORE, Undecided, overlap, pieces
 from .tool_format import Head, TaughtFormat, ToolFormat
-
-_PIECE_CHARS = 4096  # a long text is read in pieces: each step may look at all that is held
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,16 @@ class CallReader:
         self._events: list[Event] = []
         self._read = self._read_opening
 
+    def leave_out(self, mark: str) -> None:
+        """From now on this mark is no content."""
+        if mark not in self._wrappings:
+            self._wrappings = (*self._wrappings, mark)
+            self._triggers = (mark, *self._triggers)
+
     def feed(self, text: str) -> Sequence[Event]:
         events: list[Event] = []
-        for begin in range(0, len(text), _PIECE_CHARS):
-            self._held += text[begin : begin + _PIECE_CHARS]
+        for piece in pieces(text):
+            self._held += piece
             events += self._run(is_last=False)
         return events
 

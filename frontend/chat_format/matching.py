@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 
@@ -24,6 +24,7 @@ _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
 _BRACKET_OR_QUOTE = re.compile(r'[][{}"<]')
 _DELIMITER = re.compile(r"[\s,}\]<]")
 _VALUE_STARTS = '{["-0123456789tfn'
+_PIECE_CHARS = 4096
 
 
 class Kind(Enum):
@@ -87,6 +88,11 @@ def overlap(text: str, mark: str) -> int:
     """Length of the longest proper prefix of `mark` that `text` ends with."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A long text in pieces: each step of a reader may look at all that it holds."""
+    return (text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
 
 
 def _match_part(text: str, at: int, part: Part) -> int | Undecided:

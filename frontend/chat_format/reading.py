@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .call_beginnings import CallBeginnings
 from .call_reader import Arguments, CallBegun, CallReader, Content, Event, Reasoning
 from .chat_format import ChatFormat
 from .harmony import Harmony
@@ -41,16 +42,20 @@ def read_message(
     `after_tool`: it follows a tool's result."""
     if chat_format.channels is not None:
         return _read_channels(text, chat_format.channels)
-    reasoning = ""
-    if chat_format.reasoning is not None:
+    reasoning, tags, taught = "", chat_format.reasoning, chat_format.tool_format
+    calls = None if taught is None else CallBeginnings(taught, schemas or ())
+    is_interrupted = False
+    if tags is not None:
         starts_inside = chat_format.opens_reasoning({}, after_tool=after_tool)
-        splitter = ReasoningSplitter(chat_format.reasoning, starts_inside=starts_inside)
+        splitter = ReasoningSplitter(tags, starts_inside=starts_inside, calls=calls)
         fed, last = splitter.feed(text), splitter.finish()
         reasoning, text = fed.reasoning + last.reasoning, fed.content + last.content
-    taught = chat_format.tool_format
+        is_interrupted = splitter.is_interrupted
     if taught is None:
         return ReadMessage(text, reasoning=reasoning)
     reader = CallReader(taught, schemas, wrapping=taught)
+    if tags is not None and is_interrupted:
+        reader.leave_out(tags.end)
     events = (*reader.feed(text), *reader.finish())
     content, calls = gathered(events)
     ids = [event.id or taught.new_id() for event in events if isinstance(event, CallBegun)]

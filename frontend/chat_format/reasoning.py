@@ -1,7 +1,7 @@
 """Separates a model's reasoning from its content: text between a pair of tags that comes first.
 
 Whitespace around the tags belongs to neither. Where the chat template's generation prompt opens the
-reasoning itself, the output begins inside it.
+reasoning itself, the output begins inside it. A call within reasoning ends that, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from .matching import overlap
+from .call_beginnings import CallBeginnings
+from .matching import overlap, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,20 @@ class Split:
 
 
 class ReasoningSplitter:
-    """Separates one output, as it streams."""
+    """Separates one output, as it streams. `calls`: what ends the reasoning beside its tag."""
 
-    def __init__(self, tags: ReasoningTags, *, starts_inside: bool) -> None:
+    def __init__(
+        self, tags: ReasoningTags, *, starts_inside: bool, calls: CallBeginnings | None = None
+    ) -> None:
         self._tags = tags
+        self._call_beginnings = calls
         self._held = ""
         self._has_said = False  # the current part has had text
         self._part: Literal["start", "reasoning", "content"] = "start"
         if starts_inside:
             self._part = "reasoning"
         self.has_reasoning = starts_inside
+        self.is_interrupted = False  # a call ended the reasoning; its tag may still come
 
     @property
     def has_ended(self) -> bool:
@@ -92,6 +97,11 @@ class ReasoningSplitter:
         return self._part != "reasoning"
 
     def feed(self, text: str) -> Split:
+        splits = [self._feed(piece) for piece in pieces(text)]
+        reasoning = "".join(split.reasoning for split in splits)
+        return Split(reasoning, "".join(split.content for split in splits))
+
+    def _feed(self, text: str) -> Split:
         self._held += text
         if self._part == "start" and not self._start():
             return Split()
@@ -119,11 +129,18 @@ class ReasoningSplitter:
 
     def _take_reasoning(self) -> str:
         before, found, behind = self._held.partition(self._tags.end)
+        place, is_call = len(before), False
+        if self._call_beginnings is not None:
+            place, is_call = self._call_beginnings.first_in(before)
+        if is_call:
+            behind, before = self._held[place:], before[:place]
+            self.is_interrupted = True
         text = before if self._has_said else before.lstrip()
-        if found:
+        if found or is_call:
             self._part, self._has_said, self._held = "content", False, behind
             return text.rstrip()
-        said = text[: len(text) - overlap(text, self._tags.end)].rstrip()
+        kept = max(overlap(text, self._tags.end), len(before) - place)
+        said = text[: len(text) - min(kept, len(text))].rstrip()
         self._held = text[len(said) :]
         self._has_said = self._has_said or bool(said)
         return said

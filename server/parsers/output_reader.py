@@ -9,13 +9,14 @@ from typing import Any
 from ...frontend.chat_format.call_reader import (
     Arguments,
     CallBegun,
+    CallReader,
     Content,
     Event,
     Reader,
     Reasoning,
 )
 from ...frontend.chat_format.harmony_reader import HarmonyReader
-from ...frontend.chat_format.reasoning import ReasoningSplitter, ReasoningTags
+from ...frontend.chat_format.reasoning import ReasoningSplitter, ReasoningTags, Split
 from ..protocol.pieces import Outcome
 from .tools import ToolUse
 
@@ -50,7 +51,9 @@ class OutputReader:
             self._channels = channels.reader(may_call=tool_use.may_call)
         elif reasoning is not None:
             self._splitter = ReasoningSplitter(
-                reasoning.tags, starts_inside=reasoning.starts_inside
+                reasoning.tags,
+                starts_inside=reasoning.starts_inside,
+                calls=tool_use.beginnings,
             )
         self._calls: Reader = self._channels or tool_use.reader()
         self._untold = ""  # reasoning that waits for its end
@@ -75,17 +78,13 @@ class OutputReader:
         """The deltas of fresh text; empty where it has to wait for more."""
         if self._splitter is None:
             return self._of_events(self._calls.feed(text))
-        split = self._splitter.feed(text)
-        deltas = self._of_reasoning(split.reasoning, is_over=self._splitter.has_ended)
-        return [*deltas, *self._of_events(self._calls.feed(split.content))]
+        return self._of_split(self._splitter.feed(text), is_over=self._splitter.has_ended)
 
     def finish(self, outcome: Outcome) -> tuple[Sequence[dict[str, Any]], str]:
         """The remaining deltas when the sample has ended, and the finish reason."""
         deltas: list[dict[str, Any]] = []
         if self._splitter is not None:
-            split = self._splitter.finish()
-            deltas += self._of_reasoning(split.reasoning, is_over=True)
-            deltas += self._of_events(self._calls.feed(split.content))
+            deltas += self._of_split(self._splitter.finish(), is_over=True)
         deltas += self._of_events(self._calls.finish())
         if self._channels is not None:
             deltas += self._of_reasoning("", is_over=True)
@@ -99,6 +98,8 @@ class OutputReader:
         splitter = self._splitter or self._channels
         if self._reasoning is None or splitter is None or not splitter.has_reasoning:
             return 0
+        if self._splitter is not None and self._splitter.is_interrupted:
+            return 0  # not known
         output_ids = outcome.meta["output_ids"]
         return self._reasoning.tags.num_tokens(output_ids, has_ended=splitter.has_ended)
 
@@ -106,6 +107,13 @@ class OutputReader:
         fed = self.feed(outcome.text)
         last, reason = self.finish(outcome)
         return [*fed, *last], reason
+
+    def _of_split(self, split: Split, *, is_over: bool) -> list[dict[str, Any]]:
+        deltas = self._of_reasoning(split.reasoning, is_over=is_over)
+        is_interrupted = self._splitter is not None and self._splitter.is_interrupted
+        if is_interrupted and self._reasoning is not None and isinstance(self._calls, CallReader):
+            self._calls.leave_out(self._reasoning.tags.end)
+        return [*deltas, *self._of_events(self._calls.feed(split.content))]
 
     def _of_reasoning(self, text: str, *, is_over: bool) -> list[dict[str, Any]]:
         if self._reasoning is None or not self._reasoning.is_told:

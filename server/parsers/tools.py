@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from ...errors import InvalidProgram, InvalidRequest
+from ...frontend.chat_format.call_beginnings import CallBeginnings
 from ...frontend.chat_format.call_grammar import calls_constraint, forced_constraint, tools_text
 from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
 from ...frontend.chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
@@ -157,6 +158,14 @@ class ToolUse:
         if taught is None or (not self.may_call and not self.has_wrappings):
             return ContentReader()
         return CallReader(taught, schemas, wrapping=taught, may_call=self.may_call)
+
+    @property
+    def beginnings(self) -> CallBeginnings | None:
+        """The calls that end reasoning; none where a call that must come follows it."""
+        taught = self.chat_format.tool_format
+        if taught is None or not self._may_choose_to_call:
+            return None
+        return CallBeginnings(taught, self._schemas)
 
     @property
     def has_wrappings(self) -> bool:
