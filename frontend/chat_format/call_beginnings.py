@@ -1,4 +1,4 @@
-"""Where a call begins in reasoning that was not closed: models forget the closing tag before a call,
+"""Where a call begins in reasoning that was not closed: models forget the closing tag before it,
 Kimi K2 and Qwen3.5 among them."""
 
 from __future__ import annotations

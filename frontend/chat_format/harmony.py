@@ -55,9 +55,9 @@ class Harmony:
         """Around the first message, where that is reasoning."""
         return ReasoningTags(ANALYSIS, END, self.end_id)
 
-    def reader(self, *, may_call: bool) -> HarmonyReader:
-        """Of one output; `may_call`: whether messages to functions are calls."""
-        return HarmonyReader(may_call=may_call)
+    def reader(self, functions: Container[str] = (), *, may_call: bool) -> HarmonyReader:
+        """Of one output; `functions`: there are; `may_call`: whether messages to them are calls."""
+        return HarmonyReader(may_call=may_call, functions=functions)
 
     def new_id(self) -> str:
         """A new call's id."""

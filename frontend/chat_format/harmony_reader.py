@@ -10,7 +10,7 @@ with a message, and is content.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from .call_reader import Arguments, CallBegun, Content, Event, Reasoning
 from .matching import ValueScanner, overlap
@@ -33,10 +33,12 @@ _BETWEEN = "\n\n"  # messages of one kind
 
 
 class HarmonyReader:
-    """Reads one output. `may_call`: messages to functions are calls, else content."""
+    """Reads one output. `may_call`: messages to functions are calls, else content; `functions`: the
+    names that are functions' without their namespace, too, which models forget in long chats."""
 
-    def __init__(self, *, may_call: bool) -> None:
+    def __init__(self, *, may_call: bool, functions: Container[str] = ()) -> None:
         self._may_call = may_call
+        self._functions = functions
         self._held = ""
         self._events: list[Event] = []
         self._read: Callable[[bool], bool] = self._read_start
@@ -90,8 +92,10 @@ class HarmonyReader:
     def _open_message(self, header: str) -> None:
         channel, to = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         recipient = to[1] if to else ""
-        if self._may_call and recipient.startswith(_FUNCTIONS) and recipient != _FUNCTIONS:
-            self._events.append(CallBegun(recipient.removeprefix(_FUNCTIONS)))
+        name = recipient.removeprefix(_FUNCTIONS)
+        is_function = bool(name) and (name != recipient or name in self._functions)
+        if self._may_call and is_function:
+            self._events.append(CallBegun(name))
             self._read = self._read_call
         elif channel is not None and channel[1] == "analysis":
             self.has_reasoning, self.has_ended = True, False

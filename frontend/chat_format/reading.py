@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from .call_beginnings import CallBeginnings
@@ -41,7 +41,7 @@ def read_message(
     """Read an output of a model with this format. `schemas`: of functions' arguments;
     `after_tool`: it follows a tool's result."""
     if chat_format.channels is not None:
-        return _read_channels(text, chat_format.channels)
+        return _read_channels(text, chat_format.channels, schemas or ())
     reasoning, tags, taught = "", chat_format.reasoning, chat_format.tool_format
     calls = None if taught is None else CallBeginnings(taught, schemas or ())
     is_interrupted = False
@@ -63,8 +63,8 @@ def read_message(
     return ReadMessage(content, named, reasoning)
 
 
-def _read_channels(text: str, channels: Harmony) -> ReadMessage:
-    reader = channels.reader(may_call=True)
+def _read_channels(text: str, channels: Harmony, functions: Container[str]) -> ReadMessage:
+    reader = channels.reader(functions, may_call=True)
     events = (*reader.feed(text), *reader.finish())
     content, calls = gathered(events)
     named = tuple(ToolCall(channels.new_id(), name, arguments) for name, arguments in calls)

@@ -48,7 +48,8 @@ class OutputReader:
         self._channels: HarmonyReader | None = None
         channels = tool_use.chat_format.channels
         if channels is not None:
-            self._channels = channels.reader(may_call=tool_use.may_call)
+            names = [tool.function.name for tool in tool_use.tools]
+            self._channels = channels.reader(names, may_call=tool_use.may_call)
         elif reasoning is not None:
             self._splitter = ReasoningSplitter(
                 reasoning.tags,

@@ -48,6 +48,23 @@ def of(pieces: Sequence[str], *, may_call: bool = True) -> Read:
     return _told([*events, *reader.finish()])
 
 
+@pytest.mark.parametrize(
+    "place", ["<|channel|>commentary{}<|message|>", "{}<|channel|>analysis<|message|>"]
+)
+def test_a_functions_name_without_its_namespace_is_its_too(place: str) -> None:
+    """Only where there is such a function: other names are tools of the model's own."""
+    for name, is_call in (("weather", True), ("python", False), ("assistant", False)):
+        text = f"{A}<|end|>{S}" + place.format(f" to={name} <|constrain|>json") + ARGS
+        message = OutputReader(use(), ReasoningUse(FORMAT.reasoning, False)).message(
+            outcome_of(text)
+        )[0]
+        found = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        assert found == ([name] if is_call else [])
+        schemas = {"weather": {}}
+        assert len(read_message(text, KNOWING, schemas).calls) == is_call
+        assert not read_message(text, KNOWING).calls
+
+
 def _told(events: Iterable[Event]) -> Read:
     events = list(events)
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
@@ -90,6 +107,9 @@ TEXTS: dict[str, tuple[str, Read]] = {
     ),
     "arguments that are no object": (
         "<|channel|>commentary to=functions.f<|message|> 7<|end|>", ("", "", [("f", " 7")]),
+    ),
+    "JSON without its end": (
+        f'{C[:-1]}<|call|>{S}<|channel|>final<|message|>So.', ("", "So.", [("weather", ARGS[:-1])]),
     ),
     "text behind a call": (f"{C} and<|call|> so", ("", " and\n\n so", [CALL])),
     "no channel": (f"<|message|>Yes.<|end|>{S}<|message|>No.", ("", "Yes.\n\nNo.", [])),
