@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .arguments import ArgumentsReader, JsonArguments
+from .arguments import ArgumentsReader
 from .contents import Content, one_of, parameters, separated, tag
 from .literal_arguments import LiteralArguments
 from .matching import Undecided, after_blanks, match_name, match_parts
@@ -51,14 +51,16 @@ class PythonicCalls(MarkedCalls):
         start = after_blanks(text, opening if isinstance(opening, int) else at)
         if text.startswith("{", start):
             found = named_head(text, start, ("arguments", "parameters"))
-            return Head(found.name, found.end, is_json=True) if isinstance(found, Head) else found
+            return replace(found, is_json=True) if isinstance(found, Head) else found
         called = match_name(text, start, end="(")
         if isinstance(called, Undecided):
             return called
         return Head(*called)
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments() if head.is_json else LiteralArguments(closing=")", key_end="=")
+        if head.is_json:
+            return MarkedCalls.arguments(self, head, schema)
+        return LiteralArguments(closing=")", key_end="=")
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         brace = match_parts(text, 0, ("}",))  # of a JSON object

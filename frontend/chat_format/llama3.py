@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contents import Content, document, one_of, tag
-from .matching import FAILED, NEEDS_MORE, Undecided, match_parts
-from .named_object import named_head
+from .matching import FAILED, NEEDS_MORE, Part, Undecided, match_parts
+from .named_object import leading_head, whole_head
 from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
+# An object that begins so is a call without a mark, too: an answer may be any other.
+_OTHERWISE: Sequence[Sequence[Part]] = (
+    ("{", '"type"', ":", '"function"', ","),
+    ("{", '"parameters"', ":"),
+)
 
 
 class Llama3(MarkedCalls):
@@ -35,7 +40,13 @@ class Llama3(MarkedCalls):
         return one_of(self.tags(functions, is_parallel=False))
 
     def head(self, text: str, at: int) -> Head | Undecided:
-        return named_head(text, at, _KEYS)
+        head = leading_head(text, at, _KEYS)
+        if head is not FAILED:
+            return head
+        begins = [match_parts(text, at, parts) for parts in _OTHERWISE]
+        if any(isinstance(begin, int) for begin in begins):
+            return whole_head(text, at, _KEYS)
+        return NEEDS_MORE if NEEDS_MORE in begins else FAILED
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)

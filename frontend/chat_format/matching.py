@@ -58,6 +58,11 @@ def after_blanks(text: str, at: int) -> int:
     return found.end()
 
 
+def is_name(text: str) -> bool:
+    """Whether this is a function's name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def match_word(text: str, at: int) -> tuple[str, int] | Undecided:
     """A function's name that begins at `at`, once something follows it."""
     found = _NAME.match(text, at)

@@ -1,14 +1,32 @@
 """A call as one object, {"name": "weather", "arguments": ...}: its head, arrays of such objects,
-and a whole output forced to be one."""
+and a whole output forced to be one.
+
+An object whose parts stand in another order, or that lacks arguments, is read once it is whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .arguments import ArgumentsReader, JsonArguments
+from .arguments import ArgumentsReader, JsonArguments, object_in
 from .contents import Content, document, one_of, separated, tag
-from .matching import FAILED, NEEDS_MORE, STRING, VALUE, Part, Undecided, match_name, match_parts
+from .matching import (
+    FAILED,
+    NEEDS_MORE,
+    STRING,
+    VALUE,
+    Part,
+    Undecided,
+    ValueScanner,
+    after_blanks,
+    is_name,
+    match_name,
+    match_parts,
+)
 from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, ToolFormat, first_end
 
 Openings = Sequence[Sequence[Part]]
@@ -17,12 +35,24 @@ _OPENINGS: Openings = (
     ("{", '"type"', ":", '"function"', ",", '"name"', ":", '"'),
 )
 _KEYS = ("arguments", "parameters")
+_FIRST_KEY = re.compile(r'\{\s*"([a-z_]{1,32})"')
+_FIRST_KEYS = frozenset((*_KEYS, "name", "tool_name", "id", "tool_call_id", "type", "function"))
+_MAX_OBJECT_CHARS = 8192  # of one that is waited for; guess
 
 
 def named_head(
     text: str, at: int, keys: Sequence[str], openings: Openings = _OPENINGS
 ) -> Head | Undecided:
-    """An object's beginning up to its arguments, whose key is one of `keys`."""
+    """A call that begins at `at`, behind a mark: its object's beginning up to the arguments, whose
+    key is one of `keys`, or else up to its end."""
+    head = leading_head(text, at, keys, openings)
+    return whole_head(text, at, keys) if head is FAILED else head
+
+
+def leading_head(
+    text: str, at: int, keys: Sequence[str], openings: Openings = _OPENINGS
+) -> Head | Undecided:
+    """An object's beginning up to its arguments, which follow its name."""
     opening = _one_of([match_parts(text, at, parts) for parts in openings])
     if isinstance(opening, Undecided):
         return opening
@@ -32,6 +62,38 @@ def named_head(
     name, end = found
     start = _one_of([match_parts(text, end, (",", f'"{key}"', ":", VALUE)) for key in keys])
     return start if isinstance(start, Undecided) else Head(name, start)
+
+
+def whole_head(text: str, at: int, keys: Sequence[str]) -> Head | Undecided:
+    """A whole object that names a function, up to its closing bracket."""
+    opening = match_parts(text, at, ("{", STRING, ":"))
+    if isinstance(opening, Undecided):
+        return opening
+    begin = after_blanks(text, at)
+    first = _FIRST_KEY.match(text, begin)
+    if first is None or first[1] not in _FIRST_KEYS:
+        return FAILED
+    size = ValueScanner().end_in(text[begin : begin + _MAX_OBJECT_CHARS])
+    if size is None:
+        return NEEDS_MORE if len(text) < begin + _MAX_OBJECT_CHARS else FAILED
+    try:
+        said = json.loads(text[begin : begin + size])
+    except (ValueError, RecursionError):
+        return FAILED
+    return _head_of(said, keys, begin + size - 1) if isinstance(said, dict) else FAILED
+
+
+def _head_of(said: Mapping[str, Any], keys: Sequence[str], end: int) -> Head | Undecided:
+    """{"name", "arguments"}, also as {"function": {..}} and {"function": name, "arguments"}."""
+    function = said.get("function")
+    inner = function if isinstance(function, dict) else said
+    names = (inner.get("name"), inner.get("tool_name"), function)
+    name = next((name for name in names if isinstance(name, str)), "")
+    if not is_name(name):
+        return FAILED
+    arguments = next((inner[key] for key in keys if key in inner), None)
+    written = json.dumps(arguments, ensure_ascii=False)
+    return Head(name, end, is_json=True, arguments=object_in(written))
 
 
 def array_tail(text: str, *, is_last: bool, end_mark: str = "") -> Tail | Undecided:
@@ -107,7 +169,7 @@ class Forced:
         self._taught = taught
 
     def head(self, text: str, at: int) -> Head | Undecided:
-        return named_head(text, at, ("arguments",))
+        return leading_head(text, at, ("arguments",))
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
         return JsonArguments()

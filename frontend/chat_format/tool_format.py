@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .arguments import ArgumentsReader, JsonArguments
+from .arguments import ArgumentsReader, JsonArguments, KnownArguments
 from .contents import Content
 from .matching import FAILED, Undecided
 
@@ -15,12 +15,14 @@ from .matching import FAILED, Undecided
 @dataclass(frozen=True, slots=True)
 class Head:
     """The beginning of a call up to its arguments, ending at `end`. `id`: as the model wrote it;
-    `is_json`: its arguments are JSON, whatever the format's are else."""
+    `is_json`: its arguments are JSON, whatever the format's are else; `arguments`: the JSON of
+    those that stand before `end`."""
 
     name: str
     end: int
     id: str | None = None
     is_json: bool = False
+    arguments: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class MarkedCalls:
         return False
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return JsonArguments()
+        return JsonArguments() if head.arguments is None else KnownArguments(head.arguments)
 
     def new_id(self) -> str:
         return long_id()

@@ -230,6 +230,26 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
         ("kimi_k2", "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}",
          "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}", []),
         ("granite", '<tool_call>[{"name": "clock", "arguments": {}}]', "", [("clock", {})]),
+        # objects in another order, or without arguments
+        ("hermes", '<tool_call>\n{"arguments": {"name": "x}"}, "name": "f"}\n</tool_call> so',
+         " so", [("f", {"name": "x}"})]),
+        ("hermes", '<tool_call>\n{"name": "clock"}\n</tool_call>', "", [("clock", {})]),
+        ("hermes", '<tool_call>{"function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', "",
+         [("f", {"a": 1})]),
+        ("hermes", '<tool_call>{"name": "f", "x": {}</tool_call>',
+         '<tool_call>{"name": "f", "x": {}</tool_call>', []),
+        ("hermes", '<tool_call>{"answer": 7, "name": "f"}', '<tool_call>{"answer": 7, "name": "f"}',
+         []),
+        ("mistral", '[TOOL_CALLS] [{"arguments": {"a": 1}, "name": "f"}, {"name": "clock"}] so',
+         " so", [("f", {"a": 1}), ("clock", {})]),
+        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": 0, "tool_name": "f", "parameters": {"a"'
+         ': 1}}]<|END_ACTION|>', "", [("f", {"a": 1})]),
+        ("lfm2", '<|tool_call_start|>[{"arguments": {}, "name": "f"}, {"name": "clock"}]'
+         "<|tool_call_end|>", "", [("f", {}), ("clock", {})]),
+        ("llama3", '{"type": "function", "function": "f", "parameters": {"a": 1}}; {"parameters": '
+         '{}, "name": "clock"}', "", [("f", {"a": 1}), ("clock", {})]),
+        ("llama3", '{"name": "Ada"}', '{"name": "Ada"}', []),
+        ("llama3", '{"type": "function"}', '{"type": "function"}', []),
         # an object's JSON as a string, which Granite 4 writes
         ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"U\\\\nm\\"}"}'
          "</tool_call> so", " so", [("weather", {"city": "U\nm"})]),
@@ -255,8 +275,9 @@ def test_what_else_models_write_is_read_as_far_as_it_goes(
     ("name", "text"),
     [
         ("glm45", "<tool_call>weather" + " " * 1001 + "<arg_key>"),
-        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": "' + "x" * 2000 + '", "tool_name": "f"'),
+        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": "' + "x" * 9000 + '", "tool_name": "f"'),
         ("hermes", "<tool_call>" + "\n" * 1001 + '{"name": "weather"'),
+        ("hermes", '<tool_call>{"arguments": {"a": "' + "x" * 9000 + '"}, "name": "f"'),
     ],
 )
 def test_what_is_waited_for_is_bounded(name: str, text: str) -> None:
