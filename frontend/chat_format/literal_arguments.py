@@ -3,8 +3,9 @@
 city="Ulm", days=2, tags=['a', None]      up to the closing bracket
 city:<|"|>Ulm<|"|>,days:2,tags:[<|"|>a<|"|>,null]
 
-Strings are told as they come, all else token by token. What is no literal ends the arguments, whose
-JSON then is no whole object.
+Strings are told as they come, all else token by token. A quote within a string need not be escaped
+where what follows it could not follow the string. What is no literal ends the arguments, whose JSON
+then is no whole object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _NAME = re.compile(r"""[^\s:=,(){}\[\]'"<>|]+""")
 _QUOTED = re.compile(r"""(["'])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
 _ENDS = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*", re.ASCII)  # 07, which Python refuses, too
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
           "null": "null"}  # fmt: skip
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
@@ -171,6 +173,11 @@ class LiteralArguments:
         if escape >= 0:
             return self._escaped(text, at, escape)
         if end >= 0:
+            is_end = quote == self._quote or _is_closing(text, end + 1, is_last)
+            if not is_end:  # of the text, or not yet known
+                end += is_end is False
+                self._say(text[at:end])
+                return end if end > at else None
             self._say(text[at:end])
             self._said += '"'
             self._string, self._expected = None, "more"
@@ -193,10 +200,22 @@ class LiteralArguments:
         self._said += json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def _is_closing(text: str, at: int, is_last: bool) -> bool | None:
+    """Whether the quote before `at` closes a string: models do not escape all quotes within one.
+    None: not yet known."""
+    follows = after_blanks(text, at)
+    rest = text[follows : follows + 2]
+    if rest in ("", "<") and not is_last:
+        return None
+    return rest == "<|" or rest[:1] in ("", *",:)]}")
+
+
 def _word(word: str) -> str:
     """A number or a constant as JSON; any other word is a string."""
     if word in _WORDS or _NUMBER.fullmatch(word):
         return _WORDS.get(word, word)
+    if _INTEGER.fullmatch(word):
+        return str(int(word))
     try:
         number = float(word)
     except ValueError:

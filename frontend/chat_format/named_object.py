@@ -37,7 +37,7 @@ _OPENINGS: Openings = (
 _KEYS = ("arguments", "parameters")
 _FIRST_KEY = re.compile(r'\{\s*"([a-z_]{1,32})"')
 _FIRST_KEYS = frozenset((*_KEYS, "name", "tool_name", "id", "tool_call_id", "type", "function"))
-_MAX_OBJECT_CHARS = 8192  # of one that is waited for; guess
+_MAX_OBJECT_CHARS = 4096  # of one that is waited for; guess
 
 
 def named_head(

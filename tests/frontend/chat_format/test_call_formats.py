@@ -210,6 +210,14 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
          '"arguments": {"days": 2}}]<|tool_call_end|>', "",
          [("clock", {}), ("weather", {"days": 2})]),
         ("lfm2", "<|tool_call_start|>clock()<|tool_call_end|>", "", [("clock", {})]),
+        ("lfm2", "<|tool_call_start|>[f(a=07, b=-1_000, c=0123456789012345678901, d=+2, e=1.0)]"
+         "<|tool_call_end|>", "",
+         [("f", {"a": 7, "b": -1000, "c": 123456789012345678901, "d": 2, "e": 1.0})]),
+        # quotes that are not escaped
+        ("lfm2", "<|tool_call_start|>[f(a='sed -n '1,2p' /x', b=\"say \"hi\" <b>\" , c=['it's'])]"
+         "<|tool_call_end|>", "",
+         [("f", {"a": "sed -n '1,2p' /x", "b": 'say "hi" <b>', "c": ["it's"]})]),
+        ("lfm2", "<|tool_call_start|>[f(a='x'<|tool_call_end|>", "", None),
         ("lfm2", "<|tool_call_start|> hm", "<|tool_call_start|> hm", []),
         ("gemma4", '<|tool_call>call:weather{"city":"a\\n",some: 5 ,tags:[x y]}<tool_call|>',
          " y]}<tool_call|>", None),
@@ -275,9 +283,9 @@ def test_what_else_models_write_is_read_as_far_as_it_goes(
     ("name", "text"),
     [
         ("glm45", "<tool_call>weather" + " " * 1001 + "<arg_key>"),
-        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": "' + "x" * 9000 + '", "tool_name": "f"'),
+        ("command_r7b", '<|START_ACTION|>[{"tool_call_id": "' + "x" * 4500 + '", "tool_name": "f"'),
         ("hermes", "<tool_call>" + "\n" * 1001 + '{"name": "weather"'),
-        ("hermes", '<tool_call>{"arguments": {"a": "' + "x" * 9000 + '"}, "name": "f"'),
+        ("hermes", '<tool_call>{"arguments": {"a": "' + "x" * 4500 + '"}, "name": "f"'),
     ],
 )
 def test_what_is_waited_for_is_bounded(name: str, text: str) -> None:
