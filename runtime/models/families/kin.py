@@ -37,13 +37,18 @@ def _has_any(*names: str) -> Callable[[Config], bool]:
 
 
 def _number(config: Config, *names: str) -> float:
-    values = [config.get(name) for name in names]
+    given = [config.get(name) for name in names]
+    values = [v for each in given for v in (each if isinstance(each, list) else [each])]
     return max((v for v in values if isinstance(v, int | float)), default=0)
 
 
+def _list(config: Config, name: str) -> list[Any]:
+    value = config.get(name)
+    return value if isinstance(value, list) else []
+
+
 def _layer_types(config: Config) -> list[Any]:
-    types = config.get("layer_types")
-    return types if isinstance(types, list) else []
+    return _list(config, "layer_types")
 
 
 def _has_windows(config: Config) -> bool:
@@ -71,8 +76,11 @@ NORMED = Trait("normed heads", _has_any("use_qk_norm", "qk_layernorm", "qk_norm"
 CAPS = Trait("soft caps", _has_any("attn_logit_softcapping", "final_logit_softcapping"))
 MULTIPLIERS = Trait("multipliers", _has_any("embedding_multiplier", "residual_multiplier",
                                             "attention_multiplier"))  # fmt: skip
+CHUNKS = Trait("attention in chunks", _has_any("attention_chunk_size"))
+OF_LAYERS = Trait("embeddings for each layer", _has_any("hidden_size_per_layer_input"))
+SHARED_KV = Trait("KV shared by layers", _has_any("num_kv_shared_layers"))
 SENSES = Trait("images or sound", _has_any("vision_config", "audio_config", "visual"))
-ENCODER = Trait("an encoder", _has_any("is_encoder_decoder", "encoder_layers"))
+ENCODER = Trait("encoder", _has_any("is_encoder_decoder", "encoder_layers"))
 LAYER_NORM = Trait("norms with means", _has_any("layer_norm_eps", "layer_norm_epsilon"))
 PARALLEL = Trait(
     "attention and MLP side by side", _has_any("use_parallel_residual", "parallel_attn")
@@ -85,14 +93,16 @@ def _has_other_mixers(config: Config) -> bool:
     known = [kind for kind, trait in _MIXERS.items() if trait.is_told_by(config)]
     if any(kind not in (*_ATTENTION, *known) for kind in _layer_types(config)):
         return True
+    if config.get("linear_attn_config") or 0 in _list(config, "attn_type_list"):
+        return True
     names = _RECURRENT if "mamba" in known else (*_RECURRENT, "mamba_")
     return any(str(name).startswith(names) for name in config)
 
 
 RECURRENT = Trait("recurrent layers of another kind", _has_other_mixers)
 TRAITS = (EXPERTS, SHARED, GROUPS, LATENT, INDEXED, WINDOWS, CONVOLUTIONS, DELTA_NETS, MAMBA_2,
-          RECURRENT, PART, NORMED, CAPS, MULTIPLIERS, SENSES, ENCODER, LAYER_NORM, PARALLEL,
-          POSITIONS)  # fmt: skip
+          RECURRENT, CHUNKS, OF_LAYERS, SHARED_KV, PART, NORMED, CAPS, MULTIPLIERS, SENSES, ENCODER,
+          LAYER_NORM, PARALLEL, POSITIONS)  # fmt: skip
 
 # What a family has beyond a plain decoder's layers, as Llama's; one that is not here has nothing.
 _OF_FAMILY: dict[str, frozenset[Trait]] = {

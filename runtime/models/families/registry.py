@@ -104,6 +104,9 @@ ARCHITECTURES: dict[str, Reader] = {
 }
 
 
+_MAX_NAME_CHARS = 100  # of a name that is shown
+
+
 def read_family(config: Fields) -> DecoderConfig:
     """Raises ModelLoadError for an architecture that is not implemented, or for a bad field."""
     names = config.get("architectures")
@@ -118,8 +121,9 @@ def read_family(config: Fields) -> DecoderConfig:
 def unknown_architecture(name: str, config: Mapping[str, Any]) -> str:
     """The error text: the nearest family and what it lacks, and all names that exist."""
     known = ", ".join(sorted(ARCHITECTURES))
+    shown = name[:_MAX_NAME_CHARS]
     return (
-        f"architecture {name!r} is not supported{_kin(name, config)}{_own_code(config)}; "
+        f"architecture {shown!r} is not supported{_kin(name, config)}{_own_code(config)}; "
         f"supported are: {known}"
     )
 

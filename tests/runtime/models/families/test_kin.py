@@ -11,7 +11,11 @@ import pytest
 from stemma.errors import ModelLoadError
 from stemma.runtime.checkpoint.config.fields import Fields
 from stemma.runtime.models.families.kin import nearest_kin
-from stemma.runtime.models.families.registry import ARCHITECTURES, read_family
+from stemma.runtime.models.families.registry import (
+    ARCHITECTURES,
+    read_family,
+    unknown_architecture,
+)
 
 DENSE: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "rms_norm_eps": 1e-5}
 EXPERTS: dict[str, Any] = {**DENSE, "n_routed_experts": 128, "n_shared_experts": 1, "n_group": 1}
@@ -75,6 +79,18 @@ def test_the_nearest_family_is_found_by_name_and_by_what_the_config_tells(
         ("MiniMaxForCausalLM",
          {**DENSE, "num_local_experts": 32, "layer_types": ["linear_attention"]},
          "MiniMaxM2ForCausalLM", ("recurrent layers of another kind",)),
+        ("MiniMaxForCausalLM", {**DENSE, "num_local_experts": 32, "attn_type_list": [0, 0, 1]},
+         "MiniMaxM2ForCausalLM", ("recurrent layers of another kind",)),
+        ("DeepseekV9ForCausalLM", {**EXPERTS, "n_group": 8, "kv_lora_rank": 512,
+         "linear_attn_config": {"num_heads": 4}}, "DeepseekV2ForCausalLM",
+         ("recurrent layers of another kind",)),
+        ("Llama4ForCausalLM", {**DENSE, "attention_chunk_size": 8192}, "LlamaForCausalLM",
+         ("attention in chunks",)),
+        ("Gemma3nForCausalLM", {**DENSE, "sliding_window": 512, "num_kv_shared_layers": 15,
+         "hidden_size_per_layer_input": 256}, "Gemma3ForCausalLM",
+         ("embeddings for each layer", "KV shared by layers")),
+        ("Ernie4_5_VLMoeForCausalLM", {**DENSE, "moe_num_experts": [64, 64],
+         "moe_num_shared_experts": 2}, "Ernie4_5_MoeForCausalLM", ()),
     ],
 )  # fmt: skip
 def test_the_families_that_are_served_are_found(
@@ -89,6 +105,10 @@ def test_what_is_no_decoder_has_no_kin() -> None:
     assert nearest_kin("XForCausalLM", DENSE, ()) is None
     odd = {"layer_types": 3, "rope_parameters": [], "text_config": 7, "n_group": "x"}
     assert nearest_kin("XForCausalLM", odd, NOW) is not None, "any config has one"
+
+
+def test_a_long_name_is_not_shown_whole() -> None:
+    assert len(unknown_architecture("X" * 100_000, {})) < 3000
 
 
 def test_a_checkpoints_own_code_is_never_run(tmp_path: Path) -> None:
