@@ -1,7 +1,8 @@
 """Arguments that are written one by one between tags, without quotes, read as a JSON object.
 
 A value that can only be a string is told as it comes. Any other is told once it is whole: as JSON
-where it is JSON of a kind that its schema allows, else as a string.
+where it is JSON of a kind that its schema allows, else as a string. Where it cannot be a string, an
+array or object may also be one of Python's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Taken
+from .literal_arguments import LiteralArguments
 from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_any, match_parts, overlap
 from .value_kinds import STRING, Kinds, kind_of, parameter_kinds
 
@@ -151,7 +153,26 @@ def _json_of(raw: str, kinds: Kinds) -> str:
         kind = kind_of(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
         kind = "string"
-    return text if kind in kinds - STRING else json.dumps(raw, ensure_ascii=False)
+    if kind in kinds - STRING:
+        return text
+    found = _python_value(text) if not kinds & STRING else None
+    if found is not None and kind_of(found) in kinds:
+        return json.dumps(found, ensure_ascii=False)
+    return json.dumps(raw, ensure_ascii=False)
+
+
+def _python_value(text: str) -> object:
+    """An array or object as Python writes it, or True and False in other letters; else None."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text[:1] not in ("[", "{"):
+        return None
+    named = f"v:{text}}}"
+    taken = LiteralArguments(closing="}", key_end=":").read(named, is_last=True)
+    try:
+        return json.loads(taken.json)["v"] if taken.num_chars == len(named) else None
+    except ValueError:
+        return None
 
 
 def _refuse(name: str) -> None:

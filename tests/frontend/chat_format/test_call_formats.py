@@ -186,6 +186,13 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
          [("weather", {"city": "a</parameter>b"})]),
         ("qwen3_coder", Q.format("weather", "<parameter=city>Ulm</parameter>"), "",
          [("weather", {"city": "Ulm"})]),
+        ("qwen3_coder", Q.format("weather", "<parameter=tags>\n['a', \"it's\"]\n</parameter>\n"
+         "<parameter=where>\n{'x': None, 'y': (1, True)}\n</parameter>\n<parameter=ok>\nFALSE\n"
+         "</parameter>\n<parameter=some>\n['a']\n</parameter>\n"), "",
+         [("weather", {"tags": ["a", "it's"], "where": {"x": None, "y": [1, True]}, "ok": False,
+                       "some": "['a']"})]),
+        ("glm45", "<tool_call>weather\n<arg_key>tags</arg_key>\n<arg_value>['a']}</arg_value>\n"
+         "</tool_call>", "", [("weather", {"tags": "['a']}"})]),
         ("qwen3_coder", Q.format("weather", "<parameter=tags>\n[1,\n</parameter>\n"), "",
          [("weather", {"tags": "[1,"})]),
         ("qwen3_coder", Q.format("weather", "<parameter=tags>\n" + "[" * 9999 + "\n</parameter>\n"),
