@@ -29,7 +29,7 @@ from ...frontend.chat_format.registry import FORMAT_MARKS, STRUCTURE_MARKS
 from ...frontend.protocol.chat_message import Message
 from .client_text import ClientTextGuard
 from .template_files import DEFAULT, TOOL_USE, find_templates
-from .template_message import NOTHING, TemplateMessage, Turn
+from .template_message import NOTHING, Arguments, TemplateMessage, Turn
 from .template_sandbox import template_sandbox, to_json
 from .tokenizer import Tokenizer
 
@@ -41,9 +41,12 @@ _MARKS = (*FORMAT_MARKS, "tool_calls", "reasoning_content")
 
 _READS_THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|['"]thinking['"] in """)
 
-# Messages with calls: (arguments as objects, else as text; stand-in for no content). The first is
-# transformers'; the others are for templates that fail over it.
-_VARIANTS = tuple((as_objects, no) for no in (NOTHING, None, "") for as_objects in (True, False))
+# Messages with calls: (their arguments, stand-in for no content). The first is transformers'; the
+# others are for templates that fail over it.
+_FORMS: tuple[tuple[Arguments, ...], ...] = (("objects", "texts"), ("held texts",))
+_VARIANTS = tuple(
+    (form, nothing) for forms in _FORMS for nothing in (NOTHING, None, "") for form in forms
+)
 
 _CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _CALLED = (
@@ -130,9 +133,9 @@ class ChatTemplate:
         generation prompt. Raises InvalidProgram with the template's own message."""
         failure: Exception | None = None
         has_variants = any(message.has_variants for message in messages)
-        for as_objects, nothing in _VARIANTS if has_variants else _VARIANTS[:1]:
+        for arguments, nothing in _VARIANTS if has_variants else _VARIANTS[:1]:
             try:
-                values = [m.values(as_objects=as_objects, nothing=nothing) for m in messages]
+                values = [m.values(arguments=arguments, nothing=nothing) for m in messages]
                 return self._rendered(values, open_turn, args)
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error

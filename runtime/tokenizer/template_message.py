@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import InvalidProgram
 from ...frontend.protocol.chat_message import Message
 
 ROLE = re.compile(r"[a-z][a-z_-]{0,31}")  # it is written among special tokens
 NOTHING = object()  # stands for a content that there is not
+Arguments = Literal["objects", "texts", "held texts"]
+"""How templates want calls' arguments: where they are no object's JSON, a text in place of objects,
+or within one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,16 @@ class TemplateMessage:
         self._guarded = guarded
         self.is_own_word = message.role == "assistant"
         self.content: Any = self._content(message, takes_parts)
-        self._with_text: dict[str, Any] | None = None
-        self._with_objects: dict[str, Any] | None = None
+        self._known: dict[Arguments, dict[str, Any]] = {}
 
     @property
     def has_variants(self) -> bool:
         """Whether templates expect it in different forms."""
         return self.content is NOTHING or "tool_calls" in self._fields
 
-    def values(self, *, as_objects: bool, nothing: object) -> dict[str, Any]:
-        """What the template sees. `as_objects`: calls' arguments are so, where they can be;
-        `nothing`: in place of no content."""
-        found = self._objects() if as_objects else self._texts()
+    def values(self, *, arguments: Arguments, nothing: object) -> dict[str, Any]:
+        """What the template sees. `arguments`: calls' are so; `nothing`: in place of no content."""
+        found = self._values(arguments)
         content = nothing if self.content is NOTHING else self.content
         values = {**found, "role": self.role}
         return values if content is NOTHING else {**values, "content": content}
@@ -100,19 +101,18 @@ class TemplateMessage:
         guarded = [self._guarded(text, is_own_word=self.is_own_word) for text in texts]
         return [{"type": "text", "text": text} for text in guarded]
 
-    def _texts(self) -> dict[str, Any]:
-        if self._with_text is None:
-            self._with_text = self._guarded(self._fields)
-        return self._with_text
-
-    def _objects(self) -> dict[str, Any]:
-        if self._with_objects is None:
-            calls = self._fields.get("tool_calls")
-            if not isinstance(calls, list):
-                return self._texts()
-            as_objects = [_with_object(call) for call in calls]
-            self._with_objects = self._guarded({**self._fields, "tool_calls": as_objects})
-        return self._with_objects
+    def _values(self, arguments: Arguments) -> dict[str, Any]:
+        calls = self._fields.get("tool_calls")
+        if not isinstance(calls, list):
+            arguments = "texts"
+        if arguments not in self._known:
+            fields = self._fields
+            if arguments != "texts":
+                is_held = arguments == "held texts"
+                made = [_with_object(call, is_held=is_held) for call in calls or ()]
+                fields = {**fields, "tool_calls": made}
+            self._known[arguments] = self._guarded(fields)
+        return self._known[arguments]
 
 
 def _read_fields(message: Message, place: str) -> dict[str, Any]:
@@ -131,15 +131,21 @@ def _read_fields(message: Message, place: str) -> dict[str, Any]:
     return values
 
 
-def _with_object(call: Any) -> Any:
-    """A call with its arguments as an object, if they are the JSON text of one."""
+def _with_object(call: Any, *, is_held: bool) -> Any:
+    """A call with its arguments as an object, if they are the JSON text of one, or nothing, or else
+    where their text `is_held` by one."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
+    text = function.get("arguments", "") if isinstance(function, dict) else None
+    if not isinstance(text, str):
         return call
     try:
-        arguments: Mapping[str, Any] = json.loads(function.get("arguments", ""))
-    except (ValueError, TypeError, RecursionError):
-        return call
+        arguments: Any = json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        arguments = text
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
-        return call
+        if not is_held:
+            return call
+        arguments = {"arguments": text}
     return {**call, "function": {**function, "arguments": arguments}}

@@ -131,7 +131,7 @@ class ToolUse:
         """The tools as JSON, for a chat template that supports them. Raises InvalidRequest."""
         if not self._is_told or self.choice == "none":
             return None
-        return tools_text([tool.model_dump(exclude_none=True) for tool in self.tools])
+        return tools_text([_told(tool) for tool in self.tools])
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -272,6 +272,14 @@ class ToolUse:
 
 
 _REMEDY = "stemma serve --tool-call-parser names the format, or none to have calls as plain JSON"
+
+
+def _told(tool: Tool) -> dict[str, Any]:
+    """A tool for a template: many fail over one that leaves its parameters out."""
+    function = tool.function.model_dump(exclude_none=True)
+    if tool.function.parameters is None:
+        function["parameters"] = {"type": "object", "properties": {}}
+    return {"type": tool.type, "function": function}
 
 
 def _offered(functions: Sequence[ToolFunction]) -> list[OfferedFunction]:

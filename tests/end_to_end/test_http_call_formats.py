@@ -107,6 +107,12 @@ def test_a_calls_result_is_answered(client: openai.OpenAI) -> None:
     assert second.usage.prompt_tokens > 20
 
 
+def test_a_tool_may_leave_its_parameters_out(client: openai.OpenAI) -> None:
+    bare: Any = {"type": "function", "function": {"name": "bare"}}
+    (call,) = ask(client, tools=[bare], tool_choice="required").choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("bare", {})
+
+
 def test_an_unknown_format_is_told_at_start_and_a_forced_call_is_refused_until_it_is_named(
     tmp_path: Path,
 ) -> None:

@@ -118,6 +118,24 @@ def test_arguments_that_are_no_object_reach_the_template_as_text(load: Load) -> 
     assert '"arguments": "{\\"city"}' in text
 
 
+@pytest.mark.parametrize("given", ["", " ", "null"])
+def test_arguments_that_are_nothing_are_an_empty_object(load: Load, given: str) -> None:
+    template = load("{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}"
+                    "{% endfor %}")  # fmt: skip
+    assert written(template, [called(arguments=given)]) == "{}"
+
+
+@pytest.mark.parametrize("given", ['{"city": "Ul', "[1]", "7"])
+def test_a_template_that_wants_an_object_gets_one_that_holds_the_text(
+    load: Load, given: str
+) -> None:
+    """So a chat goes on behind a call that was cut or garbled."""
+    template = load("{% for m in messages %}{% for k, v in m.tool_calls[0].function.arguments"
+                    ".items() %}{{ k }}={{ v }};{% endfor %}{% endfor %}")  # fmt: skip
+    assert written(template, [called(arguments=given)]) == f"arguments={given};"
+    assert written(template, [called(arguments='{"a": 1}')]) == "a=1;"
+
+
 @pytest.mark.parametrize(
     "given", ["{", "[]", '{"role": "x"}', '{"content": "x"}', '{"content": 0}', "[" * 100_000]
 )
