@@ -32,6 +32,7 @@ class ChatFormat:
     knows_tools: bool = False  # the template writes tool definitions
     knows_calls: bool = False  # and messages with calls
     knows_reasoning: bool = False  # and an earlier message's reasoning
+    takes_one_call: bool = False  # fails over a message with several calls
     variables: frozenset[str] = frozenset()
     generation_prompts: tuple[tuple[Mapping[str, Any], str, str], ...] = (({}, "", ""),)
     is_unknown: bool = False
@@ -59,6 +60,7 @@ class ChatFormat:
             knows_tools,
             "tool_calls" in marks,
             "reasoning_content" in marks,
+            bool(described.get("takes_one_call")),
             frozenset(described["variables"]),
             tuple((given, *prompts) for given, *prompts in described["generation_prompts"]),
             is_unknown=knows_tools and not is_known,

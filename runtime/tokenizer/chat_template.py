@@ -235,6 +235,7 @@ class ChatTemplate:
         return {
             "marks": {marker: ids.get(marker) for marker in markers},
             "written_marks": written,
+            "takes_one_call": self._takes_one_call(),
             "variables": sorted(self._reads)[:_MAX_VARIABLES],
             "generation_prompts": [
                 [variables, *self._generation_prompts(TemplateArgs.of((), variables))]
@@ -244,6 +245,23 @@ class ChatTemplate:
         }
 
     # --- within -----------------------------------------------------------------------------------
+
+    def _takes_one_call(self) -> bool:
+        """Whether the template fails over a message with several calls."""
+        asked, called, told = _CALLED
+        calls = [_CALL, {**_CALL, "id": "call67890"}]
+        both = json.dumps({"content": None, "tool_calls": calls})
+        other = json.dumps({"tool_call_id": calls[1]["id"], "name": "f"})
+        several = (asked, called._replace(fields=both), told, told._replace(fields=other))
+        try:
+            self.write(self.messages(_CALLED))
+        except InvalidProgram:
+            return False
+        try:
+            self.write(self.messages(several))
+        except InvalidProgram:
+            return True
+        return False
 
     def _generation_prompts(self, args: TemplateArgs) -> tuple[str, str]:
         prompt = self.shown(self.around_answer(args)[0])

@@ -14,8 +14,8 @@ from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.chat_message import Message
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...protocol.known_fields import FewItems, Items
-from .channel_messages import on_channels
 from .content_parts import ContentPart, texts_of
+from .single_calls import one_by_one
 
 MAX_CALLS = 256  # of one message; guess
 
@@ -99,8 +99,8 @@ def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Messag
             raise InvalidRequest.of("messages", "tool_calls without results", allowed)
     names = {c["id"]: c["function"]["name"] for m in messages for c in _calls_of(m)}
     fitted = [_named(_without_unread(message, chat_format), names) for message in messages]
-    if chat_format.channels is not None:
-        fitted = on_channels(fitted)
+    if chat_format.channels is not None or chat_format.takes_one_call:
+        fitted = one_by_one(fitted)
     return fitted if chat_format.knows_calls else _without_calls(fitted)
 
 

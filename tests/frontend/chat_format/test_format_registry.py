@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chats import KINDS, TEMPLATES, make_tokenizer
+from chats import KINDS, TEMPLATES, call, make_tokenizer
 from templates import CHATML, HERMES_TOOLS, LLAMA3_TOOLS, MISTRAL_TOOLS, R1_TOOLS
 
 from stemma.frontend.chat_format.call_reader import CallReader
@@ -20,8 +20,11 @@ from stemma.frontend.chat_format.registry import (
     KnownFormat,
     detected,
 )
+from stemma.frontend.protocol.chat_message import Message
 from stemma.runtime.tokenizer.chat_template import ChatTemplate
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
+from stemma.runtime.tokenizer.whole_chat import chat_prompt
+from stemma.server.api.openai.chat_messages import fitting
 
 FOUND = {
     "command_r7b_tools": "command_r7b",
@@ -47,6 +50,7 @@ FOUND = {
     "qwen3_thinking": "hermes",
     "seed_oss_tools": "seed_oss",
 }
+ONE_CALL = {"llama31_tools"}  # fails over several in a message
 HARMONIES = {"gpt_oss_like", "harmony"}
 REASONING = {
     "command_r7b_tools": "cohere",
@@ -90,6 +94,7 @@ def test_a_template_has_the_format_and_the_reasoning_of_its_own_marks(
     assert (found.tool_format is None) == (name not in FOUND)
     assert (found.channels is not None) == (name in HARMONIES)
     assert not (name in HARMONIES and found.is_unknown)
+    assert found.takes_one_call == (name in ONE_CALL)
     tags = PAIRS.get(REASONING.get(name, ""))
     if name in FOUND:
         assert (found.reasoning and found.reasoning.end) == (tags and tags.end)
@@ -108,6 +113,23 @@ def test_a_template_that_knows_tools_and_has_no_mark_is_none_that_is_known(
     if is_unknown:
         assert found.tool_format is None
         assert read_message('<tool_call>{"name": "f", "arguments": {}}', found).calls == ()
+
+
+def test_several_calls_reach_a_template_that_takes_one_as_messages_of_their_own(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Else a turn of calls that the model made could not be sent back."""
+    found = chat_format(tmp_path, tokenizer, TEMPLATES["llama31_tools"])
+    calls = [call("weather", "a", city="Ulm"), call("clock", "b")]
+    given = [
+        Message("user", "?"),
+        Message("assistant", "", json.dumps({"content": None, "tool_calls": calls})),
+        Message("tool", "rain", json.dumps({"tool_call_id": "a"})),
+        Message("tool", "noon", json.dumps({"tool_call_id": "b"})),
+    ]
+    text = chat_prompt(ChatTemplate(tmp_path, tokenizer), fitting(given, found)).text
+    places = [text.index(word) for word in ('"weather"', "rain", '"clock"', "noon")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=[row.name for row in FORMATS])

@@ -1,5 +1,5 @@
-"""A chat's earlier turns as templates of the harmony format take them: an assistant's message has
-one call, and either a content or reasoning beside it."""
+"""A chat's earlier turns for templates that write one call a message: Llama 3's refuse several, and
+harmony's also a content beside a call and reasoning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ....frontend.protocol.chat_message import Message
 
 
-def on_channels(messages: Sequence[Message]) -> list[Message]:
+def one_by_one(messages: Sequence[Message]) -> list[Message]:
     """Several calls of one message become messages of their own, each before its result. Content
     beside calls joins the reasoning, if there is some: both become analysis."""
     fitted: list[Message] = []
