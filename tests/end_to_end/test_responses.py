@@ -172,6 +172,14 @@ def test_items_of_one_turn_make_one_message() -> None:
     assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"]
 
 
+def test_a_response_that_was_cut_while_reasoning_may_be_sent_back(client: openai.OpenAI) -> None:
+    thought: Any = {"type": "reasoning_text", "text": "Hm"}
+    cut: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [thought]}
+    said: list[Any] = [{"role": "user", "content": "Hi"}, cut, {"role": "user", "content": "Well?"}]
+    reply = client.responses.create(model="default", input=said, max_output_tokens=16)
+    assert reply.status in ("completed", "incomplete")
+
+
 def test_hosted_parts_are_refused_before_anything_else() -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
         ResponsesRequest.model_validate({"input": "x", "prompt": {"id": "p"}}).chat([])

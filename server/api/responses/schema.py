@@ -220,6 +220,7 @@ def _append(messages: list[ChatFields], item: InputItem, field: str) -> None:
         if thought:
             turn = _turn(messages)
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+            turn["content"] = turn["content"] or ""  # a response may have been cut before it
     else:
         if item.call_id is None or item.name is None or item.arguments is None:
             raise InvalidRequest(f"{field}: a call has call_id, name and arguments", field)
