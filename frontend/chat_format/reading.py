@@ -43,11 +43,11 @@ def read_message(
     if chat_format.channels is not None:
         return _read_channels(text, chat_format.channels, schemas or ())
     reasoning, tags, taught = "", chat_format.reasoning, chat_format.tool_format
-    calls = None if taught is None else CallBeginnings(taught, schemas or ())
+    beginnings = None if taught is None else CallBeginnings(taught, schemas or ())
     is_interrupted = False
     if tags is not None:
         starts_inside = chat_format.opens_reasoning({}, after_tool=after_tool)
-        splitter = ReasoningSplitter(tags, starts_inside=starts_inside, calls=calls)
+        splitter = ReasoningSplitter(tags, starts_inside=starts_inside, calls=beginnings)
         fed, last = splitter.feed(text), splitter.finish()
         reasoning, text = fed.reasoning + last.reasoning, fed.content + last.content
         is_interrupted = splitter.is_interrupted
