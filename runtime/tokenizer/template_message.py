@@ -135,7 +135,9 @@ def _with_object(call: Any, *, is_held: bool) -> Any:
     """A call with its arguments as an object, if they are the JSON text of one, or nothing, or else
     where their text `is_held` by one."""
     function = call.get("function") if isinstance(call, dict) else None
-    text = function.get("arguments", "") if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return call
+    text = function.get("arguments", "")
     if not isinstance(text, str):
         return call
     try:
