@@ -32,7 +32,7 @@ ChoicesMethod = Literal[
 JoinMode = Literal["gather_variable", "concate_and_append"]
 HintAction = Literal["pin", "retain", "demote", "prefetch", "share"]
 Tier = Literal["device", "host", "disk"]
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt", "weighted_mean"]
 
 CHOICES_METHODS: tuple[str, ...] = get_args(ChoicesMethod)
 JOIN_MODES: tuple[str, ...] = get_args(JoinMode)

@@ -50,6 +50,14 @@ class Adjustment:
     masked_ids: tuple[int, ...] = ()  # not to be sampled in this step
 
 
+class Encoding(NamedTuple):
+    """What an encoder is to make of a whole text, or of a pair of texts."""
+
+    pooling: str = "cls"  # of `ir.POOLINGS`
+    has_scores: bool = False  # a score for each label, in place of the pooled vector
+    num_first: int | None = None  # of a pair: tokens of its first text, marks included
+
+
 class Row(NamedTuple):
     """One request's part of a step.
 
@@ -83,6 +91,7 @@ class Row(NamedTuple):
     num_best: int = 0  # with `sampling`: report so many of the likeliest tokens (beam search)
     state_slot: int = 0  # of its recurrent state, where the model has one
     kv_start: int = 0  # KV of the inputs before this position is there already: it is kept
+    encoding: Encoding | None = None  # set, and the inputs are a whole text: an encoder's row
 
     @property
     def known_end(self) -> int:
@@ -156,7 +165,8 @@ class RowResult:
     top_logprobs: tuple[TokenLogprob, ...] = ()
     target_logprobs: tuple[float, ...] = ()
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
-    # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them
+    # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them;
+    # [size] of an encoder's row: the vector, or the labels' logits
     pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
     target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the top tokens at each
     # `num_best` tokens, best first: log-probabilities that the row's adjustment and mask have
