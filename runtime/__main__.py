@@ -41,13 +41,11 @@ def _serve(args: argparse.Namespace) -> None:
         config = located(config, on_progress)
     num_threads = config.num_threads or default_num_threads(Path(config.model))
     configure_threads(num_threads, config.spin_us)
-    from .engine import LoadedModel
+    from .encoder_engine import load
     from .gateway.gateway import Gateway
 
     stop_fd = sys.stdin.fileno() if args.watch_stdin else None
-    gateway = Gateway(
-        LoadedModel(config), args.endpoint, stop_fd=stop_fd, grace_s=args.grace_s, keys=keys
-    )
+    gateway = Gateway(load(config), args.endpoint, stop_fd=stop_fd, grace_s=args.grace_s, keys=keys)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
     if args.watch_stdin:  # whoever stops its owner (systemd: all at once) lets that drain first

@@ -43,6 +43,7 @@ from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
+from .programs.embedded_text import Encoder, report_of
 from .schedule.cache.hint_actions import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
@@ -469,8 +470,21 @@ class LoadedModel:
             jump_forward=not self.config.disable_jump_forward,
             kv=self.engine.scheduler.kv_cache,
             adapters=self.adapters,
+            encoder=self._encoder(),
             max_prompt_tokens=self.engine.max_model_len,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
+        )
+
+    def _encoder(self) -> Encoder | None:
+        """Of a model that generates nothing."""
+        model, head = self.model_config, self.runner.score_head
+        if not model.is_bare:
+            return None
+        return Encoder(
+            model.architecture,
+            has_scores=model.labels is not None,
+            is_causal=True,
+            score_head=None if head is None else head.numpy(),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -494,13 +508,13 @@ class LoadedModel:
             "max_running_requests": self.config.max_running_requests,
             "has_lora": self.config.has_lora,
             "template_knows_tools": self.template.knows_tools,
-            "embedding": {
-                "size": model.hidden_size,
-                "pooling": self.embedding.pooling,
-                "refusal": self.embedding.refusal,
-                "is_declared": self.embedding.is_declared,
-                "suffix_ids": self.tokenizer.suffix_ids,
-            },
+            **report_of(
+                model.architecture,
+                self.embedding,
+                model.hidden_size,
+                model.labels,
+                generates=not model.is_bare,
+            ),
             "chat_format": self.template.describe(),
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}

@@ -34,7 +34,7 @@ class EmbeddingRun:
             program = Program(
                 connection, seed=0, instance=number, name="encode", lora_path=lora_path
             )
-            ops = embed_ops(prompt, told["suffix_ids"], pooling=told["pooling"], normalize=True)
+            ops = embed_ops(prompt, pooling=told["pooling"], normalize=True)
             for op in ops[:-1]:
                 if isinstance(op, ir.Text):
                     program.send_silent(op)

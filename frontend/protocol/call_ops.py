@@ -28,13 +28,24 @@ def sample_ops(seq: int, params: GenParams, n: int) -> Sequence[ir.Op]:
 
 
 def embed_ops(
-    prompt: str | Sequence[int], suffix_ids: Sequence[int], *, pooling: str, normalize: bool
+    prompt: str | Sequence[int], *, pooling: str, normalize: bool, cut_to: int | None = None
 ) -> list[ir.Op]:
-    """An embedding of a text, or of ids; `suffix_ids`: what the model has behind each text."""
-    ops = list(plain_prompt_ops(prompt))
-    if isinstance(prompt, str) and suffix_ids:
-        ops.append(ir.Tokens(0, len(ops), None, tuple(suffix_ids)))
-    return [*ops, ir.Embed(0, len(ops), None, "embedding", pooling, normalize)]
+    """An embedding of a text, or of ids as they are; `cut_to`: tokens of which no more count."""
+    ops = plain_prompt_ops(prompt)
+    is_text = isinstance(prompt, str)
+    asked = ir.Embed(
+        0, len(ops), None, "embedding", pooling, normalize, is_text=is_text, cut_to=cut_to
+    )
+    return [*ops, asked]
+
+
+def score_ops(text: str, pair: str | None, *, cut_to: int | None = None) -> list[ir.Op]:
+    """A classifier's logits of a text, or of a pair."""
+    asked = ir.Embed(
+        0, 1, None, "scores", is_text=True, normalize=False, pair=pair, cut_to=cut_to,
+        has_scores=True,
+    )  # fmt: skip
+    return [ir.Text(0, 0, None, text), asked]
 
 
 def _of_sample(params: GenParams, index: int) -> GenParams:

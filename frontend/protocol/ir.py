@@ -279,12 +279,21 @@ class Select(Op):
 class Embed(Op):
     """Make an embedding of all that the branch has so far and call it `name`; appends nothing. The
     value is a list of floats, as long as the model's hidden states are wide: the last token's final
-    one or the mean of all, with `normalize` scaled to length 1."""
+    one or the mean of all, with `normalize` scaled to length 1. A model that encodes texts has other
+    poolings too; one that classifies them gives its labels' logits with `has_scores`.
+
+    `is_text`: the marks that the model has behind a text follow. `pair`: a second text, to be seen
+    together with the first. `cut_to`: a longer text is cut to so many tokens; without, it is an
+    error."""
 
     kind: ClassVar[str] = "embed"
     name: str = ""
     pooling: str = POOLINGS[0]
     normalize: bool = True
+    is_text: bool = False
+    pair: str | None = None
+    cut_to: int | None = None
+    has_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +460,9 @@ _KINDS: tuple[type[Op], ...] = (
 )  # fmt: skip
 _OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
-_OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100)}
+_OPTIONAL_INT_FIELDS = {"num_needed": (1, 65_536), "ttl_ms": (1, 2**31 - 1), "priority": (0, 100),
+    "cut_to": (1, 2**31 - 1),
+}  # fmt: skip
 _MAX_CHARS = {
     "name": MAX_OP_NAME_CHARS, "label": MAX_OP_NAME_CHARS, "fields": MAX_FIELDS_CHARS,
     "lora_path": MAX_OP_NAME_CHARS, "tools": MAX_TOOLS_CHARS,
@@ -554,16 +565,18 @@ def _checked_str(name: str, value: object) -> str:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("branch", "seq", "of_branch", "of_seq"), _require_int),
-    **dict.fromkeys(("num_needed", "ttl_ms", "priority"), _checked_optional_int),
+    **dict.fromkeys(("num_needed", "ttl_ms", "priority", "cut_to"), _checked_optional_int),
     **dict.fromkeys(
         ("text", "name", "role", "method", "mode", "action", "label", "pooling", "tools", "url"),
         _checked_str,
     ),
     **dict.fromkeys(
-        ("tier", "fields", "lora_path"),
+        ("tier", "fields", "lora_path", "pair"),
         lambda name, value: None if value is None else _checked_str(name, value),
     ),
-    **dict.fromkeys(("normalize", "drops_message"), lambda _, value: bool(value)),
+    **dict.fromkeys(
+        ("normalize", "drops_message", "is_text", "has_scores"), lambda _, value: bool(value)
+    ),
     "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
     "params": lambda _, value: GenParams.from_wire(value),
     "children": lambda name, value: _checked_ids(name, value, 65_536),

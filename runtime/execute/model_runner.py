@@ -102,6 +102,7 @@ class ModelRunner:
                 sequence.
         """
         self.config = model_config
+        self.score_head: torch.Tensor | None = None  # [labels, size] float64 of a classifier
         self.accelerator = _accelerator_of(str(device))
         self.dtype = resolve_dtype(dtype, str(device))
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
@@ -380,6 +381,9 @@ class ModelRunner:
             self._adapters,
         )
         model = Decoder(build)
+        if self.config.labels is not None:
+            shape = (len(self.config.labels.names), self.config.hidden_size)
+            self.score_head = source.take("score.weight", shape, torch.float64).cpu()
         source.finish()
         return model
 

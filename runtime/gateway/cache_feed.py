@@ -22,7 +22,7 @@ import orjson
 from ...errors import ProtocolError
 from ...frontend.protocol import wire
 from ...radix.journal import Change, TreeJournal, snapshot_changes
-from ..engine import LoadedModel
+from ..encoder_engine import Loaded
 from .clients import EngineClient
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ MESSAGE_BYTES = 1024 * 1024
 class CacheFeed:
     """Owns the followers, and the tree's journal while there are any."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self._scheduler = loaded.engine.scheduler
         self._tree = loaded.engine.scheduler.kv_cache.tree
         self._tokenizer = loaded.tokenizer

@@ -19,7 +19,7 @@ from ...shared_limit import SharedLimit
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
-from ..engine import LoadedModel
+from ..encoder_engine import Loaded
 from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
 from ..programs.text_threads import TextThreads
@@ -44,7 +44,7 @@ class Control:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: Loaded,
         clients: EngineClients,
         context: ProgramContext,
         texts: TextThreads,

@@ -21,7 +21,7 @@ from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError
 from ...frontend.protocol import wire
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.wire import DRAIN_ORDER
-from ..engine import LoadedModel
+from ..encoder_engine import Loaded
 from ..programs.kept import given_of
 from ..programs.session import ProgramSession
 from ..programs.text_threads import TextThreads
@@ -44,7 +44,7 @@ class Gateway:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: Loaded,
         endpoints: Sequence[str],
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,

@@ -15,9 +15,11 @@ from ...frontend.protocol import ir
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import seed_of_sample
 from ...frontend.protocol.numbers import RANGES
+from ..checkpoint.config.embedding_config import DECODER_POOLINGS
 from ..checkpoint.lora.adapter import Adapter
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
+from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
@@ -25,6 +27,7 @@ from .beam_call import BeamCall
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall, Validate
 from .context import ProgramContext
 from .embed_call import EmbedCall
+from .embedded_text import EmbeddedText
 from .engine_branch import EngineBranch
 
 # Of the next tokens of each hypothesis: one for each beam and stop token, and one for each beam.
@@ -59,6 +62,7 @@ class CallFactory:
         """Start a generation; `prediction`: ids of the output that is expected; `begun`: those with
         which it begins, whatever is drawn. Raises InvalidRequest or InvalidProgram; nothing is
         queued then."""
+        self._require_generation()
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
@@ -163,6 +167,7 @@ class CallFactory:
         choices: Sequence[tuple[str, list[int]]],
     ) -> Call:
         """Start a choice, each with its ids. Raises InvalidProgram; nothing is queued then."""
+        self._require_generation()
         adapter = self._adapter(op.lora_path)
         prompt = self._prompt(branch)
         texts, choice_ids = zip(*choices, strict=True)
@@ -175,15 +180,34 @@ class CallFactory:
         self._submit(call, call.requests)
         return call
 
-    def embed(self, branch: EngineBranch, op: ir.Embed, report: Report) -> Call:
-        """Start an embedding. Raises InvalidProgram; nothing is queued then."""
-        call = EmbedCall(report, op.normalize)
-        prompt = self._prompt(branch)
-        request = self._request(branch, prompt, SamplingParams(), call, self.adapter)
-        request.hidden = HiddenSum(is_mean=op.pooling == "mean")
+    def embed(
+        self, branch: EngineBranch, op: ir.Embed, report: Report, embedded: EmbeddedText
+    ) -> Call:
+        """Start an embedding, or scores. Raises InvalidRequest and InvalidProgram; nothing is queued
+        then."""
+        encoder = self.context.encoder
+        has_scores = encoder is not None and encoder.has_scores
+        if op.has_scores != has_scores:
+            allowed = f"{has_scores}: what this model was trained for"
+            raise InvalidRequest.of("has_scores", op.has_scores, allowed)
+        head = None if encoder is None else encoder.score_head
+        call = EmbedCall(report, op.normalize, head)
+        request = self._request(branch, embedded.ids, SamplingParams(), call, self.adapter)
+        if encoder is not None and not encoder.is_causal:
+            request.encoding = Encoding(op.pooling, op.has_scores, embedded.num_first)
+        elif op.pooling not in DECODER_POOLINGS:
+            allowed = f"one of {list(DECODER_POOLINGS)}: this model computes texts in chunks"
+            raise InvalidRequest.of("pooling", op.pooling, allowed)
+        else:
+            request.hidden = HiddenSum(is_mean=op.pooling == "mean")
         call.request = request
         self._submit(call, [request])
         return call
+
+    def _require_generation(self) -> None:
+        """Raises InvalidRequest where the model generates nothing."""
+        if self.context.encoder is not None:
+            self.context.encoder.require_generation()
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Of a call; None: it uses the model as it is. Raises InvalidRequest."""

@@ -20,6 +20,7 @@ from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import RequestQueue
+from .embedded_text import Encoder
 from .hint_targets import Responses
 from .prefix_leases import KVLeases, ThinkTimes
 from .text_threads import TextThreads
@@ -126,6 +127,7 @@ class ProgramContext:
     responses: Responses = field(default_factory=Responses)
     max_prompt_tokens: int = sys.maxsize
     max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
+    encoder: Encoder | None = None  # set: the model generates nothing
     texts: TextThreads | None = None  # for long ones; None: each is tokenized at once
 
     def adapter(self, name: str | None) -> Adapter | None:

@@ -14,6 +14,7 @@ from ...frontend.protocol.branch import Branch
 from ..tokenizer.transcript import TextChange, Transcript
 from .calls import Call
 from .client_leases import MAX_ASKED, AskedHint
+from .embedded_text import EmbeddedText
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +28,14 @@ class Value:
 class Prepared(NamedTuple):
     """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
     now, if that is to be told; a select's choices, each with its ids; a gen's prediction, as ids;
-    why the op fails behind its text."""
+    why the op fails behind its text; what an embed op embeds."""
 
     transcript: Transcript
     text_change: TextChange | None = None
     choices: Sequence[tuple[str, list[int]]] = ()
     prediction: array[int] = array("i")  # not to change
     failure: InvalidRequest | None = None
+    embedded: EmbeddedText | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ another thread (text_threads.py) while the engine goes on.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ..tokenizer.tokenizer import MAX_TEXT_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
 from .client_leases import AskedHint
 from .context import ProgramContext
+from .embedded_text import EmbeddedText, embedded_pair, embedded_text
 from .engine_branch import Prepared
 
 TOKEN_CHARS = 4  # to decode a token costs as much as to encode about so many characters
@@ -58,9 +60,10 @@ class Preparation:
                 num_chars = self.op.num_chars + TURN_CHARS * len(self.op.messages)
                 return num_chars + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
-                predicted = self.op.params.prediction if isinstance(self.op, ir.Gen) else None
+                is_gen = isinstance(self.op, ir.Gen)
+                more = self.op.params.prediction if is_gen else self.op.pair
                 num_turns = self.transcript.num_guessed_turns
-                return num_chars + len(predicted or "") + TURN_CHARS * num_turns
+                return num_chars + len(more or "") + TURN_CHARS * num_turns
         return num_chars
 
     def apart(self) -> Preparation:
@@ -101,7 +104,8 @@ class Preparation:
                 change = transcript.settle()
                 return Prepared(transcript, change, prediction=self._predicted(op.params))
             case ir.Embed():
-                return Prepared(transcript, transcript.settle())
+                change = transcript.settle()
+                return Prepared(transcript, change, embedded=self._embedded(op))
             case ir.Select():
                 return Prepared(transcript, transcript.settle(), self._choices(op))
         return Prepared(transcript)
@@ -111,8 +115,13 @@ class Preparation:
         if not self.pending:
             return
         text = "".join(op.text for op in self.pending)
-        self._require_fits(len(text), "text")
         tokenizer, most = self.context.tokenizer, self.context.max_prompt_tokens
+        if isinstance(self.op, ir.Embed) and self.op.cut_to is not None:
+            most = sys.maxsize
+        else:
+            self._require_fits(len(text), "text")
+        if self.context.encoder is not None and self.context.encoder.is_lowered:
+            text = text.lower()
         if self.transcript.open_role is None or not self.transcript.ids:
             ids = tokenizer.encode_array(text, most)
         else:  # it goes on what the template has written before
@@ -167,6 +176,22 @@ class Preparation:
             allowed = f"at most {most} characters: no longer text fits the model's context"
             raise InvalidRequest.of("prediction", f"{len(text)} characters", allowed)
         return self.context.tokenizer.encode_output(text)
+
+    def _embedded(self, op: ir.Embed) -> EmbeddedText:
+        """What the op sees of the branch, and of its second text."""
+        tokenizer, ids = self.context.tokenizer, self.transcript.ids
+        most = op.cut_to
+        if most is not None:
+            most = min(most, self.context.max_prompt_tokens)
+        if op.pair is None:
+            return embedded_text(tokenizer, ids, is_text=op.is_text, cut_to=most)
+        if not tokenizer.pair_marks[0]:
+            raise InvalidRequest("pair: this model's tokenizer sees no pairs of texts", "pair")
+        is_lowered = self.context.encoder is not None and self.context.encoder.is_lowered
+        pair = op.pair.lower() if is_lowered else op.pair
+        if most is None:
+            self._require_fits(len(pair), "pair")
+        return embedded_pair(tokenizer, ids, tokenizer.encode_array(pair), most)
 
     def _choices(self, op: ir.Select) -> list[tuple[str, list[int]]]:
         tokenizer = self.context.tokenizer

@@ -341,7 +341,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             return self._factory.gen(branch, op, report, prepared.prediction, begun)
         if isinstance(op, ir.Select):
             return self._factory.select(branch, op, report, prepared.choices)
-        return self._factory.embed(branch, op, report)
+        assert prepared.embedded is not None
+        return self._factory.embed(branch, op, report, prepared.embedded)
 
     def finish_call(
         self, branch: EngineBranch, ids: array[int], tail: str, payload: dict[str, Any]

@@ -30,6 +30,8 @@ class Outputs:
         request.score_tops.extend(outcome.target_tops)
         if outcome.pooled is not None and request.hidden is not None:
             request.hidden.add(outcome.pooled, request.num_computed_tokens)
+        if request.encoding is not None:
+            request.vector = outcome.pooled
         if not request.samples:
             is_computed = request.num_computed_tokens == request.num_tokens
             return FinishReason.STOP if is_computed else None

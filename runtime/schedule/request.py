@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .plan import Adjustment, RowResult, TokenLogprob
+from .plan import Adjustment, Encoding, RowResult, TokenLogprob
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ class Request:
     deadline_s: float | None = None  # by time.perf_counter(): when its output must be there
     scoring: Scoring | None = None
     hidden: HiddenSum | None = None  # set: compute an embedding
+    encoding: Encoding | None = None  # set: an encoder computes it, whole and in one step
+    vector: npt.NDArray[np.float64] | None = None  # that the encoder has made
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # that the output must match
     prediction: array[int] = field(default_factory=lambda: array("i"))  # of the output; see drafter
@@ -251,7 +253,12 @@ class Request:
     @property
     def samples(self) -> bool:
         """Whether it generates tokens."""
-        return self.scoring is None and self.hidden is None
+        return self.scoring is None and self.hidden is None and self.encoding is None
+
+    @property
+    def min_chunk(self) -> int:
+        """The fewest of its tokens that a step may compute."""
+        return 1 if self.encoding is None else self.num_missing
 
     @property
     def is_call(self) -> bool:
@@ -267,6 +274,8 @@ class Request:
     def match_limit(self) -> int:
         """At most this many tokens may come from the cache: the rest is needed for logits or hidden
         states."""
+        if self.encoding is not None:
+            return 0
         if self.scoring is not None:
             return self.scoring.start + len(self.scores)
         if self.hidden is not None and self.hidden.is_mean:

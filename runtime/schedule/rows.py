@@ -140,7 +140,7 @@ def _row_of(
         targets, target_start = _targets(request, request.scoring, start, end)
     elif request.hidden is not None:
         pooled_from = request.hidden.first_wanted(start, end, len(token_ids))
-    elif end == len(token_ids) or from_previous is not None:
+    elif request.encoding is None and (end == len(token_ids) or from_previous is not None):
         sampling = request.sampling
     mask, adjustment = None, None
     if sampling is not None:
@@ -166,6 +166,7 @@ def _row_of(
         num_best=0 if request.beam is None else request.beam.num_best,
         state_slot=request.state_slot,
         kv_start=request.num_published,
+        encoding=request.encoding,
     )
 
 

@@ -74,6 +74,7 @@ class Tokenizer:
         has_hidden = len(self.special_ids) < len(special)
         self._showing = _showing_marks(path, marks) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
+        self.pair_marks = self._marks_of_pair()
         self._starts = [(start, encoded(self._plain, start)) for start in _starts(self._plain)]
         self._section_end = section_ends(added.values())
         self._goes_on_behind_special = self._section_end is not None and self._is_one_text()
@@ -234,6 +235,19 @@ class Tokenizer:
             [i for i in before if i in self.special_ids],
             [i for i in behind if i in self.special_ids],
         )
+
+    def _marks_of_pair(self) -> tuple[list[int], list[int]]:
+        """The ids that the post-processor puts between two texts that are seen together, and behind
+        the second; a model that sees no pairs has none between."""
+        ids: list[int] = self._special.encode("a", "a", add_special_tokens=True).ids
+        text: list[int] = self._special.encode("a", add_special_tokens=False).ids
+        begin = len(self.bos_ids)
+        is_known = text and ids[:begin] == self.bos_ids and ids[begin : begin + len(text)] == text
+        rest = ids[begin + len(text) :] if is_known else []
+        for start in range(len(rest) - len(text) + 1):
+            if rest[start : start + len(text)] == text:
+                return rest[:start], rest[start + len(text) :]
+        return [], self.suffix_ids
 
     def _require_fits(self, path: Path, vocab_size: int) -> None:
         vocabulary = self._special.get_vocab(with_added_tokens=True)

@@ -30,6 +30,8 @@ _UNKNOWN: dict[str, Any] = {
     "has_lora": False,
     "vocab_size": 0,
     "embedding": {"size": 0},
+    "scores": None,
+    "generates": True,
 }  # of a model whose files could not be read
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 TEXTS = (
     "Nora has a red kite and flies it by the sea.",
@@ -174,5 +182,3 @@ def _write_dense(folder: Path, in_features: int, out_features: int) -> None:
         "linear.bias": torch.randn(out_features, generator=generator) * 0.2,
     }
     save_file(weights, folder / "model.safetensors")
-
-

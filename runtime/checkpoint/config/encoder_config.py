@@ -7,12 +7,12 @@ each family's config.json. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .score_fields import ScoreLabels
+
 EncoderActivation = Literal["gelu", "gelu_tanh", "silu", "relu", "tanh"]
-ScoreActivation = Literal["sigmoid", "softmax", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,18 @@ class ScoreHead:
     """From a pooled vector to a score for each label: norm(activation(dense(x))), then a linear
     layer."""
 
-    labels: tuple[str, ...]
-    pooling: Literal["cls", "mean", "last"]
+    labels: ScoreLabels
+    pooling: Literal["cls", "mean"]
     output: str  # names in the checkpoint
     dense: str | None = None
     norm: str | None = None
     dense_activation: EncoderActivation = "tanh"
     has_dense_bias: bool = True
-    has_output_bias: bool = True
-    activation: ScoreActivation = "none"  # that makes scores of logits
 
     @property
     def num_labels(self) -> int:
         """How many scores a text has."""
-        return len(self.labels)
+        return len(self.labels.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +100,3 @@ class EncoderConfig:
         if self.rope_thetas:
             return 0
         return self.max_positions + (0 if self.padding_id is None else self.padding_id + 1)
-
-
-def labels_of(values: Mapping[str, object], default: int) -> tuple[str, ...]:
-    """A classifier's labels in order, of config.json's `id2label`, or as many as `num_labels`."""
-    named = values.get("id2label")
-    if isinstance(named, Mapping) and named:
-        try:
-            return tuple(str(named[key]) for key in sorted(named, key=int))
-        except ValueError:
-            pass
-    count = values.get("num_labels")
-    return _numbered(count if isinstance(count, int) and count > 0 else default)
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(f"LABEL_{number}" for number in range(count))

@@ -17,6 +17,7 @@ from ....kernels.model_options import (
     RoutingOptions,
 )
 from .rope_scaling import RopeScaling
+from .score_fields import ScoreLabels
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,8 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what each block adds to the residual stream
     logits_divisor: float = 1.0
+    labels: ScoreLabels | None = None  # set: it classifies texts, by its last token's state
+    is_bare: bool = False  # it has no output projection: it embeds or classifies, and no more
     logits_soft_cap: float | None = None  # logits become cap * tanh(logit / cap)
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
+from ..config.encoder_config import EncoderConfig
 from ..config.model_config import ModelConfig
 from .safetensors_header import open_header
 
@@ -27,7 +28,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 
 def model_revision(
     folder: Path,
-    config: ModelConfig,
+    config: ModelConfig | EncoderConfig,
     max_model_len: int,
     quantization: str = "none",
     load_format: str = "auto",
@@ -40,7 +41,8 @@ def model_revision(
     """
     state = blake2b(digest_size=16)
     state.update(repr(config).encode())
-    if config.rope_scaling is not None and config.rope_scaling.kind.is_chosen_by_length:
+    scaling = config.rope_scaling if isinstance(config, ModelConfig) else None
+    if scaling is not None and scaling.kind.is_chosen_by_length:
         state.update(f"max_model_len={max_model_len}".encode())
     if quantization != "none":
         state.update(f"quantization={quantization}".encode())

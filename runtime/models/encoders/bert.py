@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from ...checkpoint.config.encoder_config import EncoderConfig, EncoderNames, ScoreHead
 from ...checkpoint.config.fields import Fields
-from .fields import MAX_POSITIONS, read_activation, read_labels, score_activation, shape_of
+from ...checkpoint.config.score_fields import ScoreLabels
+from .fields import MAX_POSITIONS, read_activation, shape_of
 
 BERT_NAMES = EncoderNames(
     base="bert.",
@@ -38,7 +39,9 @@ def read_roberta(config: Fields, architecture: str) -> EncoderConfig:
     padding_id = 1 if config.get("pad_token_id") is None else config.count("pad_token_id")
     num_positions = encoder.max_positions - padding_id - 1
     if num_positions < 1:
-        raise config.fail("max_position_embeddings", f"more than pad_token_id + 1, {padding_id + 1}")
+        raise config.fail(
+            "max_position_embeddings", f"more than pad_token_id + 1, {padding_id + 1}"
+        )
     return replace(
         encoder,
         padding_id=padding_id,
@@ -63,11 +66,9 @@ def _read(config: Fields, architecture: str, *, has_own_pooler: bool) -> Encoder
 def _head(config: Fields, architecture: str, *, has_own_pooler: bool) -> ScoreHead | None:
     if not architecture.endswith("ForSequenceClassification"):
         return None
-    labels = read_labels(config)
     return ScoreHead(
-        labels,
+        ScoreLabels.of(config),
         pooling="cls",
         dense="bert.pooler.dense" if has_own_pooler else "classifier.dense",
         output="classifier" if has_own_pooler else "classifier.out_proj",
-        activation=score_activation(config, len(labels)),
     )

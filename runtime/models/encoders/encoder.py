@@ -56,9 +56,7 @@ class Encoder:
             x = x + self._gather(self._positions, texts.positions)
         return x
 
-    def _rotary(
-        self, texts: PackedTexts, index: int, made: dict[float, Rotary]
-    ) -> Rotary | None:
+    def _rotary(self, texts: PackedTexts, index: int, made: dict[float, Rotary]) -> Rotary | None:
         if not self._config.rope_thetas:
             return None
         theta = self._config.rope_thetas[index]
@@ -101,9 +99,7 @@ class FeedForward:
         self._has_gates = config.has_gates
         width = 2 * size if config.has_gates else size
         self._up = build.linear([f"{layer}.{names.up}"], hidden_size, [width], has_bias=has_bias)
-        self._down = build.linear(
-            [f"{layer}.{names.down}"], size, [hidden_size], has_bias=has_bias
-        )
+        self._down = build.linear([f"{layer}.{names.down}"], size, [hidden_size], has_bias=has_bias)
         self._activate = build.activation(config.activation)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoint.config.encoder_config import EncoderActivation, ScoreActivation, labels_of
+from ...checkpoint.config.encoder_config import EncoderActivation
 from ...checkpoint.config.fields import Fields
-from ..families.decoder import MAX_LAYERS
 
-MAX_LABELS = 65_536
+# Larger values would cost memory before a missing tensor is found; guesses.
 MAX_POSITIONS = 1 << 24
+_MAX_LAYERS = 10_000
 _ACTIVATIONS: dict[str, EncoderActivation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -19,12 +19,6 @@ _ACTIVATIONS: dict[str, EncoderActivation] = {
     "relu": "relu",
     "tanh": "tanh",
 }
-_SCORES: dict[str, ScoreActivation] = {
-    "Sigmoid": "sigmoid",
-    "Identity": "none",
-    "Softmax": "softmax",
-}
-DEFAULT_NUM_LABELS = 2  # as in transformers
 
 
 def read_activation(config: Fields, field: str) -> EncoderActivation:
@@ -48,7 +42,7 @@ def shape_of(config: Fields, architecture: str) -> dict[str, Any]:
     return {
         "architecture": architecture,
         "hidden_size": hidden_size,
-        "num_layers": config.integer("num_hidden_layers", most=MAX_LAYERS),
+        "num_layers": config.integer("num_hidden_layers", most=_MAX_LAYERS),
         "num_heads": num_heads,
         "intermediate_size": config.integer("intermediate_size"),
         "vocab_size": config.integer("vocab_size"),
@@ -77,28 +71,3 @@ def rope_theta(config: Fields, layer_type: str | None, *older: str, default: flo
         if config.get(name) is not None:
             return config.number(name, default)
     return default
-
-
-def read_labels(config: Fields) -> tuple[str, ...]:
-    """Of a classifier. Raises ModelLoadError for too many."""
-    labels = labels_of(config.values, DEFAULT_NUM_LABELS)
-    if len(labels) > MAX_LABELS:
-        raise config.fail("id2label", f"at most {MAX_LABELS} labels")
-    return labels
-
-
-def score_activation(config: Fields, num_labels: int) -> ScoreActivation:
-    """What sentence-transformers makes of a cross-encoder's logits: what the config says, else a
-    sigmoid of a single one and nothing of several. Raises ModelLoadError."""
-    nested = config.nested("sentence_transformers")
-    name = None if nested is None else nested.get("activation_fn")
-    if name is None:
-        name = config.get("sbert_ce_default_activation_function")
-    if name is None:
-        return "sigmoid" if num_labels == 1 else "none"
-    short = str(name).rpartition(".")[2]
-    if short not in _SCORES:
-        raise config.fail(
-            "sbert_ce_default_activation_function", f"one of torch's {', '.join(_SCORES)}"
-        )
-    return _SCORES[short]

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from ...checkpoint.config.encoder_config import EncoderConfig, EncoderNames, ScoreHead
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.score_fields import ScoreLabels
 from .fields import (
     MAX_POSITIONS,
     read_activation,
-    read_labels,
     require_even_heads,
     rope_theta,
-    score_activation,
     shape_of,
 )
 
@@ -40,7 +39,8 @@ def read_jina_v3(config: Fields, architecture: str) -> EncoderConfig:
         num_token_types=config.integer("type_vocab_size", 1, most=MAX_POSITIONS),
         norm_eps=config.number("layer_norm_eps", 1e-5),
         activation=read_activation(config, "hidden_act"),
-        rope_thetas=(rope_theta(config, None, "rope_theta", default=20000.0),) * shape["num_layers"],
+        rope_thetas=(rope_theta(config, None, "rope_theta", default=20000.0),)
+        * shape["num_layers"],
         names=_NAMES,
         head=_head(config, architecture),
     )
@@ -49,11 +49,9 @@ def read_jina_v3(config: Fields, architecture: str) -> EncoderConfig:
 def _head(config: Fields, architecture: str) -> ScoreHead | None:
     if not architecture.endswith("ForSequenceClassification"):
         return None
-    labels = read_labels(config)
     return ScoreHead(
-        labels,
+        ScoreLabels.of(config),
         pooling="cls",
         dense="classifier.dense",
         output="classifier.out_proj",
-        activation=score_activation(config, len(labels)),
     )

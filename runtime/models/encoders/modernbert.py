@@ -7,13 +7,12 @@ from typing import Any
 
 from ...checkpoint.config.encoder_config import EncoderConfig, EncoderNames, ScoreHead
 from ...checkpoint.config.fields import Fields
+from ...checkpoint.config.score_fields import ScoreLabels
 from .fields import (
     MAX_POSITIONS,
     read_activation,
-    read_labels,
     require_even_heads,
     rope_theta,
-    score_activation,
     shape_of,
 )
 
@@ -75,14 +74,12 @@ def _head(config: Fields, architecture: str) -> ScoreHead | None:
     if not architecture.endswith("ForSequenceClassification"):
         return None
     config.restrict("classifier_pooling", "cls", "mean")
-    labels = read_labels(config)
     return ScoreHead(
-        labels,
+        ScoreLabels.of(config),
         pooling="mean" if config.get("classifier_pooling") == "mean" else "cls",
         dense="head.dense",
         norm="head.norm",
         output="classifier",
         dense_activation=read_activation(config, "classifier_activation"),
         has_dense_bias=config.flag("classifier_bias", False),
-        activation=score_activation(config, len(labels)),
     )

@@ -19,9 +19,7 @@ class Scores:
             self._activate = build.activation(head.dense_activation)
         if head.norm is not None:
             self._norm = build.norm(head.norm)
-        self._output = build.linear(
-            [head.output], size, [head.num_labels], has_bias=head.has_output_bias
-        )
+        self._output = build.linear([head.output], size, [head.num_labels], has_bias=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, num_labels] logits, in the model's dtype."""

@@ -7,11 +7,13 @@ A new family is one reader and one line here. The reader specifies the layers in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ....errors import ModelLoadError
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
+from ...checkpoint.config.score_fields import ScoreLabels
 from .cohere import read_cohere, read_cohere2
 from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .ernie import read_ernie, read_ernie_moe
@@ -115,7 +117,30 @@ def read_family(config: Fields) -> DecoderConfig:
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name](config, name)
+        whole = _whole_name(name)
+        if whole is not None:
+            return _bare(ARCHITECTURES[whole](config, whole), config, name)
     raise ModelLoadError(f"{config.file}: {unknown_architecture(names[0], config.values)}")
+
+
+_BARE, _CLASSIFIER, _WHOLE = "Model", "ForSequenceClassification", "ForCausalLM"
+
+
+def _whole_name(name: str) -> str | None:
+    """The family of a decoder without an output projection; None: it is no such one."""
+    for task in (_CLASSIFIER, _BARE):
+        whole = f"{name.removesuffix(task)}{_WHOLE}"
+        if name.endswith(task) and whole in ARCHITECTURES:
+            return whole
+    return None
+
+
+def _bare(decoder: DecoderConfig, config: Fields, name: str) -> DecoderConfig:
+    labels = ScoreLabels.of(config) if name.endswith(_CLASSIFIER) else None
+    # Nobody asks for logits; the embedding takes the place of what would give them.
+    return replace(
+        decoder, architecture=name, labels=labels, is_bare=True, tie_word_embeddings=True
+    )
 
 
 def unknown_architecture(name: str, config: Mapping[str, Any]) -> str:

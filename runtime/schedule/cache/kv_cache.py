@@ -186,6 +186,8 @@ class KVCacheManager(PrefixCache):
     def publish(self, request: Request, num_tokens: int) -> InsertedPrefix | None:
         """Insert whole pages of the first `num_tokens` tokens into the tree, unless it has them;
         they count as unproven until `prove`."""
+        if request.encoding is not None:  # what a token is depends on those behind it
+            return None
         start, end = request.num_published, num_tokens - num_tokens % self.page_size
         assert request.node is not None
         run = request.token_ids[start:end]
@@ -264,6 +266,7 @@ class KVCacheManager(PrefixCache):
         node = request.node
         if node is None:
             return None
+        keep = keep and request.encoding is None
         start = request.num_published // self.page_size
         own = request.pages[start:]
         if keep and self.stored is not None and request.state is RequestState.RUNNING:

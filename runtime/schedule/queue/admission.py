@@ -169,8 +169,8 @@ class Admission:
                     continue
                 must_wait = shares_with(request, cut) or self._awaits_state(request)
                 must_wait = must_wait and not self._waiting.is_due(request)
-                if must_wait or self._limits.max_chunk(request, budget) <= 0:
-                    num_held_back += 1
+                if must_wait or self._limits.max_chunk(request, budget) < request.min_chunk:
+                    num_held_back += 1  # a whole text waits for a step with room for it
                     continue
                 outcome = self._reserve(request, budget, running, cut, may_break_pins)
                 if outcome is NotAdmitted.NO_PAGES:

@@ -1,0 +1,186 @@
+"""An encoder ready to serve: the same engine, over a runner that computes whole texts.
+
+A text's tokens all run in one step: the token budget is at least the longest text. What the
+scheduler hands out as pages are the places of a step's tokens; nothing stays in them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRequest
+from ..frontend.client.progress import byte_progress
+from .checkpoint.config.embedding_config import EmbeddingConfig
+from .checkpoint.config.encoder_config import EncoderConfig
+from .checkpoint.safetensors.revision import model_revision, text_revision
+from .config import EngineConfig, located
+from .engine import Engine, LoadedModel
+from .execute.dtype_name import dtype_name
+from .models.encoders.registry import read_encoder
+from .programs.context import AssistantTurnCache, Defaults, ProgramContext
+from .programs.embedded_text import Encoder, report_of
+from .schedule.cache.kv_cache import KVCacheOptions
+from .schedule.plan import Encoding, Row, StepPlan
+from .schedule.queue.fairness import tenant_weights
+from .tokenizer.chat_template import ChatTemplate
+from .tokenizer.token_bytes import token_bytes
+from .tokenizer.tokenizer import MAX_TEXT_CHARS, Tokenizer
+
+
+class LoadedEncoder:
+    """A checkpoint of an encoder: engine, tokenizer, and what its files say of texts."""
+
+    adapters = None  # none are served
+
+    def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:
+        """`config`: located. Raises ModelLoadError or InvalidRequest with the cause."""
+        from .execute.encoder_runner import EncoderRunner  # imports torch: not for the host half
+
+        _require_plain(config, encoder)
+        self.config, self.encoder = config, encoder
+        self.folder = Path(config.model)
+        self.tokenizer = Tokenizer(self.folder, encoder.vocab_size)
+        self.template = ChatTemplate(self.folder, self.tokenizer, config.chat_template)
+        self.embedding = EmbeddingConfig.from_folder(self.folder, is_encoder=True)
+        max_model_len = encoder_length(config.max_model_len, encoder, self.embedding)
+        with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
+            self.runner = EncoderRunner(
+                self.folder,
+                encoder,
+                dtype=config.dtype,
+                device=config.device,
+                kernels="deterministic" if config.deterministic else config.kernels,
+                load_format=config.load_format,
+                quantization=config.quantization,
+                embedding=self.embedding,
+                on_progress=on_progress,
+            )
+        self._revisions = [
+            model_revision(
+                self.folder, encoder, max_model_len, config.quantization, config.load_format
+            ),
+            text_revision(self.folder),
+        ]
+        self._warm_up(min(16, max_model_len))
+        token_budget = max(config.chunked_prefill_size, max_model_len)
+        self.engine = Engine(
+            self.runner,
+            num_pages=token_budget,
+            page_size=1,
+            max_model_len=max_model_len,
+            token_budget=token_budget,
+            max_running_requests=config.max_running_requests,
+            schedule_policy=config.schedule_policy,
+            decode_slowdown=config.decode_slowdown,
+            tenant_weights=tenant_weights(config.tenant_weights),
+            vocab_size=encoder.vocab_size,
+            kv_cache=KVCacheOptions(has_leases=False),
+            has_overlap=False,
+        )
+
+    def _warm_up(self, length: int) -> None:
+        """So that the first request pays no set-up."""
+        row = Row(0, 0, 0, (0,) * length, encoding=Encoding())
+        self.runner.submit(StepPlan(0, (row,)))
+
+    def context(self) -> ProgramContext:
+        """The context that all programs on this engine share."""
+        most = self.engine.max_model_len
+        return ProgramContext(
+            tokenizer=self.tokenizer,
+            vocab_size=self.encoder.vocab_size,
+            template=self.template,
+            defaults=Defaults(),
+            queue=self.engine,
+            next_request_id=self.engine.next_request_id,
+            assistant_turns=AssistantTurnCache(),
+            encoder=Encoder(
+                self.encoder.architecture,
+                has_scores=self.encoder.head is not None,
+                is_lowered=self.embedding.is_lowered,
+            ),
+            max_prompt_tokens=most,
+            # One word of any length may be a single, unknown token.
+            max_text_chars=MAX_TEXT_CHARS,
+        )
+
+    def token_texts(self) -> list[bytes]:
+        """What each token id writes, for ids in [0, vocab_size)."""
+        size = self.encoder.vocab_size
+        written = token_bytes(self.folder, self.tokenizer)[:size]
+        texts = [
+            self.tokenizer.token_text(token_id).encode() if text is None else text
+            for token_id, text in enumerate(written)
+        ]
+        return texts + [b""] * (size - len(texts))
+
+    def describe(self) -> dict[str, Any]:
+        """What a client receives when it connects."""
+        encoder, head = self.encoder, self.encoder.head
+        return {
+            "model": self.config.model_name,
+            "model_path": str(self.folder.resolve()),
+            "chat_template": self.config.chat_template,
+            "revisions": self._revisions,
+            "architecture": encoder.architecture,
+            "dtype": dtype_name(self.runner.dtype),
+            "deterministic": self.config.deterministic,
+            "quantization": self.config.quantization,
+            "device": self.config.device,
+            "kv_cache_dtype": self.config.kv_cache_dtype,
+            "shares_kv": False,
+            "kv_bytes_per_token": 0,
+            "vocab_size": encoder.vocab_size,
+            "max_model_len": self.engine.max_model_len,
+            "max_running_requests": self.config.max_running_requests,
+            "has_lora": False,
+            "template_knows_tools": False,
+            **report_of(
+                encoder.architecture,
+                self.embedding,
+                encoder.hidden_size,
+                None if head is None else head.labels,
+                generates=False,
+            ),
+            "chat_format": self.template.describe(),
+            "kernels": [
+                {"op": c.op, "implementation": c.implementation, "reason": c.reason}
+                for c in self.runner.kernels.describe()
+            ],
+        }
+
+
+Loaded = LoadedModel | LoadedEncoder
+
+
+def load(config: EngineConfig) -> Loaded:
+    """The model that the configuration names, whatever its kind. Raises ModelLoadError or
+    InvalidRequest with the cause."""
+    config = located(config)
+    encoder = read_encoder(Path(config.model))
+    return LoadedModel(config) if encoder is None else LoadedEncoder(config, encoder)
+
+
+def encoder_length(asked: int | None, encoder: EncoderConfig, embedding: EmbeddingConfig) -> int:
+    """The longest text, in tokens: as in training, unless more is asked for. Raises
+    InvalidRequest."""
+    most = encoder.context_length
+    if asked is None:
+        return min(most, embedding.max_tokens or most)
+    if not 1 <= asked <= most:
+        allowed = f"an integer in [1, {most}], the model's positions"
+        raise InvalidRequest.of("max_model_len", asked, allowed)
+    return asked
+
+
+def _require_plain(config: EngineConfig, encoder: EncoderConfig) -> None:
+    """Raises InvalidRequest for options that an encoder has no use for."""
+    why = f"{encoder.architecture} encodes whole texts"
+    if config.has_lora:
+        raise InvalidRequest.of("enable_lora", True, f"false: {why}, without adapters")
+    if config.host_kv_tokens:
+        raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}, without KV")
+    if config.kv_store is not None:
+        raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}, without KV")
