@@ -143,6 +143,7 @@ class LoadedEncoder:
                 encoder.hidden_size,
                 None if head is None else head.labels,
                 generates=False,
+                sees_pairs=bool(self.tokenizer.pair_marks[0]),
             ),
             "chat_format": self.template.describe(),
             "kernels": [

@@ -14,11 +14,13 @@ from .access.middleware import EXPOSED_HEADERS, AccessMiddleware
 from .access.request_body import BodyLimit
 from .api import metrics
 from .api.anthropic import messages
+from .api.llamacpp import embedding as llamacpp_embedding
 from .api.llamacpp import generation as llamacpp_generation
 from .api.llamacpp import props as llamacpp_props
 from .api.native import (
     abort,
     cache,
+    classify,
     generate,
     health,
     kv_hints,
@@ -50,6 +52,7 @@ ROOMS = (
     abort,
     score,
     rerank,
+    classify,
     load,
     kv_hints,
     lora,
@@ -66,6 +69,7 @@ ROOMS = (
     ollama_embed,
     ollama_models,
     llamacpp_generation,
+    llamacpp_embedding,
     llamacpp_props,
     docs_page,
     page,

@@ -279,8 +279,8 @@ class Select(Op):
 class Embed(Op):
     """Make an embedding of all that the branch has so far and call it `name`; appends nothing. The
     value is a list of floats, as long as the model's hidden states are wide: the last token's final
-    one or the mean of all, with `normalize` scaled to length 1. A model that encodes texts has other
-    poolings too; one that classifies them gives its labels' logits with `has_scores`.
+    one or the mean of all, with `normalize` scaled to length 1. An encoder has other poolings too;
+    a model that classifies texts gives its labels' logits, with `has_scores`.
 
     `is_text`: the marks that the model has behind a text follow. `pair`: a second text, to be seen
     together with the first. `cut_to`: a longer text is cut to so many tokens; without, it is an

@@ -183,8 +183,8 @@ class CallFactory:
     def embed(
         self, branch: EngineBranch, op: ir.Embed, report: Report, embedded: EmbeddedText
     ) -> Call:
-        """Start an embedding, or scores. Raises InvalidRequest and InvalidProgram; nothing is queued
-        then."""
+        """Start an embedding, or scores. Raises InvalidRequest and InvalidProgram; nothing is
+        queued then."""
         encoder = self.context.encoder
         has_scores = encoder is not None and encoder.has_scores
         if op.has_scores != has_scores:

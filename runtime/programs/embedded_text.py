@@ -94,6 +94,7 @@ def report_of(
     labels: ScoreLabels | None,
     *,
     generates: bool,
+    sees_pairs: bool = False,
 ) -> dict[str, Any]:
     """What clients are told of vectors and scores."""
     refusal = embedding.refusal
@@ -111,6 +112,10 @@ def report_of(
         },
         "scores": None
         if labels is None
-        else {"labels": list(labels.names), "activation": labels.activation},
+        else {
+            "labels": list(labels.names),
+            "activation": labels.activation,
+            "sees_pairs": sees_pairs,
+        },
         "generates": generates,
     }

@@ -23,6 +23,7 @@ MAX_SAMPLES_OF_TASK = 2048  # n, or hypotheses, times prompts (guess)
 
 def admitted(service: Service, request: Request, task: Task) -> Task:
     """The task as it may run. Raises InvalidRequest and Refusal."""
+    require_generation(service)
     ticket = ticket_of(request)
     capacity = _capacity(service)
     most = min(MAX_SAMPLES_OF_TASK, capacity.most_of_one)
@@ -49,6 +50,15 @@ def admitted(service: Service, request: Request, task: Task) -> Task:
     task = replace(task, params=limited(task.params), each_params=each)
     ticket.take(task.num_rows, capacity)
     return task
+
+
+def require_generation(service: Service) -> None:
+    """Raises InvalidRequest where the model generates nothing."""
+    if service.info.get("generates", True):
+        return
+    does = "scores texts and pairs (/rerank, /score, /classify)"
+    does = does if service.info["scores"] else "embeds texts (/v1/embeddings, /rerank, /score)"
+    raise InvalidRequest(f"model: {service.model} {does} and generates nothing", "model")
 
 
 def _require_few(num_messages: int, max_model_len: int) -> None:

@@ -53,10 +53,11 @@ def packed(
     *,
     is_exact: bool = False,
 ) -> PackedTexts:
-    """`is_exact`: each text is a block of its own: how attention divides a block among threads, and
-    so sums, depends on its size. `texts`: token ids, in ascending order of their lengths, none empty. `num_first[i]`: how many
+    """`texts`: token ids, in ascending order of their lengths, none empty. `num_first[i]`: how many
     tokens of a pair are its first text's, marks included; None: it is no pair. `padding_id`: of a
-    family that counts positions from there, and only tokens that are no padding."""
+    family that counts positions from there, and only tokens that are no padding. `is_exact`: each
+    text is a block of its own: how attention divides a block among threads, and so in which order
+    it sums, depends on its size."""
     lengths = tuple(map(len, texts))
     starts = (0, *accumulate(lengths))[:-1]
     ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from ....errors import InvalidRequest
 from ....frontend.protocol import ir
+from ...generation.admission import require_generation
 from ...generation.completion import prompt_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
@@ -19,6 +20,7 @@ from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS, Prompt, require_together
 from ..openai.chat_messages import ChatMessage
+from .classify import PairFields, scored_pairs
 from .prompts import PromptFields
 
 MAX_SCORES = 4096  # prompts times choices, each an engine request (guess)
@@ -30,7 +32,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/score")
     async def score(body: ScoreRequest, request: Request) -> Any:
-        """Log probabilities of choices after a prompt, or after each of several."""
+        """Log probabilities of choices after a prompt, or after each of several; or scores of
+        pairs of texts."""
+        if body.has_pairs:
+            return await scored_pairs(service, request, body)
+        require_generation(service)
         served = service.served(body.model)
         programs = await beside_loop(request, body.programs)
         answers = await values_of(service, request, programs, body.cache_salt, served.lora_path)
@@ -39,7 +45,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/score")
     async def label_scores(body: LabelScoreRequest, request: Request) -> dict[str, Any]:
-        """SGLang's scoring: the probabilities of labels after each query with its item."""
+        """SGLang's scoring: the probabilities of labels after each query with its item; or vLLM's:
+        scores of pairs of texts."""
+        if body.has_pairs:
+            return await scored_pairs(service, request, body)
+        require_generation(service)
         served = service.served(body.model)
         programs = await beside_loop(request, body.programs)
         answers = await values_of(service, request, programs, lora_path=served.lora_path)
@@ -53,13 +63,14 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-class ScoreRequest(PromptFields):
-    """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids."""
+class ScoreRequest(PromptFields, PairFields):
+    """Body of /score: `text`, `input_ids` or `messages`, and `choices` as texts or token ids; or
+    `text_1` and `text_2`."""
 
     messages: Items[ChatMessage] | None = Field(
         default=None, min_length=1, max_length=ir.MAX_MESSAGES
     )
-    choices: Items[str] | Items[Items[int]] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    choices: Items[str] | Items[Items[int]] = Field(default=[], max_length=ir.MAX_CHOICES)
     method: Literal[
         "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
     ] = "token_length_normalized"
@@ -68,6 +79,8 @@ class ScoreRequest(PromptFields):
         """One program per prompt. Raises InvalidRequest."""
         prompts = self._all_prompts()
         _require_scores(len(prompts) * len(self.choices), "choices")
+        if not self.choices:
+            raise InvalidRequest.of("choices", [], f"1 to {ir.MAX_CHOICES} choices")
         if not all(self.choices):
             raise InvalidRequest.of("choices", self.choices, "none of them empty")
         if isinstance(self.choices[0], str):
@@ -104,21 +117,25 @@ class ScoreRequest(PromptFields):
         return [[message.plain(index) for index, message in enumerate(self.messages)]]
 
 
-class LabelScoreRequest(BaseModel):
-    """Body of /v1/score: a query and items, both as texts or both as ids."""
+class LabelScoreRequest(PairFields):
+    """Body of /v1/score: a query and items, both as texts or both as ids; or `text_1` and
+    `text_2`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    query: str | Items[int]
-    items: str | Items[str] | Items[Items[int]]
-    label_token_ids: Items[int] = Field(min_length=1, max_length=ir.MAX_CHOICES)
+    query: str | Items[int] = ""
+    items: str | Items[str] | Items[Items[int]] = Field(default=[])
+    label_token_ids: Items[int] = Field(default=[], max_length=ir.MAX_CHOICES)
     apply_softmax: bool = False
     item_first: bool = False
 
     def programs(self) -> list[list[ir.Op]]:
         """One program per item. Raises InvalidRequest."""
         items = [self.items] if isinstance(self.items, str) else self.items
+        if not self.label_token_ids:
+            allowed = f"1 to {ir.MAX_CHOICES} token ids, or text_1 and text_2"
+            raise InvalidRequest.of("label_token_ids", [], allowed)
         if not 1 <= len(items) <= MAX_PROMPTS:
             raise InvalidRequest.of("items", f"{len(items)} items", f"1 to {MAX_PROMPTS}")
         _require_scores(len(items) * len(self.label_token_ids), "label_token_ids")

@@ -19,7 +19,8 @@ from .options import Options
 
 
 class EmbedBody(NullableFields):
-    """Body of /api/embed. No text is cut: one that is too long is refused."""
+    """Body of /api/embed. A text that is too long is cut, as with Ollama, unless `truncate` is
+    false."""
 
     model: str | None = None
     input: str | Items[str] = ""
@@ -30,7 +31,9 @@ class EmbedBody(NullableFields):
 
     def request(self) -> EmbeddingRequest:
         """The same in OpenAI's format. Raises InvalidRequest."""
-        return validated(EmbeddingRequest, {"input": self.input, "dimensions": self.dimensions})
+        cut = {} if self.truncate is False else {"truncate_prompt_tokens": -1}
+        asked = {"input": self.input, "dimensions": self.dimensions, **cut}
+        return validated(EmbeddingRequest, asked)
 
 
 class EmbeddingsBody(NullableFields):
@@ -43,7 +46,10 @@ class EmbeddingsBody(NullableFields):
 
     def request(self) -> EmbeddingRequest:
         """The same in OpenAI's format. Raises InvalidRequest."""
-        return validated(EmbeddingRequest, {"input": self.prompt, "normalize": False})
+        return validated(
+            EmbeddingRequest,
+            {"input": self.prompt, "normalize": False, "truncate_prompt_tokens": -1},
+        )
 
 
 def router(service: Service) -> APIRouter:

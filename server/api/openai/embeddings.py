@@ -8,7 +8,7 @@ import math
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request
@@ -23,7 +23,18 @@ from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
-from ...protocol.task import MAX_PROMPTS
+from ...protocol.task import MAX_PROMPTS, require_together
+
+MAX_CUT = 2**31 - 1
+
+
+Truncation = Annotated[int, Field(ge=-1, le=MAX_CUT)]
+"""vLLM's `truncate_prompt_tokens`: no more tokens count; -1: those that the model takes."""
+
+
+def cut_of(truncation: int | None) -> int | None:
+    """The same in the engine's words; None: a longer text is an error."""
+    return MAX_CUT if truncation == -1 else truncation
 
 
 def router(service: Service) -> APIRouter:
@@ -52,7 +63,8 @@ def router(service: Service) -> APIRouter:
 
 class EmbeddingRequest(BaseModel):
     """Body of /v1/embeddings. `pooling` and `normalize` are ours: the model's own pooling unless
-    given, and vectors of length 1 as OpenAI's unless told otherwise."""
+    given, and vectors of length 1 as OpenAI's unless told otherwise. `prompt_name` is that of
+    sentence-transformers, `truncate_prompt_tokens` vLLM's."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -62,6 +74,8 @@ class EmbeddingRequest(BaseModel):
     dimensions: int | None = Field(default=None, ge=1)
     pooling: ir.Pooling | None = None
     normalize: bool = True
+    prompt_name: str | None = Field(default=None, max_length=1024)
+    truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
@@ -87,8 +101,20 @@ class EmbeddingRequest(BaseModel):
         if self.dimensions is not None and self.dimensions > model["size"]:
             allowed = f"at most {model['size']}, the model's"
             raise InvalidRequest.of("dimensions", self.dimensions, allowed)
-        pooling = self.pooling or model["pooling"]
-        return [self._program(item, pooling, model["suffix_ids"]) for item in self._inputs()]
+        pooling, prompt = self.pooling or model["pooling"], self._prompt(model)
+        require_together("input", len(prompt), len(self._inputs()))
+        return [self._program(item, pooling, prompt) for item in self._inputs()]
+
+    def _prompt(self, model: dict[str, Any]) -> str:
+        """What is put before each text."""
+        prompts: dict[str, str] = model["prompts"]
+        name = self.prompt_name or model["default_prompt"]
+        if name is None:
+            return ""
+        if name not in prompts:
+            allowed = f"one of {sorted(prompts)}" if prompts else "left out: the model has none"
+            raise InvalidRequest.of("prompt_name", name, allowed)
+        return prompts[name]
 
     def _inputs(self) -> Sequence[str | list[int]]:
         given = self.input
@@ -99,11 +125,14 @@ class EmbeddingRequest(BaseModel):
             raise InvalidRequest.of("input", f"{len(given)} inputs", allowed)
         return given  # type: ignore[return-value]
 
-    def _program(
-        self, item: str | list[int], pooling: str, suffix_ids: Sequence[int]
-    ) -> list[ir.Op]:
+    def _program(self, item: str | list[int], pooling: str, prompt: str) -> list[ir.Op]:
         normalize = self.normalize and self.dimensions is None
-        return embed_ops(item, suffix_ids, pooling=pooling, normalize=normalize)
+        if isinstance(item, str):
+            item = prompt + item
+        elif self.prompt_name is not None:
+            raise InvalidRequest.of("prompt_name", self.prompt_name, "left out with token ids")
+        cut_to = cut_of(self.truncate_prompt_tokens)
+        return embed_ops(item, pooling=pooling, normalize=normalize, cut_to=cut_to)
 
 
 def _out_of(ids: Sequence[int], vocab_size: int) -> int | None:

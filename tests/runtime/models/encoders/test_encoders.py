@@ -11,10 +11,8 @@ import pytest
 import torch
 from encoders import make_encoder
 
-from stemma.errors import ModelLoadError
-from stemma.runtime.checkpoint.config.fields import Fields
 from stemma.runtime.execute.encoder_runner import EncoderRunner
-from stemma.runtime.models.encoders.registry import ENCODERS, encoder_name, read_encoder
+from stemma.runtime.models.encoders.registry import read_encoder
 from stemma.runtime.schedule.plan import Encoding, Row, StepPlan
 
 TOLERANCE = 5e-5
@@ -22,7 +20,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-wide-heads": ("BertModel", {"hidden_size": 40, "num_attention_heads": 2}),
     "bert-relu-three-types": (
         "BertForMaskedLM",
-        {"hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-3, "num_hidden_layers": 3},
+        {"hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-3,
+         "num_hidden_layers": 3},
     ),
     "roberta-padding-5": ("RobertaModel", {"pad_token_id": 5, "hidden_act": "gelu_new"}),
     "xlm-roberta-one-type": (
