@@ -117,12 +117,15 @@ class EncoderRunner:
         has_scores: bool,
     ) -> npt.NDArray[np.float64]:
         """[chosen, size]"""
-        vectors = pooled(hidden, texts, chosen, pooling)
         if not has_scores:
-            return self._dense(vectors.cpu().numpy())
-        assert self._scores is not None, "this model has no scores"
-        logits = self._scores(vectors.to(self.dtype))
-        return logits.double().cpu().numpy()
+            return self._dense(pooled(hidden, texts, chosen, pooling).cpu().numpy())
+        head = self.config.head
+        assert head is not None and self._scores is not None, "this model has no scores"
+        vectors = pooled(hidden, texts, chosen, head.pooling)
+        logits: npt.NDArray[np.float64] = (
+            self._scores(vectors.to(self.dtype)).double().cpu().numpy()
+        )
+        return logits
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

@@ -35,7 +35,7 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedText:
-    """`num_first`: of a pair, the tokens of its first text, marks included."""
+    """`num_first`: of a pair whose tokens have types, those of its first text, marks included."""
 
     ids: array[int]
     num_first: int | None = None
@@ -65,7 +65,7 @@ def embedded_pair(
         room = _room(cut_to, num_marks - begin, begin) - begin
         first_room, second_room = _shares(len(ids) - begin, len(second), room)
         ids, second = ids[: begin + first_room], second[:second_room]
-    num_first = len(ids) + min(1, len(between))
+    num_first = len(ids) + 1 if tokenizer.has_pair_types else None
     return EmbeddedText(ids + between + second + suffix, num_first)
 
 

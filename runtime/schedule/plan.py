@@ -54,8 +54,8 @@ class Encoding(NamedTuple):
     """What an encoder is to make of a whole text, or of a pair of texts."""
 
     pooling: str = "cls"  # of `ir.POOLINGS`
-    has_scores: bool = False  # a score for each label, in place of the pooled vector
-    num_first: int | None = None  # of a pair: tokens of its first text, marks included
+    has_scores: bool = False  # a score for each label, pooled as its head does
+    num_first: int | None = None  # of a pair with types: tokens of the first one
 
 
 class Row(NamedTuple):

@@ -239,7 +239,10 @@ class Tokenizer:
     def _marks_of_pair(self) -> tuple[list[int], list[int]]:
         """The ids that the post-processor puts between two texts that are seen together, and behind
         the second; a model that sees no pairs has none between."""
-        ids: list[int] = self._special.encode("a", "a", add_special_tokens=True).ids
+        pair = self._special.encode("a", "a", add_special_tokens=True)
+        # Whether a pair's texts are told apart by the types of their tokens, as BERT's are.
+        self.has_pair_types = any(pair.type_ids)
+        ids: list[int] = pair.ids
         text: list[int] = self._special.encode("a", add_special_tokens=False).ids
         begin = len(self.bos_ids)
         is_known = text and ids[:begin] == self.bos_ids and ids[begin : begin + len(text)] == text
