@@ -13,13 +13,17 @@ import json
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InvalidRequest
+from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 from ..runtime.checkpoint.location import EMBEDDED_MODEL
+from ..runtime.config import EngineConfig
 from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.execute.threads import configure_threads
+from ..runtime.models.encoders.registry import read_encoder
 from .connect import Commands, add_model_argument, described_model
 
 if TYPE_CHECKING:
@@ -68,10 +72,14 @@ def _run_model(args: argparse.Namespace) -> int:
     from .model_report import examine_model, print_model
 
     with described_model(args) as folder:
+        dtype = dtype_name(resolve_dtype("auto", args.device))
+        encoder = read_encoder(folder)
+        if encoder is not None:
+            return _tell_encoder(args, folder, encoder, dtype)
         report = examine_model(
             args.model,
             folder,
-            dtype_name(resolve_dtype("auto", args.device)),
+            dtype,
             _memory_bytes(args.device),
             is_gpu=args.device != "cpu",
         )
@@ -80,6 +88,24 @@ def _run_model(args: argparse.Namespace) -> int:
     else:
         print_model(report)
     return 0 if any(fit["requests"] for fit in report["fits"]) else 1
+
+
+def _tell_encoder(
+    args: argparse.Namespace, folder: Path, encoder: EncoderConfig, dtype: str
+) -> int:
+    """1 where it does not fit."""
+    from .encoder_report import examine_encoder, print_encoder
+
+    memory = _memory_bytes(args.device)
+    budget = EngineConfig().chunked_prefill_size
+    report = examine_encoder(
+        args.model, folder, encoder, dtype, token_budget=budget, memory_bytes=memory
+    )
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print_encoder(report)
+    return 0 if report["fits"] else 1
 
 
 def _memory_bytes(device: str) -> int:

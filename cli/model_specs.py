@@ -17,11 +17,13 @@ from ..errors import InvalidRequest, ModelLoadError
 from ..flags import from_flags
 from ..frontend.client.engine_process import EngineProcess
 from ..frontend.client.progress import byte_progress
+from ..planning.encoder_shape import EncoderShape, encoder_step_bytes
 from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
 from ..planning.model_shape import ModelShape
 from ..planning.model_share import Lengths, ModelShare, SharedMemory, share_of, share_with
 from ..planning.served_model import ServedModel
 from ..runtime.checkpoint.config.embedding_config import EmbeddingConfig
+from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import require_quantization, stored_method
 from ..runtime.config import (
@@ -33,7 +35,9 @@ from ..runtime.config import (
     options_of,
 )
 from ..runtime.memory.sizing import available_memory_bytes, step_bytes
+from ..runtime.models.encoders.registry import read_encoder
 from ..runtime.models.model_config import read_model_config
+from ..runtime.programs.embedded_text import report_of
 from ..server.models.model_slot import ModelSpec, Prepared
 from ..server.protocol.caller import digest_of
 from ..server.settings import ServerSettings
@@ -133,6 +137,9 @@ def _prepare(
     with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
         config = located(config, on_progress)
     folder = Path(config.model)
+    encoder = read_encoder(folder)
+    if encoder is not None:
+        return _prepare_encoder(config, folder, encoder, endpoint, memory, clients)
     model_config = read_model_config(folder)
     if config.max_model_len is not None:  # of the one that has less
         most = min(config.max_model_len, model_config.context_length)
@@ -152,6 +159,44 @@ def _prepare(
         share.num_bytes,
         _description(config, folder, model_config),
     )
+
+
+def _prepare_encoder(
+    config: EngineConfig,
+    folder: Path,
+    encoder: EncoderConfig,
+    endpoint: str,
+    memory: SharedMemory,
+    clients: Mapping[str, Any],
+) -> Prepared:
+    """It has no KV: its weights, and a step."""
+    embedding = EmbeddingConfig.from_folder(folder, is_encoder=True)
+    if config.max_model_len is not None:
+        most = min(config.max_model_len, encoder.context_length)
+        config = replace(config, max_model_len=most)
+    length = config.max_model_len or min(
+        encoder.context_length, embedding.max_tokens or encoder.context_length
+    )
+    dtype, tokens = _dtype(config), max(config.chunked_prefill_size, length)
+    num_bytes = EncoderShape.of(encoder).weight_bytes(dtype, config.quantization)
+    num_bytes += encoder_step_bytes(encoder, dtype, tokens)
+    if memory.is_given and num_bytes > memory.num_bytes:
+        raise ModelLoadError(
+            f"it takes {num_bytes / 1e9:.3g} GB; models_memory_gb={memory.num_bytes / 1e9:g}"
+        )
+    options = {**options_of(config), **clients}
+    model = options.pop("model", None)
+    description = {
+        **_described(config, folder, encoder.architecture, encoder.vocab_size, length),
+        **report_of(
+            encoder.architecture,
+            embedding,
+            encoder.hidden_size,
+            None if encoder.head is None else encoder.head.labels,
+            generates=False,
+        ),
+    }
+    return Prepared(partial(_launch, model, endpoint, options), num_bytes, description)
 
 
 def _launch(model: Path | None, endpoint: str, options: dict[str, object]) -> EngineProcess:
@@ -206,19 +251,30 @@ def _dtype(config: EngineConfig) -> str:
 
 def _description(config: EngineConfig, folder: Path, model_config: ModelConfig) -> dict[str, Any]:
     """In the words of an engine's own, for lists."""
-    embedding = EmbeddingConfig.from_folder(folder)
+    length = config.max_model_len or model_config.context_length
+    return {
+        **_described(config, folder, model_config.architecture, model_config.vocab_size, length),
+        **report_of(
+            model_config.architecture,
+            EmbeddingConfig.from_folder(folder),
+            model_config.hidden_size,
+            model_config.labels,
+            generates=not model_config.is_bare,
+        ),
+    }
+
+
+def _described(
+    config: EngineConfig, folder: Path, architecture: str, vocab_size: int, length: int
+) -> dict[str, Any]:
     return {
         "model_path": str(folder.resolve()),
         "chat_template": config.chat_template,
-        "architecture": model_config.architecture,
+        "architecture": architecture,
         "dtype": config.dtype,
         "quantization": config.quantization,
         "device": config.device,
-        "vocab_size": model_config.vocab_size,
-        "max_model_len": config.max_model_len or model_config.context_length,
+        "vocab_size": vocab_size,
+        "max_model_len": length,
         "has_lora": config.has_lora,
-        "embedding": {
-            "size": model_config.hidden_size,
-            "is_declared": embedding.is_declared,
-        },
     }

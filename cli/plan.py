@@ -21,6 +21,7 @@ from ..planning.model_shape import ModelShape
 from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
 from ..planning.roofline import CostModel, StepTime
 from ..planning.served_model import ServedModel
+from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 from ..runtime.checkpoint.formats import require_kv_cache_dtype, require_quantization, stored_method
 from ..runtime.config import (
     DEFAULT_MAX_LORA_RANK,
@@ -30,8 +31,10 @@ from ..runtime.config import (
 )
 from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.execute.threads import configure_threads, default_num_threads
+from ..runtime.models.encoders.registry import read_encoder
 from ..runtime.models.model_config import read_model_config
 from .connect import Commands, add_model_argument, described_model
+from .encoder_report import examine_encoder, print_encoder
 
 # That an engine has too, with the same limits.
 _ENGINE_FLAGS = (
@@ -119,6 +122,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
     with described_model(args) as folder:
+        encoder = read_encoder(folder)
+        if encoder is not None:
+            return _tell_encoder(args, folder, encoder)
         costs, kv_tokens = _costs(args, folder)
     context = args.prompt_tokens + args.output_tokens // 2
     steps = usual_steps(args.clients, args.prompt_tokens, context)
@@ -143,6 +149,27 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         _print(report)
+    return 0
+
+
+def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig) -> int:
+    """What it needs; how fast steps of whole texts are is not predicted."""
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if args.device in GPUS else "float32"
+    report = examine_encoder(
+        str(args.model),
+        folder,
+        encoder,
+        dtype,
+        token_budget=args.chunked_prefill_size,
+        quantization=args.quantization or "none",
+        memory_bytes=GPUS[args.device].memory_bytes if args.device in GPUS else None,
+    )
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print_encoder(report)
     return 0
 
 

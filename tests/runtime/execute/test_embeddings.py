@@ -184,4 +184,4 @@ def test_an_embed_op_travels_and_names_what_it_may_not_be() -> None:
     op = ir.Embed(0, 1, None, "e", "mean", False)
     assert ir.op_from_wire(op.to_wire()) == op
     with pytest.raises(Exception, match="pooling"):
-        ir.op_from_wire(["embed", 0, 0, None, "e", "max", True])
+        ir.op_from_wire(["embed", 0, 0, None, "e", "median", True])
