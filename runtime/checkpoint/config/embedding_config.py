@@ -111,8 +111,9 @@ def _pooling(
              if name.startswith(_PREFIX) and is_on]  # fmt: skip
     allowed = [mode for mode, pooling in _MODES.items() if pooling in poolings]
     named = config.get("pooling_mode")  # sentence-transformers' newer form
-    if not modes and named in poolings:
-        return named  # type: ignore[no-any-return]
+    for pooling in () if modes else poolings:
+        if pooling == named:
+            return pooling
     if len(modes) != 1 or modes[0] not in allowed:
         raise ValueError(f"pooling {modes} is not supported, only one of {allowed}")
     if config.get("include_prompt") is False and _prompts(folder)["prompts"]:

@@ -63,15 +63,22 @@ def packed(
     ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
     positions = np.concatenate([_positions(text, padding_id) for text in texts])
     types = np.concatenate([_types(n, first) for n, first in zip(lengths, num_first, strict=True)])
-    tensors = [torch.from_numpy(each).to(device) for each in (ids, positions, types)]
-    return PackedTexts(*tensors, starts, lengths, _blocks(lengths, is_exact))
+    return PackedTexts(
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(positions).to(device),
+        torch.from_numpy(types).to(device),
+        starts,
+        lengths,
+        _blocks(lengths, is_exact),
+    )
 
 
 def _positions(text: Sequence[int], padding_id: int | None) -> npt.NDArray[np.int64]:
     if padding_id is None:
         return np.arange(len(text), dtype=np.int64)
-    is_text = np.asarray(text) != padding_id
-    return (np.cumsum(is_text) * is_text + padding_id).astype(np.int64)
+    is_text = np.asarray(text, dtype=np.int64) != padding_id
+    places: npt.NDArray[np.int64] = np.cumsum(is_text, dtype=np.int64)
+    return np.where(is_text, places + padding_id, padding_id)
 
 
 def _types(length: int, num_first: int | None) -> npt.NDArray[np.int64]:

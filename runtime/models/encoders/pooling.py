@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,7 +29,7 @@ def _rows(hidden: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _mean_sqrt(x: Tensor) -> Tensor:
-    return x.sum(0) / len(x) ** 0.5
+    return x.sum(0) / math.sqrt(len(x))
 
 
 def _weighted_mean(x: Tensor) -> Tensor:

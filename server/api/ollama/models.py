@@ -139,13 +139,15 @@ def _chat_format(service: Service) -> ChatFormat:
 
 
 def _capabilities(service: Service, chat_format: ChatFormat, *, can_infill: bool) -> list[str]:
-    """Calls of tools work with every model: they can be forced."""
+    """Calls of tools work with every model that generates: they can be forced."""
+    generates = bool(service.info.get("generates", True))
     is_there = {
-        "completion": True,
-        "tools": True,
+        "completion": generates,
+        "tools": generates,
         "thinking": chat_format.reasoning is not None,
         "insert": can_infill,
-        "embedding": bool(service.info["embedding"].get("is_declared")),
+        "embedding": bool(service.info["embedding"].get("is_declared"))
+        and not service.info.get("scores"),
     }
     return [name for name, has in is_there.items() if has]
 
