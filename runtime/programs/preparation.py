@@ -60,8 +60,8 @@ class Preparation:
                 num_chars = self.op.num_chars + TURN_CHARS * len(self.op.messages)
                 return num_chars + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
-                is_gen = isinstance(self.op, ir.Gen)
-                more = self.op.params.prediction if is_gen else self.op.pair
+                op = self.op
+                more = op.params.prediction if isinstance(op, ir.Gen) else op.pair
                 num_turns = self.transcript.num_guessed_turns
                 return num_chars + len(more or "") + TURN_CHARS * num_turns
         return num_chars

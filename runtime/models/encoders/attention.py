@@ -40,8 +40,12 @@ class SelfAttention:
         attended = torch.empty_like(values, memory_format=torch.contiguous_format)
         for block in texts.blocks:
             own = slice(block.start, block.end)
-            parts = [self._of_texts(each[own], block) for each in (queries, keys, values)]
-            seen = _attend(*parts, self._window)
+            seen = _attend(
+                self._of_texts(queries[own], block),
+                self._of_texts(keys[own], block),
+                self._of_texts(values[own], block),
+                self._window,
+            )
             attended[own] = seen.transpose(1, 2).reshape(-1, self._num_heads, self._head_dim)
         return self._output(attended.view(len(x), -1))
 

@@ -81,7 +81,7 @@ def _of_equal_blocks(run: Linear) -> Linear:
 
     def linear(x: Tensor) -> Tensor:
         num_missing = -len(x) % _BLOCK_ROWS
-        blocks = F.pad(x, (0, 0, 0, num_missing)).split(_BLOCK_ROWS)
+        blocks = torch.split(F.pad(x, (0, 0, 0, num_missing)), _BLOCK_ROWS)
         return torch.cat([run(block) for block in blocks])[: len(x)]
 
     return linear
@@ -106,6 +106,6 @@ def _by_pieces(activate: Activate) -> Activate:
 
     def activated(x: Tensor) -> Tensor:
         rows = max(1, _ONE_THREAD // x.shape[-1])
-        return torch.cat([activate(piece) for piece in x.split(rows)])
+        return torch.cat([activate(piece) for piece in torch.split(x, rows)])
 
     return activated
