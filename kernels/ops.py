@@ -399,7 +399,17 @@ class PlanRecurrence(Protocol):
 
         Of these kernels' pools [num_slots, ...] only the rows' slots are read and written, the
         latter IN PLACE; slots are distinct except for those of padding. What a row computes does
-        not depend on other rows.
+        not depend on other rows. What they leave is the state behind a row's tokens that are no
+        drafts.
+        """
+        ...
+
+
+class AcceptDrafts(Protocol):
+    def __call__(self, plan: object, accepted: Sequence[tuple[int, int]]) -> None:
+        """Move states of a step, (slot, number), on behind so many of their rows' drafts, from 1 to
+        all, IN PLACE; in every pool that was used with the plan. Once a plan, before anything else
+        is done with the slots.
         """
         ...
 
@@ -488,6 +498,7 @@ class Recurrence:
     short_convolution: ShortConvolution
     gated_delta_rule: GatedDeltaRule
     state_space_scan: StateSpaceScan
+    accept_drafts: AcceptDrafts
 
 
 class AdjustLogits(Protocol):

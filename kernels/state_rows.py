@@ -16,3 +16,4 @@ class StateRows:
     query_start: npt.NDArray[np.int64]  # [R + 1]
     slots: npt.NDArray[np.int64]  # [R]
     is_first: npt.NDArray[np.bool_]  # [R] begins its sequence: its slot's contents do not count
+    num_drafts: npt.NDArray[np.int64]  # [R] of the tokens, the last ones: may turn out wrong

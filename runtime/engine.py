@@ -58,7 +58,6 @@ from .schedule.queue.waiting_queue import MAX_OVERTAKES
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .schedule.step_log import StepLog
-from .speculate.choice import OFF
 from .speculate.drafter import Drafting
 from .speculate.drafters import make_drafting
 from .tokenizer.chat_template import ChatTemplate
@@ -373,16 +372,9 @@ class LoadedModel:
 
     def _drafting(self) -> Drafting | None:
         config = self.config
-        if self.runner.states is None:
-            return make_drafting(
-                config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
-            )
-        if config.speculate != OFF:
-            log.warning(
-                "speculation is off: a recurrent state (%s) cannot go back behind a wrong guess",
-                self.model_config.architecture,
-            )
-        return None
+        return make_drafting(
+            config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
+        )
 
     def _adapter_registry(self) -> AdapterRegistry | None:
         """The adapters given at the start. Raises ModelLoadError."""

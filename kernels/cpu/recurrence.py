@@ -9,11 +9,15 @@ passed on.
 Cost: of a chunk O(C^2 d) beside the O(C d^2) of token by token, as matrix products; C = 64 as in
 the authors' kernels. Mamba-2's scan has the same form without the system (Dao and Gu, 2024,
 section 6).
+
+Drafts are a chunk by themselves, whose tokens' keys and writes are kept: once it is known how many
+of them were right, their part of the chunk is added to the state (`accept_drafts`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -29,27 +33,67 @@ CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class RecurrencePlan:
-    """Rows of one token, and the others one by one: (first token, end, slot, begins)."""
+    """Rows of one token, and the others one by one: (first token, end, slot, begins); behind both,
+    what rows have of drafts: (first draft, end, slot)."""
 
     is_all_single: bool
     single_tokens: Tensor  # [N] int64, on the token axis
     single_slots: Tensor  # [N] int64
     single_firsts: Tensor | None  # [N] bool; None: none begins
     long: tuple[tuple[int, int, int, bool], ...]
+    drafted: tuple[tuple[int, int, int], ...]
+    tails: list[DraftedTail] = field(default_factory=list)  # what the rows with drafts have left
+    writes: list[DraftedWrites] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTail:
+    """Of a convolution and a row with n drafts."""
+
+    pool: Tensor
+    slot: int
+    inputs: Tensor  # [kernel - 1 + n, channels]: the tail before the drafts, and they
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedWrites:
+    """Of a scan and a row with n drafts."""
+
+    pool: Tensor
+    slot: int
+    decay: Tensor  # [heads, n] logarithms, summed up
+    keys: Tensor  # [heads, n, key_dim]
+    written: Tensor  # [heads, n, value_dim]
 
 
 def plan_recurrence(rows: StateRows) -> object:
     starts, ends = rows.query_start[:-1], rows.query_start[1:]
-    is_single = ends - starts == 1
+    known = ends - rows.num_drafts
+    is_single, has_drafts = known - starts == 1, rows.num_drafts > 0
     firsts = rows.is_first[is_single]
-    columns = (starts, ends, rows.slots, rows.is_first)
+    columns = (starts, known, rows.slots, rows.is_first)
+    drafts = (known, ends, rows.slots)
     return RecurrencePlan(
-        bool(is_single.all()),
+        bool((ends - starts == 1).all()),
         torch.from_numpy(starts[is_single].copy()),
         torch.from_numpy(rows.slots[is_single].copy()),
         torch.from_numpy(firsts.copy()) if firsts.any() else None,
         tuple(zip(*(column[~is_single].tolist() for column in columns))),
+        tuple(zip(*(column[has_drafts].tolist() for column in drafts))),
     )
+
+
+def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
+    assert isinstance(plan, RecurrencePlan)
+    numbers = dict(accepted)
+    for tail in plan.tails:
+        if n := numbers.get(tail.slot):
+            tail.pool[tail.slot] = tail.inputs[n : n + tail.pool.shape[1]]
+    for kept in plan.writes:
+        if n := numbers.get(kept.slot):
+            until_end = (kept.decay[:, n - 1 : n] - kept.decay[:, :n]).exp_().unsqueeze(-1)
+            state = kept.pool[kept.slot].mul_(kept.decay[:, n - 1, None, None].exp())
+            state.baddbmm_((kept.keys[:, :n] * until_end).transpose(-1, -2), kept.written[:, :n])
 
 
 def short_convolution(
@@ -72,15 +116,24 @@ def short_convolution(
     for first, last, slot, is_first in plan.long:
         tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
         inputs = torch.cat((tail, x[first:last]))
-        wide, num_tokens = widen(inputs), last - first
-        total = wide[:num_tokens] * taps[0]
-        for age in range(1, len(taps)):
-            total.addcmul_(wide[age : age + num_tokens], taps[age])
-        y[first:last] = total
+        y[first:last] = _convolved(inputs, taps)
         tails[slot] = inputs[last - first :]
+    for first, last, slot in plan.drafted:
+        inputs = torch.cat((tails[slot], x[first:last]))
+        y[first:last] = _convolved(inputs, taps)
+        plan.tails.append(DraftedTail(tails, slot, inputs))
     if bias is not None:
         y += bias
     return F.silu(y, inplace=True) if has_silu else y
+
+
+def _convolved(inputs: Tensor, taps: Tensor) -> Tensor:
+    """[kernel - 1 + n, channels], taps [kernel, channels] -> [n, channels], wide."""
+    wide, num_tokens = widen(inputs), len(inputs) - len(taps) + 1
+    total = wide[:num_tokens] * taps[0]
+    for age in range(1, len(taps)):
+        total.addcmul_(wide[age : age + num_tokens], taps[age])
+    return total
 
 
 def gated_delta_rule(
@@ -137,19 +190,41 @@ def _scan(
         state = torch.zeros_like(states[slot]) if is_first else states[slot]
         for at in _chunks(first, last):
             chunk = _Chunk.of(log_decay[at].t())
-            query, key, written = (x[at].transpose(0, 1) for x in (queries, keys, values))
-            if rates is not None:
-                written = chunk.written(key, written, rates[at].t(), state)
-            out[at] = chunk.read(query, key, written, state).transpose(0, 1)
+            key, written = _compute(chunk, at, queries, keys, values, rates, state, out)
             state = chunk.write(key, written, state)
         states[slot] = state
+    for first, last, slot in plan.drafted:
+        at, state = slice(first, last), states[slot]
+        chunk = _Chunk.of(log_decay[at].t())
+        key, written = _compute(chunk, at, queries, keys, values, rates, state, out)
+        kept = (each.clone() for each in (chunk.decay, key, written))  # not all of the step's
+        plan.writes.append(DraftedWrites(states, slot, *kept))
     return out
+
+
+def _compute(
+    chunk: _Chunk,
+    at: slice,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rates: Tensor | None,
+    state: Tensor,
+    out: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The outputs of a chunk, into `out`; its keys and what it writes, [heads, C, ...]."""
+    query, key, written = (x[at].transpose(0, 1) for x in (queries, keys, values))
+    if rates is not None:
+        written = chunk.written(key, written, rates[at].t(), state)
+    out[at] = chunk.read(query, key, written, state).transpose(0, 1)
+    return key, written
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """The decays within a chunk of C tokens."""
 
+    decay: Tensor  # [heads, C] logarithms, summed up
     between: Tensor  # [heads, C, C] from each token to each later one; 0 to those before
     since: Tensor  # [heads, C, 1] since the chunk's begin
     until_end: Tensor  # [heads, C, 1]
@@ -161,6 +236,7 @@ class _Chunk:
         above = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool).triu_(1)
         between = decay[..., None] - decay[..., None, :]
         return cls(
+            decay,
             between.masked_fill_(above, float("-inf")).exp_(),
             decay.exp().unsqueeze(-1),
             (decay[..., -1:] - decay).exp().unsqueeze(-1),
@@ -198,4 +274,6 @@ def _taken(pool: Tensor, plan: RecurrencePlan) -> Tensor:
     return taken
 
 
-RECURRENCE = Recurrence(plan_recurrence, short_convolution, gated_delta_rule, state_space_scan)
+RECURRENCE = Recurrence(
+    plan_recurrence, short_convolution, gated_delta_rule, state_space_scan, accept_drafts
+)

@@ -1,10 +1,13 @@
-"""Recurrent layers token by token: the ground truth.
+"""Recurrent layers token by token: the ground truth. Behind drafts every state is kept.
 
 Sources: short convolutions as in LFM2 (Liquid AI, 2025); the gated delta rule of Yang, Kautz and
 Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, equation 10.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +18,30 @@ from ..state_rows import StateRows
 from .dense import widen
 
 
+@dataclass(frozen=True, slots=True)
+class RecurrencePlan:
+    """Rows, and what they have left: of each pool and slot the states behind one draft, two, ..."""
+
+    rows: StateRows
+    behind: list[tuple[Tensor, int, Sequence[Tensor]]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, int, bool]]:
+        """(first token, first draft, end, slot, begins) of each row."""
+        rows, starts = self.rows, self.rows.query_start.tolist()
+        drafts = (rows.query_start[1:] - rows.num_drafts).tolist()
+        return zip(starts, drafts, starts[1:], rows.slots.tolist(), rows.is_first.tolist())
+
+
 def plan_recurrence(rows: StateRows) -> object:
-    return rows
+    return RecurrencePlan(rows)
+
+
+def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
+    assert isinstance(plan, RecurrencePlan)
+    numbers = dict(accepted)
+    for pool, slot, states in plan.behind:
+        if slot in numbers:
+            pool[slot] = states[numbers[slot] - 1]
 
 
 def short_convolution(
@@ -28,14 +53,17 @@ def short_convolution(
     *,
     has_silu: bool = False,
 ) -> Tensor:
-    assert isinstance(plan, StateRows)
+    assert isinstance(plan, RecurrencePlan)
     y = torch.empty_like(x)
-    for first, last, slot, is_first in _rows(plan):
+    for first, draft, last, slot, is_first in plan:
         tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
         inputs = torch.cat((tail, x[first:last]))
         windows = inputs.unfold(0, weight.shape[1], 1)  # [tokens, channels, kernel]
         y[first:last] = (widen(windows) * widen(weight)).sum(-1).to(x.dtype)
-        tails[slot] = inputs[last - first :]
+        ends = inputs.unfold(0, weight.shape[1] - 1, 1).transpose(1, 2)  # behind 0 tokens, 1, ...
+        tails[slot] = ends[draft - first]
+        if draft < last:
+            plan.behind.append((tails, slot, ends[draft - first + 1 :]))
     if bias is not None:
         y += bias
     return F.silu(y) if has_silu else y
@@ -80,10 +108,11 @@ def _scan(
 ) -> Tensor:
     """Each token writes its value, or with `rates` [T, heads] what its key does not give yet, at
     that rate. All in the dtype of the states."""
-    assert isinstance(plan, StateRows)
+    assert isinstance(plan, RecurrencePlan)
     out = torch.empty_like(values)
-    for first, last, slot, is_first in _rows(plan):
+    for first, draft, last, slot, is_first in plan:
         state = torch.zeros_like(states[slot]) if is_first else states[slot].clone()
+        behind: list[Tensor] = []
         for token in range(first, last):
             key, change = keys[token, :, :, None], values[token]  # [heads, key_dim, 1]
             state *= decays[token, :, None, None]
@@ -91,7 +120,11 @@ def _scan(
                 change = (change - (state * key).sum(1)) * rates[token, :, None]
             state += key * change[:, None]
             out[token] = (state * queries[token, :, :, None]).sum(1)
-        states[slot] = state
+            if token < draft:
+                states[slot] = state
+            else:
+                behind.append(state.clone())
+        plan.behind.append((states, slot, behind))
     return out
 
 
@@ -111,9 +144,6 @@ def normed_heads(q: Tensor, k: Tensor, num_value_heads: int) -> tuple[Tensor, Te
     return queries * q.shape[-1] ** -0.5, keys
 
 
-def _rows(rows: StateRows) -> list[tuple[int, int, int, bool]]:
-    starts = rows.query_start.tolist()
-    return list(zip(starts, starts[1:], rows.slots.tolist(), rows.is_first.tolist()))
-
-
-RECURRENCE = Recurrence(plan_recurrence, short_convolution, gated_delta_rule, state_space_scan)
+RECURRENCE = Recurrence(
+    plan_recurrence, short_convolution, gated_delta_rule, state_space_scan, accept_drafts
+)

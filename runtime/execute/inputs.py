@@ -209,7 +209,8 @@ def _adapters(rows: Sequence[Row], layout: StepLayout) -> npt.NDArray[np.int32] 
 
 def _state_rows(rows: Sequence[Row], layout: StepLayout) -> StateRows:
     slots = np.array([row.state_slot for row in rows], dtype=np.int64)
-    return StateRows(layout.query_start, slots, layout.starts == 0)
+    num_drafts = np.array([row.num_drafts for row in rows], dtype=np.int64)
+    return StateRows(layout.query_start, slots, layout.starts == 0, num_drafts)
 
 
 def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:

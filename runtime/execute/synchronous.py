@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class SynchronousSteps:
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
+        self._drafted: object | None = None  # the recurrence's plan of a step with drafts
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -63,6 +65,7 @@ class SynchronousSteps:
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
         if self._states is not None:
+            self._accept_drafts(plan.state_accepts)
             self._states.copy(plan.state_loads)
         hidden = self.forward(self._batch(inputs))
         if self._states is not None:
@@ -98,7 +101,15 @@ class SynchronousSteps:
         recurrence = self._kernels.recurrence
         if self._states is None or recurrence is None:
             return None
-        return recurrence.plan(inputs.state_rows)
+        planned = recurrence.plan(inputs.state_rows)
+        self._drafted = planned if inputs.state_rows.num_drafts.any() else None
+        return planned
+
+    def _accept_drafts(self, accepted: Sequence[tuple[int, int]]) -> None:
+        recurrence, drafted, self._drafted = self._kernels.recurrence, self._drafted, None
+        if accepted:
+            assert recurrence is not None and drafted is not None, "the step before had no drafts"
+            recurrence.accept_drafts(drafted, accepted)
 
     def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if inputs.sources is not None:

@@ -136,6 +136,9 @@ class StepPlan:
     masks: npt.NDArray[np.uint32] | None = field(default=None, compare=False)
     # NOTE: to be made in order, before the rows are computed.
     transfers: tuple[TierCopy, ...] = ()
+    # Of recurrent states, first of all: (slot, how many of the drafts that its row had in the plan
+    # before were right, from 1 on). A row leaves the state behind its inputs that are no drafts.
+    state_accepts: tuple[tuple[int, int], ...] = ()
     # Copies between slots of recurrent states, (from, to), in order: before the rows, behind them.
     state_loads: tuple[tuple[int, int], ...] = ()
     state_saves: tuple[tuple[int, int], ...] = ()

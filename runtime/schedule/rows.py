@@ -110,9 +110,9 @@ class StepDraft:
         )
         masks = _masks_of(self._masked, self._num_mask_words)
         states = self._kv_cache.states
-        loads, saves, written = NO_COPIES if states is None else states.take_copies()
+        accepts, loads, saves, written = NO_COPIES if states is None else states.take_copies()
         return InFlightStep(
-            StepPlan(step_id, tuple(rows), segments, masks, transfers, loads, saves),
+            StepPlan(step_id, tuple(rows), segments, masks, transfers, accepts, loads, saves),
             tuple([self._requests[index] for index in order]),
             tuple([self._publications[index] for index in order]),
             unsettled,

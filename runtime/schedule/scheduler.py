@@ -468,7 +468,10 @@ class Scheduler:
     def _take_back(self, request: Request, row: Row, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was."""
         assert self.speculation is not None
-        self.speculation.note(request, request.num_computed_tokens - row.known_end, is_over)
+        num_right = request.num_computed_tokens - row.known_end
+        self.speculation.note(request, num_right, is_over)
+        if self.kv_cache.states is not None:
+            self.kv_cache.states.accept_drafts(request, num_right)
         request.num_scheduled_tokens = request.num_computed_tokens
         self.kv_cache.trim(request)
 

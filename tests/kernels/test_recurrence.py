@@ -61,11 +61,20 @@ OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
 }
 
 
-def _rows(lengths: Sequence[int], firsts: Sequence[bool] = ()) -> StateRows:
+def _rows(
+    lengths: Sequence[int], firsts: Sequence[bool] = (), drafts: Sequence[int] = ()
+) -> StateRows:
     starts = np.cumsum([0, *lengths], dtype=np.int64)
     slots = np.arange(len(lengths), dtype=np.int64)[::-1] + 2
     is_first = np.array(firsts or [i % 2 == 0 for i in range(len(lengths))], dtype=np.bool_)
-    return StateRows(starts, slots.copy(), is_first)
+    num_drafts = np.array(drafts or [0] * len(lengths), dtype=np.int64)
+    return StateRows(starts, slots.copy(), is_first, num_drafts)
+
+
+def _row(length: int, slot: int) -> StateRows:
+    """One that goes on."""
+    no_drafts = np.array([0])
+    return StateRows(np.array([0, length]), np.array([slot]), np.array([False]), no_drafts)
 
 
 def _run(
@@ -107,12 +116,45 @@ def test_a_row_does_not_depend_on_others_nor_on_its_chunks(name: str, kernels: R
         alone = _draw(9, SLOTS, *OPS[name][1])
         parts, start = [], 0
         for length in chunks:
-            row = StateRows(np.array([0, length]), np.array([slot]), np.array([False]))
+            row = _row(length, slot)
             part = own[start : start + length]
             parts.append(OPS[name][0](kernels, part, alone, kernels.plan(row)))
             start += length
         torch.testing.assert_close(torch.cat(parts), together[3:133], atol=1e-11, rtol=1e-11)
         torch.testing.assert_close(alone[slot], pool[slot], atol=1e-11, rtol=1e-11)
+
+
+DRAFTED = ((1, 0), (4, 3), (70, 1), (7, 2), (2, 1), (12, 11), (1, 0))  # tokens, of these drafts
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_state_stands_behind_the_drafts_that_were_right(
+    name: str, kernels: Recurrence, share: float
+) -> None:
+    """Whatever the others were; what is computed of them does not depend on which are drafts."""
+    lengths, drafts = zip(*DRAFTED, strict=True)
+    x, firsts = 0.5 * _draw(4, sum(lengths), WIDTH), [i % 3 == 0 for i in range(len(DRAFTED))]
+    rows = _rows(lengths, firsts, drafts)
+    out, pool = _run_with_drafts(kernels, name, x, rows, [int(n * share) for n in drafts])
+    whole, _ = _run(REFERENCE, name, x, _rows(lengths, firsts), torch.float64)
+    torch.testing.assert_close(out, whole, atol=1e-11, rtol=1e-11)
+    kept = [length - drafted + int(drafted * share) for length, drafted in DRAFTED]
+    parts = [part[:num] for part, num in zip(x.split(lengths), kept, strict=True)]
+    _, expected = _run(REFERENCE, name, torch.cat(parts), _rows(kept, firsts), torch.float64)
+    torch.testing.assert_close(pool[rows.slots], expected[rows.slots], atol=1e-11, rtol=1e-11)
+
+
+def _run_with_drafts(
+    kernels: Recurrence, name: str, x: Tensor, rows: StateRows, num_right: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    op, shape = OPS[name]
+    pool, plan = _draw(9, SLOTS, *shape), kernels.plan(rows)
+    out = op(kernels, x, pool, plan)
+    right = zip(rows.slots.tolist(), num_right, strict=True)
+    kernels.accept_drafts(plan, [(slot, num) for slot, num in right if num])
+    return out, pool
 
 
 @pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
@@ -133,7 +175,7 @@ def test_a_decay_that_forgets_everything_is_finite() -> None:
     q, k, v, rates = _parts(_draw(4, tokens, WIDTH).float())
     decay = torch.full((tokens, HEADS), -400.0)
     pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
-    rows = StateRows(np.array([0, tokens]), np.array([2]), np.array([False]))
+    rows = _row(tokens, 2)
     beta = rates[:, :HEADS].sigmoid()
     out = CPU.gated_delta_rule(q, k, v, decay, beta, pool, CPU.plan(rows))
     assert out.isfinite().all() and pool.isfinite().all()

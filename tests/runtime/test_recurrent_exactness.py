@@ -18,6 +18,7 @@ from checkpoints import make_checkpoint
 from engine_thread import serving
 from fakes import FakeListener
 from mixtures import make_mixture
+from scripted_drafters import ScriptedDrafter, always_wrong, oracle, sometimes_right, speculate
 
 import stemma as st
 from stemma.errors import InvalidRequest
@@ -270,10 +271,45 @@ def test_what_needs_states_elsewhere_is_refused(folder: Path, tmp_path: Path) ->
         assert caught.value.field == named
 
 
-def test_speculation_is_off_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+DRAFTED_JOBS = [*range(4), *range(5, len(JOBS))]  # two have one prompt
+DRAFTED: dict[str, dict[str, Any]] = {
+    "whole": {"state_interval": 16},
+    "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
+    "pages of 16": {"page_size": 16, "chunked_prefill_size": 23, "max_running_requests": 3},
+    "few checkpoints": {"state_checkpoints": 2, "max_running_requests": 2, "kernels": "cpu"},
+}
+
+
+@pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
+@pytest.mark.parametrize("name", DRAFTED)
+def test_tokens_are_identical_whatever_is_drafted(
+    folder: Path, alone: list[list[int]], name: str, kind: str
+) -> None:
+    """Whoever goes on from where a request with drafts has ended, or was aborted."""
+    jobs, expected = [JOBS[i] for i in DRAFTED_JOBS], [alone[i] for i in DRAFTED_JOBS]
+    guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(random.Random(1))}
+    loaded = load(folder, **DRAFTED[name])
+    outputs = {tuple(prompt): output for (prompt, _), output in zip(jobs, expected)}
+    speculate(loaded.engine, ScriptedDrafter(outputs, guess[kind]))
+    for _ in range(2):
+        leaving = [request_of(loaded, prompt, sampling=sampling) for prompt, sampling in jobs]
+        for request in leaving:
+            loaded.engine.submit(request)
+        for request in leaving[::2]:
+            loaded.engine.step()
+            loaded.engine.abort(request)
+        assert outputs_of(serve(loaded, jobs)) == expected
+    longer = [((*prompt, *output), sampling) for (prompt, sampling), output in zip(jobs, expected)]
+    after_drafts = outputs_of(serve(loaded, longer))
+    loaded.engine.flush_cache()
+    assert outputs_of(serve(loaded, longer)) == after_drafts
+    stats = loaded.engine.scheduler.stats
+    assert stats.num_draft_tokens > 0 and (stats.num_accepted_tokens > 0) == (kind != "wrong")
+
+
+def test_models_with_states_are_guessed_for(folder: Path) -> None:
     loaded = LoadedModel(EngineConfig(model=folder, max_total_tokens=64))
-    assert loaded.engine.scheduler.speculation is None
-    assert "speculation is off" in caplog.text
+    assert loaded.engine.scheduler.speculation is not None
 
 
 def request_of(loaded: LoadedModel, prompt: Sequence[int], **fields: Any) -> Request:

@@ -203,6 +203,7 @@ class ScriptedExecutor:
         self.page_size = page_size
         self.has_states = has_states
         self.states: dict[int, int] = {}  # slot -> the chain behind its tokens; 0: worthless
+        self.behind_drafts: dict[int, list[int]] = {}  # by the last step: behind one draft, two ...
         self.can_overlap = can_overlap
         self.pending: deque[ScriptedStep] = deque()
         self.events: list[tuple[str, int]] = []  # submissions and result requests, in order
@@ -291,6 +292,9 @@ class ScriptedExecutor:
 
     def _advance_states(self, plan: StepPlan, *, spoils: bool) -> None:
         """Copies, rows, copies; `spoils`: all that is written is worthless."""
+        for slot, num_right in plan.state_accepts:
+            self.states[slot] = self.behind_drafts[slot][num_right - 1]
+        self.behind_drafts.clear()
         for source, target in plan.state_loads:
             self.states[target] = self.states[source]
         slots = [row.state_slot for row in plan.rows]
@@ -301,12 +305,18 @@ class ScriptedExecutor:
             found = self.states[row.state_slot] if row.start else before
             assert found == before, f"request {row.request_id} has the state of another prefix"
             failed = row.request_id in self.row_errors
-            self.states[row.state_slot] = 0 if failed else chain_of(row.input_ids, before)
+            num_known = len(row.input_ids) - row.num_drafts
+            chain = chain_of(row.input_ids[:num_known], before)
+            self.states[row.state_slot] = 0 if failed else chain
+            self.behind_drafts[row.state_slot] = [
+                chain := chain_of([draft], chain) for draft in row.input_ids[num_known:]
+            ]
         for source, target in plan.state_saves:
             assert source in slots and target not in slots
             self.states[target] = self.states[source]
         if spoils:
             written = [target for _, target in (*plan.state_loads, *plan.state_saves)]
+            written += [slot for slot, _ in plan.state_accepts]
             self.states.update(dict.fromkeys((*written, *slots), 0))
 
     def _completed(self, row: Row) -> Row:

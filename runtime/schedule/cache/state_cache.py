@@ -12,6 +12,9 @@ When it ends, or is preempted, its live slot becomes a checkpoint itself.
 A request begins at the last checkpoint of what it shares. Tokens between that and the end of the
 cached KV are *replayed*: computed for their state, their KV is not written again.
 
+A row with drafts leaves the state behind what is no draft. Once it is known how many were right,
+the live state is to move on behind those: the next plan does that first (`accepts`).
+
 Copies are collected for the next plan: `loads` are made in order before its rows, `saves` behind
 them. A slot that is given away while a copy from it is pending is written later in that order, so
 nobody has to hold it. No plan is made while one is in flight.
@@ -40,8 +43,10 @@ class StateOptions:
 
 
 class StateCopies(NamedTuple):
-    """Of a plan. `written`: checkpoints that its loads write; gone if the plan fails."""
+    """Of a plan. `accepts`: see `StepPlan`. `written`: checkpoints that its loads and accepts write;
+    gone if the plan fails."""
 
+    accepts: tuple[tuple[int, int], ...] = ()
     loads: tuple[SlotCopy, ...] = ()
     saves: tuple[SlotCopy, ...] = ()
     written: tuple[Checkpoint, ...] = ()
@@ -54,7 +59,7 @@ class StateCache:
     """Owns the pool's slots, and the copies that the next plan is to make.
 
     Invariant: a running request has a live slot, whose state is that of its first
-    `num_computed_tokens` tokens once the pending loads are made.
+    `num_computed_tokens` tokens once the pending accepts and loads are made.
     """
 
     def __init__(self, tree: RadixTree, options: StateOptions) -> None:
@@ -62,6 +67,7 @@ class StateCache:
         self.checkpoints = tree.checkpoints = Checkpoints(options.num_slots)
         self.interval = max(1, options.interval // page_size) * page_size
         self._tree = tree
+        self._accepts: dict[int, int] = {}  # by slot
         self._loads: list[SlotCopy] = []
         self._saves: list[SlotCopy] = []
         self._written: list[Checkpoint] = []
@@ -126,6 +132,11 @@ class StateCache:
         self._saves.append((request.state_slot, slot))
         return checkpoint
 
+    def accept_drafts(self, request: Request, num_right: int) -> None:
+        """Of the drafts of a running request's row the first `num_right` were right."""
+        if num_right:
+            self._accepts[request.state_slot] = num_right
+
     def keep_live(self, request: Request) -> None:
         """Make a checkpoint of where a running request stands, for others to go on from; its whole
         pages are published. No plan in flight names it."""
@@ -154,13 +165,18 @@ class StateCache:
         is_loaded = all(target != slot for _, target in self._loads)
         if not (is_loaded and 0 < position <= node.end):
             return False
-        return self.checkpoints.add(node, position, slot) is not None
+        checkpoint = self.checkpoints.add(node, position, slot)
+        if checkpoint is not None and slot in self._accepts:
+            self._written.append(checkpoint)
+        return checkpoint is not None
 
     def take_copies(self) -> StateCopies:
         """The copies of the plan that is being made."""
-        if not (self._loads or self._saves):
+        if not (self._accepts or self._loads or self._saves):
             return NO_COPIES
-        copies = StateCopies(tuple(self._loads), tuple(self._saves), tuple(self._written))
+        accepts, written = tuple(self._accepts.items()), tuple(self._written)
+        copies = StateCopies(accepts, tuple(self._loads), tuple(self._saves), written)
+        self._accepts.clear()
         self._loads.clear()
         self._saves.clear()
         self._written.clear()

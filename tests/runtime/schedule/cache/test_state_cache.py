@@ -4,11 +4,13 @@ state behind the tokens before it, and all slots add up after each step (EngineH
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from beam_requests import scripted_search, submit_beam
 from engine_harness import FAMILIES, EngineHarness, assert_right, hope
-from fakes import STOP_ID, FakeListener
+from fakes import STOP_ID, VOCAB_SIZE, FakeListener, expected_output
+from scripted_drafters import ScriptedDrafter, oracle, speculate
 
 from stemma.runtime.schedule.beam_search import BeamParams
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
@@ -167,19 +169,62 @@ def test_the_only_checkpoint_becomes_the_live_state_where_no_slot_is_left() -> N
     assert not any(plan.state_loads for plan in harness.executor.plans)
 
 
+def draft_for(harness: EngineHarness, rng: random.Random) -> None:
+    """Guess outputs, at times rightly."""
+
+    class Outputs(dict[tuple[int, ...], list[int]]):
+        def get(self, prompt: tuple[int, ...], default: object = None) -> list[int]:
+            return expected_output(prompt, 50)[0]
+
+    def guess(follows: Sequence[int]) -> list[int]:
+        wanted = follows[: rng.randrange(8)]
+        return [t if rng.random() < 0.8 else rng.randrange(VOCAB_SIZE) for t in wanted]
+
+    speculate(harness.engine, ScriptedDrafter(Outputs(), guess))
+
+
+def test_a_state_that_was_to_move_on_behind_drafts_is_gone_if_that_step_fails() -> None:
+    harness = harness_of(interval=512)
+    outputs = {tuple(TEXT[:30]): expected_output(TEXT[:30], 9)[0]}
+    speculate(harness.engine, ScriptedDrafter(outputs, oracle))
+    (first,) = ran(harness, TEXT[:30], max_tokens=6)
+    assert harness.engine.scheduler.stats.num_accepted_tokens
+    harness.executor.fail_steps = {len(harness.executor.plans) + 1}
+    failed = harness.submit([3, 2, 1])
+    harness.run()
+    assert failed.finish_reason is FinishReason.ERROR
+    (again,) = ran(harness, [*first.token_ids, 1], max_tokens=1)
+    assert again.num_cached_tokens == 0
+
+
+def test_a_call_goes_on_where_an_earlier_one_ended_amid_its_drafts() -> None:
+    harness = harness_of(interval=512)
+    outputs = {tuple(TEXT[:30]): expected_output(TEXT[:30], 9)[0]}
+    speculate(harness.engine, ScriptedDrafter(outputs, oracle))
+    (first,) = ran(harness, TEXT[:30], max_tokens=6)
+    (again,) = ran(harness, [*first.token_ids, 1], max_tokens=1)
+    assert again.num_cached_tokens == len(first.token_ids) - 1
+    assert harness.executor.num_computed == 30 + 5 + 2
+
+
+@pytest.mark.parametrize("has_drafts", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("num_checkpoints", [0, 3, 30])
-def test_random_requests_find_their_states(page_size: int, num_checkpoints: int) -> None:
+def test_random_requests_find_their_states(
+    page_size: int, num_checkpoints: int, has_drafts: bool
+) -> None:
     """In a pool that is too small, with aborts, preemptions, failed rows and steps, and pauses."""
     rng = random.Random(7 * page_size + num_checkpoints)
     harness = harness_of(
         num_checkpoints, 16, max_running=6, num_pages=150 // page_size, page_size=page_size,
         token_budget=48,
     )  # fmt: skip
-    harness.executor.fail_steps = set(rng.sample(range(1500), 12))
-    while len(harness.requests) < 500 or harness.engine.has_work:
+    harness.executor.fail_steps = set(rng.sample(range(900), 12))
+    if has_drafts:
+        draft_for(harness, rng)
+    while len(harness.requests) < 300 or harness.engine.has_work:
         for _ in range(rng.choice((0, 0, 1, 4))):
-            if len(harness.requests) < 500:
+            if len(harness.requests) < 300:
                 submit_random(harness, rng)
         if rng.random() < 0.05 and harness.requests:
             harness.engine.abort(rng.choice(harness.requests[-20:]))
@@ -192,7 +237,7 @@ def test_random_requests_find_their_states(page_size: int, num_checkpoints: int)
         assert_right(request)
     stats = harness.engine.scheduler.stats
     assert stats.num_preemptions and states_of(harness).num_replayed_tokens
-    assert stats.num_cached_tokens
+    assert stats.num_cached_tokens and bool(stats.num_accepted_tokens) == has_drafts
     harness.assert_nothing_held()
 
 
