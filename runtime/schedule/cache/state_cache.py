@@ -43,8 +43,8 @@ class StateOptions:
 
 
 class StateCopies(NamedTuple):
-    """Of a plan. `accepts`: see `StepPlan`. `written`: checkpoints that its loads and accepts write;
-    gone if the plan fails."""
+    """Of a plan. `accepts`: see `StepPlan`. `written`: checkpoints that its accepts and loads
+    write; gone if the plan fails."""
 
     accepts: tuple[tuple[int, int], ...] = ()
     loads: tuple[SlotCopy, ...] = ()

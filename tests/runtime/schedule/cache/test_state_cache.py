@@ -228,7 +228,7 @@ def test_random_requests_find_their_states(
                 submit_random(harness, rng)
         if rng.random() < 0.05 and harness.requests:
             harness.engine.abort(rng.choice(harness.requests[-20:]))
-        if rng.random() < 0.02:
+        if rng.random() < 0.1:
             hope(harness.engine)
         if rng.random() < 0.01:
             harness.engine.flush_cache()
@@ -236,7 +236,8 @@ def test_random_requests_find_their_states(
     for request in harness.requests:
         assert_right(request)
     stats = harness.engine.scheduler.stats
-    assert stats.num_preemptions and states_of(harness).num_replayed_tokens
+    assert stats.num_preemptions or page_size > 1
+    assert states_of(harness).num_replayed_tokens
     assert stats.num_cached_tokens and bool(stats.num_accepted_tokens) == has_drafts
     harness.assert_nothing_held()
 
