@@ -418,7 +418,7 @@ class ShortConvolution(Protocol):
     def __call__(
         self,
         x: Tensor,
-        weight: Tensor,
+        taps: Tensor,
         bias: Tensor | None,
         tails: Tensor,
         plan: object,
@@ -426,11 +426,11 @@ class ShortConvolution(Protocol):
         has_silu: bool = False,
     ) -> Tensor:
         """Causal convolution of each channel by itself over a row's tokens: x [T, channels] ->
-        [T, channels], a new tensor, y_t = sum over i of weight[:, i] * x_(t - kernel + 1 + i) +
-        bias, then silu with `has_silu`.
+        [T, channels], a new tensor, y_t = sum over i of taps[i] * x_(t - kernel + 1 + i) + bias,
+        then silu with `has_silu`.
 
-        weight [channels, kernel], bias [channels]; tails [num_slots, kernel - 1, channels]: the
-        last inputs of each row's sequence, oldest first.
+        taps [kernel, channels], contiguous, float32 or float64; bias [channels]; tails
+        [num_slots, kernel - 1, channels]: the last inputs of each row's sequence, oldest first.
         """
         ...
 

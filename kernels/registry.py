@@ -312,10 +312,12 @@ def _deterministic(dtype: torch.dtype, device: torch.device) -> Kernels:
         plan_lora=native_lora.plan_fixed_lora,
         plan_attention=native_deterministic.plan_attention,
         plan_latent_attention=native_deterministic.plan_latent_attention,
-        recurrence=None,
+        recurrence=reference_recurrence.RECURRENCE,
         segment_cost_tokens=native_deterministic.SEGMENT_COST_TOKENS,
         choices=_choices(
-            "native", "no row depends on another", {**_ON_A_CPU, **_without_recurrence()}
+            "native",
+            "no row depends on another",
+            {**_ON_A_CPU, **dict.fromkeys(_RECURRENCE, ("reference", "token by token"))},
         ),
     )
     return fixed if dtype is torch.bfloat16 else _in_float32(fixed)

@@ -98,7 +98,7 @@ def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
 
 def short_convolution(
     x: Tensor,
-    weight: Tensor,
+    taps: Tensor,
     bias: Tensor | None,
     tails: Tensor,
     plan: object,
@@ -107,7 +107,6 @@ def short_convolution(
 ) -> Tensor:
     assert isinstance(plan, RecurrencePlan)
     y = torch.empty_like(x)
-    taps = widen(weight).t().contiguous()  # [kernel, channels]
     if len(plan.single_tokens):
         at = slice(None) if plan.is_all_single else plan.single_tokens
         window = torch.cat((_taken(tails, plan), x[at, None]), 1)  # [N, kernel, channels]

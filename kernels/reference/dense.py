@@ -94,6 +94,16 @@ def sigmoid(x: Tensor) -> Tensor:
     return x.neg().exp_().add_(1).reciprocal_()
 
 
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x), of equal bits wherever a number stands."""
+    return sigmoid(x).mul_(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), of equal bits wherever a number stands."""
+    return x.abs().neg_().exp_().log1p_().add_(x.clamp(min=0))
+
+
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index)
 

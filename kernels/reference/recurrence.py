@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import Recurrence
 from ..state_rows import StateRows
-from .dense import widen
+from .dense import silu, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
 
 def short_convolution(
     x: Tensor,
-    weight: Tensor,
+    taps: Tensor,
     bias: Tensor | None,
     tails: Tensor,
     plan: object,
@@ -58,15 +57,15 @@ def short_convolution(
     for first, draft, last, slot, is_first in plan:
         tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
         inputs = torch.cat((tail, x[first:last]))
-        windows = inputs.unfold(0, weight.shape[1], 1)  # [tokens, channels, kernel]
-        y[first:last] = (widen(windows) * widen(weight)).sum(-1).to(x.dtype)
-        ends = inputs.unfold(0, weight.shape[1] - 1, 1).transpose(1, 2)  # behind 0 tokens, 1, ...
+        windows = inputs.unfold(0, len(taps), 1)  # [tokens, channels, kernel]
+        y[first:last] = (widen(windows) * taps.t()).sum(-1).to(x.dtype)
+        ends = inputs.unfold(0, len(taps) - 1, 1).transpose(1, 2)  # behind 0 tokens, 1, ...
         tails[slot] = ends[draft - first]
         if draft < last:
             plan.behind.append((tails, slot, ends[draft - first + 1 :]))
     if bias is not None:
         y += bias
-    return F.silu(y) if has_silu else y
+    return silu(widen(y)).to(y.dtype) if has_silu else y
 
 
 def gated_delta_rule(

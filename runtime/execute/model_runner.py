@@ -114,7 +114,7 @@ class ModelRunner:
         )
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
         if self.state_layout is not None:
-            _require_recurrence(model_config, self.kernels, str(device))
+            _require_recurrence(model_config, str(device))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
         self.segment_cost_tokens = (
@@ -422,16 +422,11 @@ def _pageable(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-def _require_recurrence(config: ModelConfig, kernels: Kernels, device: str) -> None:
+def _require_recurrence(config: ModelConfig, device: str) -> None:
     """Raises InvalidRequest where there are no kernels of recurrent layers."""
     if device != "cpu":
         allowed = f"cpu: {config.architecture} has recurrent layers, for which no GPU kernels exist"
         raise InvalidRequest.of("device", device, f"{allowed} yet")
-    if kernels.recurrence is None:
-        allowed = (
-            f"false: the kernels of {config.architecture}'s recurrent layers depend on batches"
-        )
-        raise InvalidRequest.of("deterministic", True, allowed)
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

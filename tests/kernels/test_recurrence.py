@@ -27,9 +27,10 @@ def _draw(seed: int, *shape: int) -> Tensor:
 
 
 def _convolve(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
-    weight, bias = _draw(1, CHANNELS, KERNEL).to(x.dtype), _draw(2, CHANNELS).to(x.dtype)
+    bias = _draw(2, CHANNELS).to(x.dtype)
+    taps = _draw(1, KERNEL, CHANNELS).to(torch.promote_types(x.dtype, torch.float32))
     inputs = x[:, :CHANNELS].contiguous()
-    return kernels.short_convolution(inputs, weight, bias, pool, plan, has_silu=True)
+    return kernels.short_convolution(inputs, taps, bias, pool, plan, has_silu=True)
 
 
 def _delta(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:

@@ -73,6 +73,11 @@ CASES: dict[str, tuple[str, Options]] = {
     "learned sinks in float32": ("GptOss", {"dtype": "float32"}),
     "latents": ("DeepseekV3", {}),
     "latents in float32": ("DeepseekV3", {"dtype": "float32"}),
+    "short convolutions": ("lfm2", {}),
+    "delta rule": ("Qwen3Next", {"state_interval": 64}),
+    "delta rule in float32": ("Qwen3_5", {"dtype": "float32", "state_interval": 64}),
+    "state-space scan": ("GraniteMoeHybrid", {}),
+    "state-space scan in float32": ("GraniteMoeHybrid", {"dtype": "float32"}),
 }
 
 
@@ -88,6 +93,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         made.add(name)
         if name in ("Qwen2Moe", "DeepseekV3"):
             make_mixture(folder, name, has_tokenizer=True)
+        elif name in ("Qwen3Next", "Qwen3_5", "GraniteMoeHybrid"):
+            make_mixture(folder, name, has_tokenizer=True, head_dim=16, init_std=0.3)
         elif name in ("GptOss", "mxfp4"):
             sizes = {"head_dim": 16, "sliding_window": 70, "intermediate_size": 64}
             make_mixture(folder, "GptOss", has_tokenizer=True, **sizes)
@@ -96,7 +103,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         elif name in ("first", "second"):
             make_adapter(folder, folder_of("llama"), rank=3, seed=len(name))
         else:
-            fields = {"gemma2": {"sliding_window": 70, "query_pre_attn_scalar": 16}}
+            fields: dict[str, Options] = {
+                "gemma2": {"sliding_window": 70, "query_pre_attn_scalar": 16},
+                "lfm2": {"num_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+            }
             make_checkpoint(folder, name, head_dim=16, init_std=0.3, **fields.get(name, {}))
         return folder
 

@@ -264,7 +264,6 @@ def test_what_needs_states_elsewhere_is_refused(folder: Path, tmp_path: Path) ->
         ({"host_kv_tokens": 100}, "host_kv_tokens"),
         ({"kv_store": tmp_path / "store"}, "kv_store"),
         ({"device": "cuda", "dtype": "float32", "kernels": "auto"}, "device"),
-        ({"deterministic": True, "dtype": "float32", "kernels": "auto"}, "deterministic"),
     ):
         with pytest.raises(InvalidRequest, match="recurrent layers") as caught:
             load(folder, **options)

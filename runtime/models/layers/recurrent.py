@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ....kernels.ops import Recurrence
-from ....kernels.reference.dense import sigmoid, widen
+from ....kernels.reference.dense import sigmoid, silu, softplus, widen
 from ...checkpoint.config.model_config import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
@@ -49,7 +48,7 @@ class ShortConvLayer:
             build, [f"{name}.in_proj"], in_features=size, out_features=[3 * size],
             bias=config.has_bias,
         )  # fmt: skip
-        self._weight = _convolution(build, f"{name}.conv", size, config.kernel_size)
+        self._taps = _taps(build, f"{name}.conv", size, config.kernel_size)
         self._bias = build.source.take(f"{name}.conv.bias", (size,)) if config.has_bias else None
         self._output = LinearLayer(
             build, [f"{name}.out_proj"], in_features=size, out_features=[size],
@@ -60,7 +59,7 @@ class ShortConvLayer:
         """See `RecurrentLayer`."""
         before, behind, inner = self._input(x, batch).chunk(3, -1)
         tails = batch.states[self._state_index].tails
-        mixed = self._convolve(before * inner, self._weight, self._bias, tails, batch.recurrence)
+        mixed = self._convolve(before * inner, self._taps, self._bias, tails, batch.recurrence)
         return self._output(behind * mixed, batch)
 
 
@@ -88,9 +87,7 @@ class GatedDeltaNet:
             )
             for names, sizes in parts
         )  # fmt: skip
-        self._weight = _convolution(
-            build, f"{name}.conv1d", config.num_channels, config.kernel_size
-        )
+        self._taps = _taps(build, f"{name}.conv1d", config.num_channels, config.kernel_size)
         wide = torch.promote_types(build.dtype, torch.float32)
         self._decay = -build.source.take(f"{name}.A_log", (heads,), wide).exp()
         self._step_bias = build.source.take(f"{name}.dt_bias", (heads,), wide)
@@ -107,7 +104,7 @@ class GatedDeltaNet:
         mixed, gate = self._projected(self._heads(x, batch))
         rates, steps = self._split_rates(self._rates(x, batch))
         mixed = self._kernels.short_convolution(
-            mixed, self._weight, None, state.tails, batch.recurrence, has_silu=True
+            mixed, self._taps, None, state.tails, batch.recurrence, has_silu=True
         )
         key_size = config.num_key_heads * config.key_dim
         q, k, v = torch.split(mixed, [key_size, key_size, self._value_size], -1)
@@ -116,13 +113,13 @@ class GatedDeltaNet:
             q.view(keys_shape),
             k.view(keys_shape),
             v.view(len(x), config.num_value_heads, config.value_dim),
-            self._decay * F.softplus(widen(steps) + self._step_bias),
+            self._decay * softplus(widen(steps) + self._step_bias),
             sigmoid(widen(rates)),
             state.matrices,
             batch.recurrence,
         )
         normed = self._norm(attended.view(-1, config.value_dim)).view(len(x), -1)
-        return self._output((widen(normed) * F.silu(widen(gate))).to(x.dtype), batch)
+        return self._output((widen(normed) * silu(widen(gate))).to(x.dtype), batch)
 
     def _projected(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """Queries, keys and values [T, num_channels], and gates [T, value_size]."""
@@ -165,7 +162,7 @@ class Mamba2Layer:
             out_features=[inner_size + num_channels + heads],
             bias=config.has_bias,
         )
-        self._weight = _convolution(build, f"{name}.conv1d", num_channels, config.kernel_size)
+        self._taps = _taps(build, f"{name}.conv1d", num_channels, config.kernel_size)
         self._bias: Tensor | None = None
         if config.has_convolution_bias:
             self._bias = build.source.take(f"{name}.conv1d.bias", (num_channels,))
@@ -190,14 +187,14 @@ class Mamba2Layer:
         sizes = [config.inner_size, config.num_channels, config.num_heads]
         gate, mixed, steps = torch.split(self._input(x, batch), sizes, -1)
         mixed = self._kernels.short_convolution(
-            mixed.contiguous(), self._weight, self._bias, state.tails, batch.recurrence,
+            mixed.contiguous(), self._taps, self._bias, state.tails, batch.recurrence,
             has_silu=True,
         )  # fmt: skip
         group_size = config.num_groups * config.state_dim
         values, k, q = torch.split(mixed, [config.inner_size, group_size, group_size], -1)
         groups_shape = (len(x), config.num_groups, config.state_dim)
         v = values.view(len(x), config.num_heads, config.head_dim)
-        steps = F.softplus(widen(steps) + self._step_bias).clamp_(*config.step_limit)
+        steps = softplus(widen(steps) + self._step_bias).clamp_(*config.step_limit)
         scanned = self._kernels.state_space_scan(
             q.view(groups_shape), k.view(groups_shape), v, steps, self._decay, state.matrices,
             batch.recurrence,
@@ -207,14 +204,15 @@ class Mamba2Layer:
 
     def _gated_norm(self, out: Tensor, gate: Tensor) -> Tensor:
         """Each group of heads is normed by itself, behind its gates."""
-        gated = (out * F.silu(widen(gate))).view(len(out), self._config.num_groups, -1)
+        gated = (out * silu(widen(gate))).view(len(out), self._config.num_groups, -1)
         normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self._eps)
         return normed.view(len(out), -1) * self._norm_weight
 
 
-def _convolution(build: ModelBuild, name: str, num_channels: int, kernel_size: int) -> Tensor:
-    """[num_channels, kernel_size]"""
-    return build.source.take(f"{name}.weight", (num_channels, 1, kernel_size)).squeeze(1)
+def _taps(build: ModelBuild, name: str, num_channels: int, kernel_size: int) -> Tensor:
+    """Of a convolution, as the kernels take them: [kernel_size, num_channels], wide."""
+    weight = build.source.take(f"{name}.weight", (num_channels, 1, kernel_size))
+    return widen(weight).squeeze(1).t().contiguous()
 
 
 def _kernels(build: ModelBuild) -> Recurrence:
