@@ -38,7 +38,7 @@ class RecurrencePlan:
 
     is_all_single: bool
     single_tokens: Tensor  # [N] int64, on the token axis
-    single_slots: Tensor  # [N] int64
+    single_slots: tuple[int, ...]  # N
     single_firsts: Tensor | None  # [N] bool; None: none begins
     long: tuple[tuple[int, int, int, bool], ...]
     drafted: tuple[tuple[int, int, int], ...]
@@ -76,7 +76,7 @@ def plan_recurrence(rows: StateRows) -> object:
     return RecurrencePlan(
         bool((ends - starts == 1).all()),
         torch.from_numpy(starts[is_single].copy()),
-        torch.from_numpy(rows.slots[is_single].copy()),
+        tuple(rows.slots[is_single].tolist()),
         torch.from_numpy(firsts.copy()) if firsts.any() else None,
         tuple(zip(*(column[~is_single].tolist() for column in columns))),
         tuple(zip(*(column[has_drafts].tolist() for column in drafts))),
@@ -110,7 +110,7 @@ def short_convolution(
     if len(plan.single_tokens):
         at = slice(None) if plan.is_all_single else plan.single_tokens
         window = torch.cat((_taken(tails, plan), x[at, None]), 1)  # [N, kernel, channels]
-        tails.index_copy_(0, plan.single_slots, window[:, 1:])
+        _put(tails, plan, window[:, 1:])
         y[at] = (window * taps).sum(1).to(x.dtype)
     for first, last, slot, is_first in plan.long:
         tail = torch.zeros_like(tails[slot]) if is_first else tails[slot]
@@ -182,8 +182,8 @@ def _scan(
         key, change = keys[at].unsqueeze(-1), values[at].unsqueeze(-2)  # [N, heads, key_dim, 1]
         if rates is not None:
             change = (change - key.transpose(-1, -2) @ state) * rates[at][..., None, None]
-        state += key * change
-        states.index_copy_(0, plan.single_slots, state)
+        state.addcmul_(key, change)
+        _put(states, plan, state)
         out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2)
     for first, last, slot, is_first in plan.long:
         state = torch.zeros_like(states[slot]) if is_first else states[slot]
@@ -266,11 +266,23 @@ def _chunks(first: int, last: int) -> list[slice]:
 
 
 def _taken(pool: Tensor, plan: RecurrencePlan) -> Tensor:
-    """The states of the rows of one token, a copy; zeros for those that begin."""
-    taken = pool.index_select(0, plan.single_slots)
+    """The states of the rows of one token, zeros for those that begin: a copy, or, of a single row,
+    the state itself."""
+    slots = plan.single_slots
+    if len(slots) == 1:
+        taken = pool[slots[0] : slots[0] + 1]
+    else:
+        taken = torch.stack([pool[slot] for slot in slots])
     if plan.single_firsts is not None:
         taken[plan.single_firsts] = 0
     return taken
+
+
+def _put(pool: Tensor, plan: RecurrencePlan, states: Tensor) -> None:
+    """Row by row: torch's `index_copy_` takes three times as long."""
+    for slot, state in zip(plan.single_slots, states):
+        if pool[slot].data_ptr() != state.data_ptr():
+            pool[slot] = state
 
 
 RECURRENCE = Recurrence(
