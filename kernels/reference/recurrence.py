@@ -62,7 +62,7 @@ def short_convolution(
         ends = inputs.unfold(0, len(taps) - 1, 1).transpose(1, 2)  # behind 0 tokens, 1, ...
         tails[slot] = ends[draft - first]
         if draft < last:
-            plan.behind.append((tails, slot, ends[draft - first + 1 :]))
+            plan.behind.append((tails, slot, tuple(ends[draft - first + 1 :])))
     if bias is not None:
         y += bias
     return silu(widen(y)).to(y.dtype) if has_silu else y
