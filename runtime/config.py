@@ -192,6 +192,19 @@ class EngineConfig:
         number(0.1, 600), metavar="S",
     )
 
+    max_images: int = flag(
+        32, "images in a prompt, of a model that reads them (default: %(default)s)",
+        integer(1, 65_536), heading="engine: images",
+    )
+    max_image_pixels: int = flag(
+        50_000_000, "pixels of an image before it is resized (default: %(default)s)",
+        integer(1, 1 << 28), metavar="N",
+    )
+    image_cache_mb: int = flag(
+        256, "memory for what images were encoded to (default: %(default)s)",
+        integer(1, 1 << 20), metavar="MB",
+    )
+
     enable_lora: bool = flag(
         False, "serve LoRA adapters, also those that are loaded while it runs",
         heading="engine: LoRA adapters",

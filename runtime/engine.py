@@ -36,6 +36,7 @@ from .config import (
     located,
 )
 from .execute.dtype_name import dtype_name
+from .images.registry import ImageLimits, ImageRegistry
 from .memory.disk.block_key import BlockLayout
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
@@ -48,6 +49,7 @@ from .schedule.cache.hint_actions import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
+from .schedule.image_encodings import ImageEncodings
 from .schedule.plan import FailedStep, PendingStep, StepPlan
 from .schedule.program_record import ProgramRecord
 from .schedule.queue.adapter_slots import AdapterSlots
@@ -113,10 +115,13 @@ class Engine:
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
         drafting: Drafting | None = None,
+        images: ImageEncodings | None = None,
+        num_layers: int = 1,
     ) -> None:
         """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
         executor computes the previous one, if it can. `adapters`: needed if requests have any.
+        `images`, `num_layers`: see schedule/scheduler.py.
         `clock`: for deadlines and leases, in seconds. `drafting`: guess tokens and verify them;
         steps are then not planned ahead."""
         self._executor = executor
@@ -138,6 +143,8 @@ class Engine:
             adapters=adapters,
             clock=clock,
             drafting=drafting,
+            images=images,
+            num_layers=num_layers,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
         self.step_log = StepLog()
@@ -286,6 +293,7 @@ class Engine:
             "speculation": {}
             if (drafts := self.scheduler.speculation) is None
             else drafts.describe(),
+            "images": {} if (images := self.scheduler.images) is None else images.describe(),
             "lora": {} if (slots := self.scheduler.adapters) is None else slots.describe(),
             "stats": {name: getattr(stats, name) for name in stats.__slots__},
         }
@@ -302,7 +310,13 @@ class LoadedModel:
         self.folder = Path(config.model)
         self.model_config = read_model_config(self.folder)
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
-        self.template = ChatTemplate(self.folder, self.tokenizer, config.chat_template)
+        vision = self.model_config.vision
+        self.template = ChatTemplate(
+            self.folder,
+            self.tokenizer,
+            config.chat_template,
+            image_token=None if vision is None else self.tokenizer.token_text(vision.image_token_id),
+        )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_no_states(self.config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
@@ -328,6 +342,7 @@ class LoadedModel:
                 num_state_checkpoints=config.state_checkpoints,
                 on_progress=on_progress,
             )
+        self.images = self._image_registry()
         weights = model_revision(
             self.folder,
             self.model_config,
@@ -359,6 +374,8 @@ class LoadedModel:
             has_overlap=not config.disable_overlap,
             drafting=self._drafting(),
             adapters=self._adapter_slots(),
+            images=self._image_encodings(),
+            num_layers=self.model_config.num_layers,
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
 
@@ -369,6 +386,25 @@ class LoadedModel:
             return None
         default = checkpoint_interval(runner.states.layout, runner.kv_layout)
         return StateOptions(runner.states.num_slots, self.config.state_interval or default)
+
+    def _image_registry(self) -> ImageRegistry | None:
+        """Where the vision tower is loaded. Raises ModelLoadError."""
+        vision, config = self.model_config.vision, self.config
+        if vision is None or self.runner.model.vision is None:
+            return None
+        limits = ImageLimits(config.max_images, config.max_image_pixels)
+        return ImageRegistry.of(self.folder, vision, limits)
+
+    def _image_encodings(self) -> ImageEncodings | None:
+        vision = self.model_config.vision
+        if vision is None or self.images is None:
+            return None
+        size = vision.num_feature_layers * vision.out_size * self.runner.dtype.itemsize
+        return ImageEncodings(
+            max_bytes=self.config.image_cache_mb << 20,
+            num_blocks=vision.num_blocks,
+            bytes_per_token=size,
+        )
 
     def _drafting(self) -> Drafting | None:
         config = self.config
@@ -463,6 +499,7 @@ class LoadedModel:
             kv=self.engine.scheduler.kv_cache,
             adapters=self.adapters,
             encoder=self._encoder(),
+            images=self.images,
             max_prompt_tokens=self.engine.max_model_len,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
         )
@@ -499,6 +536,7 @@ class LoadedModel:
             "max_model_len": self.engine.max_model_len,
             "max_running_requests": self.config.max_running_requests,
             "has_lora": self.config.has_lora,
+            "reads_images": self.images is not None,
             "template_knows_tools": self.template.knows_tools,
             **report_of(
                 model.architecture,

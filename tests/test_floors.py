@@ -41,7 +41,7 @@ SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
 FLOORS = {
     "runtime": (
         ("checkpoint", "tokenizer", "sessions"),
-        ("memory", "models", "speculate"),
+        ("images", "memory", "models", "speculate"),
         ("schedule",),
         ("programs", "config"),
         ("execute",),
@@ -96,6 +96,7 @@ PLANNERS = ("work_list", "attention_tiles", "availability")  # of kernels/triton
 # Whole packages and files of the runtime that never load torch, not even through others.
 HOST_HALF = (
     "tokenizer",
+    "images",
     "memory.copies",
     "memory.disk",
     "speculate",

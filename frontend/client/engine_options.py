@@ -53,6 +53,9 @@ class EngineOptions(TypedDict, total=False):
     grammar_timeout: float
     enable_lora: bool
     lora_paths: Mapping[str, str | Path] | Sequence[str | Path | tuple[str, str | Path]]
+    max_images: int
+    max_image_pixels: int
+    image_cache_mb: int
     lora_root: str | Path | None
     max_loras_per_batch: int
     max_loaded_loras: int | None

@@ -225,7 +225,7 @@ class Chat(Op):
 
     @property
     def num_chars(self) -> int:
-        """Of contents and fields."""
+        """Of contents and fields; images are not counted."""
         return sum(len(m.content) + len(m.fields or "") for m in self.messages)
 
     def to_wire(self) -> list[object]:
@@ -234,11 +234,13 @@ class Chat(Op):
 
 
 def message_to_wire(message: Message, slot: int | None = None) -> list[object]:
-    """`[role, content, fields?, parts?]`; `slot`: in place of the content."""
+    """`[role, content, fields?, parts?, images?]`; `slot`: in place of the content."""
     items: list[object] = [message.role, message.content if slot is None else slot]
-    if message.fields is not None or message.parts:
+    if message.fields is not None or message.parts or message.images:
         items.append(message.fields)
-    return [*items, message.parts] if message.parts else items
+    if message.parts or message.images:
+        items.append(message.parts)
+    return [*items, message.images] if message.images else items
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ class Tools(Op):
 
 @dataclass(frozen=True, slots=True)
 class Image(Op):
-    """An image within a message, by URL (`https:` or `data:`); for endpoints that read images."""
+    """An image, within a message or outside of any, by URL: `data:` for engines whose model reads
+    images, also `https:` for endpoints over HTTP that read them."""
 
     kind: ClassVar[str] = "image"
     url: str = ""
@@ -523,17 +526,33 @@ def _checked_messages(name: str, value: object) -> tuple[Message, ...]:
 
 
 def _checked_message(value: object) -> Message:
-    if not isinstance(value, list) or not 2 <= len(value) <= 4:
-        raise InvalidProgram.of("messages", value, "[role, content, fields?, parts?] each")
-    role, content, fields, parts = [*value, None, None][:4]
+    if not isinstance(value, list) or not 2 <= len(value) <= 5:
+        raise InvalidProgram.of("messages", value, "[role, content, fields?, parts?, images?] each")
+    role, content, fields, parts, images = [*value, None, None, None][:5]
     told = None if fields is None else _checked_str("fields", fields)
     message = Message(_checked_str("role", role), _checked_str("content", content), told)
+    message = message._replace(images=_checked_images(images, len(parts or ())))
     if not parts:
         return message
     lengths = _checked_ids("parts", parts, MAX_PARTS)
     if sum(lengths) != len(message.content):
         raise InvalidProgram.of("parts", sum(lengths), f"{len(message.content)} characters in all")
     return message._replace(parts=lengths)
+
+
+def _checked_images(value: object, num_parts: int) -> tuple[tuple[int, str], ...]:
+    if not value:
+        return ()
+    pairs = _require_list("images", value, MAX_PARTS)
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or type(pair[0]) is not int or not isinstance(pair[1], str):  # type: ignore[index]
+            raise InvalidProgram.of("images", "...", "[number of parts before it, URL] each")
+    placed = [(int(at), str(url)) for at, url in pairs]  # type: ignore[misc]
+    places = [at for at, _ in placed]
+    if places != sorted(places) or places[0] < 0 or places[-1] > num_parts:
+        raise InvalidProgram.of("images", places[:100], f"ascending places in [0, {num_parts}]")
+    return tuple(placed)
 
 
 def _checked_choices(name: str, value: object) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ class CapturedForward:
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> hidden [T, hidden_size], see `Decoder.forward`."""
         key = (len(batch.input_ids), batch.adapters is not None)
-        if self._capture is None or key[0] > MAX_CAPTURED_TOKENS:
+        is_recorded = key[0] <= MAX_CAPTURED_TOKENS and batch.images is None
+        if self._capture is None or not is_recorded:
             return self._forward(batch)
         if key not in self._replays:
             result, self._replays[key] = self._record(batch, self._capture)

@@ -85,7 +85,7 @@ class StepInputs:
     token_ids: Int64Array  # [T], 0 where the token is not known yet
     # [T] row of the previous plan that sampled the token, or NO_SOURCE; None: all are known
     sources: Int64Array | None
-    positions: Int64Array  # [T]
+    positions: Int64Array  # [T], or [3, T]; see `ForwardBatch`
     slots: Int64Array  # [T]
     attention_rows: AttentionRows
     adapters: npt.NDArray[np.int32] | None  # [T] slots, 0: no adapter; None: no token has one
@@ -171,11 +171,13 @@ class InputBuilder:
             page_size=self._page_size,
             segments=_segments(plan),
         )
+        if any(row.images for row in rows):
+            np.maximum(token_ids, 0, out=token_ids)  # an image's are no ids of the vocabulary
         return StepInputs(
             layout=layout,
             token_ids=token_ids,
             sources=_sources(rows, layout),
-            positions=positions,
+            positions=_turned(rows, layout, positions),
             slots=self._slots(rows, layout, positions),
             attention_rows=attention_rows,
             adapters=_adapters(rows, layout),
@@ -192,6 +194,29 @@ class InputBuilder:
             kv_starts = np.array([row.kv_start for row in rows], dtype=np.int64)
             slots[positions < kv_starts[layout.row_of_token()]] = self.spare_slot
         return slots
+
+
+def _turned(rows: Sequence[Row], layout: StepLayout, positions: Int64Array) -> Int64Array:
+    """The positions by which queries and keys are turned: [T], or [3, T] with images in the step.
+    """
+    shifts = np.array([row.rope_shift for row in rows], dtype=np.int64)
+    has_images = any(row.images for row in rows)
+    if not has_images and not shifts.any():
+        return positions
+    turned: Int64Array = positions + np.repeat(shifts, layout.lengths)
+    if not has_images:
+        return turned
+    turned = np.tile(turned, (3, 1))
+    for row, start, end in zip(rows, layout.query_start, layout.query_start[1:], strict=False):
+        for part in row.images:
+            first = int(start) + part.start
+            behind = first + part.length
+            at = np.arange(part.first, part.first + part.length)
+            turned[0, first:behind] = part.base
+            turned[1, first:behind] = part.base + at // part.columns
+            turned[2, first:behind] = part.base + at % part.columns
+            turned[:, behind:end] = positions[behind:end] + part.rope_shift
+    return turned
 
 
 def _segments(plan: StepPlan) -> npt.NDArray[np.int32]:

@@ -17,6 +17,7 @@ from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
+from .image_features import ImageFeatures
 from .inputs import NO_SOURCE, InputBuilder, StepInputs, plan_attentions, wanted_logits
 from .sampler import Sampler
 
@@ -47,6 +48,7 @@ class SynchronousSteps:
         self._config = config
         self._num_adapter_slots = num_adapter_slots
         self._states = states
+        self._images = None if model.vision is None else ImageFeatures(model.vision)
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
@@ -57,8 +59,11 @@ class SynchronousSteps:
         started = time.perf_counter()
         payloads = self._transfer.run(plan.transfers)
         transfer_s = time.perf_counter() - started if plan.transfers else None
+        errors = () if self._images is None else self._images.run(plan)
         if not plan.rows:
-            return FinishedStep(StepResult(plan.step_id, (), None, transfer_s, payloads))
+            return FinishedStep(
+                StepResult(plan.step_id, (), None, transfer_s, payloads, image_errors=errors)
+            )
         started = time.perf_counter()
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
@@ -67,7 +72,7 @@ class SynchronousSteps:
         if self._states is not None:
             self._accept_drafts(plan.state_accepts)
             self._states.copy(plan.state_loads)
-        hidden = self.forward(self._batch(inputs))
+        hidden = self.forward(self._batch(plan, inputs))
         if self._states is not None:
             self._states.copy(plan.state_saves)
         logits = None
@@ -80,9 +85,11 @@ class SynchronousSteps:
         self._is_sampled = readout.is_sampled
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
         duration_s = time.perf_counter() - started
-        return FinishedStep(StepResult(plan.step_id, rows, duration_s, transfer_s, payloads))
+        return FinishedStep(
+            StepResult(plan.step_id, rows, duration_s, transfer_s, payloads, image_errors=errors)
+        )
 
-    def _batch(self, inputs: StepInputs) -> ForwardBatch:
+    def _batch(self, plan: StepPlan, inputs: StepInputs) -> ForwardBatch:
         layers, adapters = self._pool.layers, None
         if inputs.adapters is not None:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots)
@@ -95,6 +102,7 @@ class SynchronousSteps:
             adapters=adapters,
             states=() if self._states is None else self._states.layers,
             recurrence=self._recurrence(inputs),
+            images=None if self._images is None else self._images.rows(plan, inputs.layout),
         )
 
     def _recurrence(self, inputs: StepInputs) -> object | None:

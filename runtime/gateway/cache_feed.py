@@ -14,6 +14,7 @@ A follower that is behind is told nothing until it has caught up, and then all a
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -98,11 +99,14 @@ class CacheFeed:
     def _described(self, change: Change) -> list[Any]:
         assert self._bytes is not None
         ids, written = change.token_ids, self._bytes
+        if min(ids, default=0) < 0:  # an image's; the text of what is behind it stands for both
+            ids = array("i", [token_id for token_id in ids if token_id >= 0])
         if change.namespace is not None and ids and ids[0] in self._tokenizer.bos_ids:
             text = b"".join(map(written.__getitem__, ids[1:]))
         else:
             text = b"".join(map(written.__getitem__, ids))
         namespace = None if change.namespace is None else str(change.namespace)
+        num_tokens = len(change.token_ids)
         return [
-            change.kind, change.node, change.other, namespace, text.decode("latin-1"), len(ids)
+            change.kind, change.node, change.other, namespace, text.decode("latin-1"), num_tokens
         ]  # fmt: skip

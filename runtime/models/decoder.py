@@ -13,6 +13,7 @@ from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
 from .layers.norm import norm_of
 from .layers.rotary import LayerRotary
+from .vision.tower import VisionTower
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +31,34 @@ class Decoder:
         ]
         self._norm = norm_of(build, f"{name}.{config.final_norm}", config.hidden_size)
         self._rotary = LayerRotary(build)
-        for prefix in config.unread_weights:
+        self.vision: VisionTower | None = None
+        unread_weights = config.unread_weights
+        if config.vision is not None and build.device.type != "cuda":
+            self.vision = VisionTower(build, config.vision)
+        elif config.vision is not None:
+            unread_weights = (*unread_weights, config.vision.weight_prefix)
+        for prefix in unread_weights:
             build.source.skip(prefix)
-        if config.unread_weights:
-            unread = ", ".join(f"{prefix}*" for prefix in config.unread_weights)
+        if unread_weights:
+            unread = ", ".join(f"{prefix}*" for prefix in unread_weights)
             logger.info("%s: not loaded: %s", config.architecture, unread)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """input_ids, positions [T] int64 -> hidden [T, hidden_size], normed, in the model's dtype.
+        """input_ids [T] int64, positions as the batch's -> hidden [T, hidden_size], normed, in the
+        model's dtype.
 
         Writes the T tokens' KV to `batch.kv_layers`, and the rows' states to `batch.states`.
         """
         rotaries = self._rotary.at(positions)
         residual = self._vocab.embed(input_ids)
+        images = batch.images
+        if images is not None:
+            residual[images.places] = images.features[0]
         x: Tensor | None = None
-        for layer, rotary in zip(self._layers, rotaries, strict=True):
+        for index, (layer, rotary) in enumerate(zip(self._layers, rotaries, strict=True), 1):
             x = layer(x, residual, rotary, batch)
+            if images is not None and index < len(images.features):
+                x[images.places] += images.features[index]
         return self._norm(x, residual) if x is not None else self._norm(residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -10,11 +10,23 @@ from ...kernels.ops import KVLayer, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """The tokens of a step that are an image's, M of T, and what they are in place of ids."""
+
+    places: Tensor  # [M] int64, on the token axis
+    # [1 + layers, M, hidden_size]: their embeddings, then what is added behind each of the first
+    # layers
+    features: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """All of a model's input to `forward`. T tokens, R rows."""
 
     input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64, of each token in its own sequence
+    # [T] int64, of each token in its own sequence; [3, T] if some are in an image's grid: time,
+    # height and width
+    positions: Tensor
     slot_mapping: Tensor  # [T] int64, where each token's KV goes; distinct except for padding
     kv_layers: tuple[KVLayer, ...]
     # The kernels' plans for the R rows, one for each of the config's attention_kinds.
@@ -23,3 +35,4 @@ class ForwardBatch:
     adapters: object | None = None
     states: tuple[RecurrentState, ...] = ()  # of all slots, a layer each
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
+    images: ImageRows | None = None  # None: all tokens are of the vocabulary

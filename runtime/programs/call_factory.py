@@ -17,6 +17,7 @@ from ...frontend.protocol.ir import seed_of_sample
 from ...frontend.protocol.numbers import RANGES
 from ..checkpoint.config.embedding_config import DECODER_POOLINGS
 from ..checkpoint.lora.adapter import Adapter
+from ..images.image import ImageSpan, spans_of
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
 from ..schedule.plan import Encoding
@@ -221,6 +222,7 @@ class CallFactory:
         listener: GenCall | SelectCall | PromptScores | EmbedCall | BeamCall,
         adapter: Adapter | None,
     ) -> Request:
+        images = self._images(prompt)
         namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
         branch.namespace = namespace
         return Request(
@@ -236,7 +238,19 @@ class CallFactory:
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
             shared_ends=(branch.fork_length,),
+            images=images,
         )
+
+    def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
+        """Raises InvalidRequest for more than a prompt may have."""
+        registry = self.context.images
+        if registry is None:
+            return ()
+        spans, most = spans_of(prompt, registry.by_id), registry.limits.max_images
+        if len(spans) > most:
+            allowed = f"at most {most} in a prompt (max_images)"
+            raise InvalidRequest.of("image", f"{len(spans)} images", allowed)
+        return spans
 
     def _gen_call(
         self,
@@ -364,6 +378,10 @@ def _prompt_scores(params: ir.GenParams, prompt: array[int]) -> PromptScores | N
     is_int = isinstance(start, int) and not isinstance(start, bool)
     if not is_int or not 0 <= start <= len(prompt):
         allowed = f"an integer in [0, {len(prompt)}], the prompt's length"
+        raise InvalidRequest.of("logprob_start", start, allowed)
+    images = [place for place in range(start, len(prompt)) if prompt[place] < 0]
+    if images:
+        allowed = f"at least {images[-1] + 1}: an image's tokens have no log probabilities"
         raise InvalidRequest.of("logprob_start", start, allowed)
     return PromptScores(prompt, start, params.logprobs)
 

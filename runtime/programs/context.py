@@ -16,6 +16,7 @@ from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ...frontend.protocol import ir
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.registry import AdapterRegistry
+from ..images.registry import ImageRegistry
 from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
@@ -129,6 +130,7 @@ class ProgramContext:
     max_text_chars: int = 1 << 24  # a longer text fits no prompt, however it is tokenized
     encoder: Encoder | None = None  # set: the model generates nothing
     texts: TextThreads | None = None  # for long ones; None: each is tokenized at once
+    images: ImageRegistry | None = None  # None: the model reads only text
 
     def adapter(self, name: str | None) -> Adapter | None:
         """The adapter of this name; None: the model as it is. Raises InvalidRequest or

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ...errors import InvalidRequest
 from ...frontend.protocol import ir
 from ...frontend.protocol.branch import Branch
+from ..images.image import Image
 from ..tokenizer.transcript import TextChange, Transcript
 from .calls import Call
 from .client_leases import MAX_ASKED, AskedHint
@@ -28,7 +29,7 @@ class Value:
 class Prepared(NamedTuple):
     """What an op needs, tokenized: the branch's transcript up to it; how the text before it reads
     now, if that is to be told; a select's choices, each with its ids; a gen's prediction, as ids;
-    why the op fails behind its text; what an embed op embeds."""
+    why the op fails behind its text; what an embed op embeds; the images of the op."""
 
     transcript: Transcript
     text_change: TextChange | None = None
@@ -36,6 +37,7 @@ class Prepared(NamedTuple):
     prediction: array[int] = array("i")  # not to change
     failure: InvalidRequest | None = None
     embedded: EmbeddedText | None = None
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

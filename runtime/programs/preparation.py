@@ -15,7 +15,10 @@ from itertools import accumulate
 
 from ...errors import InvalidProgram, InvalidRequest, PromptTooLong
 from ...frontend.protocol import ir
-from ..tokenizer.tokenizer import MAX_TEXT_CHARS
+from ...frontend.protocol.chat_message import Message
+from ..images.image import Image
+from ..images.registry import ImageRegistry
+from ..tokenizer.tokenizer import MAX_TEXT_CHARS, UNLOCKED_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
 from .client_leases import AskedHint
 from .context import ProgramContext
@@ -47,6 +50,8 @@ class Preparation:
         match self.op:
             case ir.Tokens():
                 return num_chars + TOKEN_CHARS * len(self.op.token_ids)
+            case ir.Image():
+                return num_chars + UNLOCKED_CHARS  # to decode takes long, whatever its length
             case ir.Select():
                 num_ids = sum(map(len, self.op.choice_ids or ()))
                 return num_chars + sum(map(len, self.op.choices)) + TOKEN_CHARS * num_ids
@@ -58,6 +63,7 @@ class Preparation:
                 return num_chars + len(self.op.tools)
             case ir.Chat():
                 num_chars = self.op.num_chars + TURN_CHARS * len(self.op.messages)
+                num_chars += UNLOCKED_CHARS * any(m.images for m in self.op.messages)
                 return num_chars + self.transcript.num_unwritten_chars
             case ir.Gen() | ir.Embed():
                 op = self.op
@@ -99,7 +105,9 @@ class Preparation:
             case ir.Tools():
                 return Prepared(transcript, transcript.use_tools(op.tools))
             case ir.Chat():
-                return Prepared(transcript, self._begin_with_chat(op))
+                return self._begin_with_chat(op)
+            case ir.Image():
+                return self._append_image(op)
             case ir.Gen():  # what was before is final now
                 change = transcript.settle()
                 return Prepared(transcript, change, prediction=self._predicted(op.params))
@@ -154,10 +162,49 @@ class Preparation:
             return [num_tokens] * len(ends)
         return self.context.tokenizer.tokens_before(text, ends)  # which encodes it once more
 
-    def _begin_with_chat(self, op: ir.Chat) -> TextChange:
+    def _begin_with_chat(self, op: ir.Chat) -> Prepared:
         self._require_fits(sum(len(message.content) for message in op.messages), "messages")
         find_turn = partial(self.context.assistant_turns.find, self.namespace)
-        return self.transcript.begin_with_chat(op.messages, find_turn)
+        messages, images = self._with_images(op.messages)
+        change = self.transcript.begin_with_chat(messages, find_turn)
+        return Prepared(self.transcript, change, images=images)
+
+    def _with_images(
+        self, messages: Sequence[Message]
+    ) -> tuple[Sequence[Message], tuple[Image, ...]]:
+        """The messages with what stands for their images in place of URLs."""
+        num_images = sum(len(message.images) for message in messages)
+        if not num_images:
+            return messages, ()
+        registry, images = self._registry(), list[Image]()
+        most = registry.limits.max_images
+        if num_images > most:
+            allowed = f"at most {most} in a prompt (max_images)"
+            raise InvalidRequest.of("image", f"{num_images} images", allowed)
+        placed = []
+        for message in messages:
+            found = [(at, registry.image(url, self.namespace)) for at, url in message.images]
+            images += [image for _, image in found]
+            slots = tuple((at, self._place(image)) for at, image in found)
+            placed.append(message._replace(images=slots))
+        return placed, tuple(images)
+
+    def _append_image(self, op: ir.Image) -> Prepared:
+        image = self._registry().image(op.url, self.namespace)
+        template, transcript = self.context.template, self.transcript
+        text = template.image_text(image.token_id, image.num_tokens)
+        transcript.append_ids(
+            template.encode(text, goes_on=bool(transcript.ids)), template.shown(text)
+        )
+        return Prepared(transcript, images=(image,))
+
+    def _place(self, image: Image) -> str:
+        return self.context.template.place(image.token_id, image.num_tokens)
+
+    def _registry(self) -> ImageRegistry:
+        if self.context.images is None:
+            raise InvalidProgram("image: the model reads only text", "image")
+        return self.context.images
 
     def _append_tokens(self, op: ir.Tokens) -> TextChange:
         largest, vocab_size = max(op.token_ids, default=0), self.context.vocab_size

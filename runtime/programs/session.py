@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import InvalidProgram
 from ...frontend.protocol import ir, wire
 from ...frontend.protocol.interpreter import Emit, Interpreter
+from ..images.image import Image
 from ..schedule.cache.hint_actions import Outcome
 from ..schedule.program_record import ProgramRecord
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
@@ -96,6 +97,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._num_marks = 0  # laid in this turn
         self._rests: dict[_Rest, EngineBranch] = {}
         self._num_forked_tokens = 0
+        self._images: dict[int, Image] = {}  # of all branches: kept while the program may name them
         self._gens_end = False  # with what they have
         self._is_replayable = is_replayable
         self._given: dict[tuple[int, int], Kept] = {}
@@ -208,8 +210,6 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if isinstance(op, ir.Pause):
             self._pauses[branch] = op
             return True
-        if isinstance(op, ir.Image):
-            raise InvalidProgram("image: the model reads only text", "image")
         if isinstance(op, ir.Resume):
             if op.drops_message:
                 branch.begun.drop_message()
@@ -226,6 +226,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         if prepared is None:
             return False
         branch.transcript = prepared.transcript
+        self._images.update((image.token_id, image) for image in prepared.images)
         branch.pending_text.clear()
         if self._fails_as_given(branch, op):
             return False
@@ -246,6 +247,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             case ir.Tokens() | ir.Chat() | ir.RoleBegin() | ir.RoleEnd() | ir.Tools():
                 assert prepared.text_change is not None
                 self._emit_text_change(branch, op, prepared.text_change)
+                return True
+            case ir.Image():
                 return True
         return self._carry_out_flow(branch, op)
 

@@ -58,6 +58,22 @@ class Encoding(NamedTuple):
     num_first: int | None = None  # of a pair with types: tokens of the first one
 
 
+class ImagePart(NamedTuple):
+    """The part of an image that a row computes: `length` tokens from input `start` on.
+
+    Positions in its grid are `(base, base + row, base + column)`, its tokens row by row; what is
+    behind it goes on at `rope_shift` beyond the tokens' own positions.
+    """
+
+    key: int  # of the image's features
+    start: int  # index of the first of the row's inputs that is the image's
+    length: int
+    first: int  # which of the image's tokens that is
+    base: int  # where its grid begins
+    columns: int  # tokens a row of the grid
+    rope_shift: int
+
+
 class Row(NamedTuple):
     """One request's part of a step.
 
@@ -92,6 +108,10 @@ class Row(NamedTuple):
     state_slot: int = 0  # of its recurrent state, where the model has one
     kv_start: int = 0  # KV of the inputs before this position is there already: it is kept
     encoding: Encoding | None = None  # set, and the inputs are a whole text: an encoder's row
+    # What is added to the inputs' positions to turn them: images before them take fewer. Up to the
+    # first of `images`, each of which says it for what follows.
+    rope_shift: int = 0
+    images: tuple[ImagePart, ...] = ()  # ascending; their inputs are no ids of the vocabulary
 
     @property
     def known_end(self) -> int:
@@ -118,11 +138,33 @@ class SharedSegment:
         return (self.token_end - self.token_start) * (self.row_end - self.row_start - 1)
 
 
+class ImageSource(Protocol):
+    """An image to be encoded, as the executor sees it."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+
+    def patches(self) -> npt.NDArray[np.float32]:
+        """[rows * columns, patch_dim], as the vision tower takes them. Raises for bytes that are
+        no image after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSlice:
+    """So many blocks more of an image's way through the vision tower; behind the last one its
+    features are kept as `key`. `source`: with the first slice."""
+
+    key: int
+    num_blocks: int
+    source: ImageSource | None = field(default=None, compare=False)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: rows in depth-first order of the radix tree, and the segments they share.
 
-    A plan may have transfers and no rows.
+    A plan may have transfers or images to encode, and no rows.
 
     Segments may be nested; the outermost come first, and those of a row cover its tokens from 0 on
     without a gap.
@@ -142,6 +184,8 @@ class StepPlan:
     # Copies between slots of recurrent states, (from, to), in order: before the rows, behind them.
     state_loads: tuple[tuple[int, int], ...] = ()
     state_saves: tuple[tuple[int, int], ...] = ()
+    dropped_images: tuple[int, ...] = ()  # keys whose features are not needed: before the next
+    encodes: tuple[EncodeSlice, ...] = ()  # in order, before the rows are computed
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +233,7 @@ class StepResult:
     duration_s: float | None = None
     transfer_s: float | None = None  # of the transfers before
     payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in order
+    image_errors: tuple[tuple[int, str], ...] = ()  # keys that have no features, and why
 
 
 class PendingStep(Protocol):

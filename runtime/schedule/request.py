@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..images.image import ImageSpan
 from .plan import Adjustment, Encoding, RowResult, TokenLogprob
 from .sampling_params import SamplingParams
 
@@ -139,6 +140,7 @@ class Request:
     hidden: HiddenSum | None = None  # set: compute an embedding
     encoding: Encoding | None = None  # set: an encoder computes it, whole and in one step
     vector: npt.NDArray[np.float64] | None = None  # that the encoder has made
+    images: tuple[ImageSpan, ...] = ()  # among the prompt's tokens
     stop_ids: frozenset[int] = frozenset()  # tokens that end it: stop tokens, and EOS
     grammar: PendingGrammar | None = None  # that the output must match
     prediction: array[int] = field(default_factory=lambda: array("i"))  # of the output; see drafter
@@ -326,7 +328,7 @@ class Request:
 
 def _adjustment_of(prompt: array[int], params: SamplingParams) -> Adjustment:
     """The part that is the same in all of a request's steps, built once."""
-    prompt_ids = set(prompt) if params.has_repetition_penalty else ()
+    prompt_ids = {t for t in set(prompt) if t >= 0} if params.has_repetition_penalty else ()
     return Adjustment(
         prompt_ids=array("i", prompt_ids),
         bias_ids=array("i", (token_id for token_id, _ in params.logit_bias)),

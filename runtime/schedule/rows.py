@@ -14,8 +14,9 @@ from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
 from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
+from .image_rows import image_parts
 from .in_flight import InFlightStep
-from .plan import PageUpdate, Row, StepPlan
+from .plan import EncodeSlice, PageUpdate, Row, StepPlan
 from .request import Request, Scoring
 from .speculation import Speculation, Verified
 from .tree_order import depth_first, shared_segments
@@ -98,7 +99,12 @@ class StepDraft:
         )
 
     def finish(
-        self, step_id: int, transfers: tuple[TierCopy, ...], unsettled: PendingCopies
+        self,
+        step_id: int,
+        transfers: tuple[TierCopy, ...],
+        unsettled: PendingCopies,
+        dropped_images: tuple[int, ...] = (),
+        encodes: tuple[EncodeSlice, ...] = (),
     ) -> InFlightStep:
         """The plan, its rows in depth-first order of the tree, with what they share and their
         masks."""
@@ -112,7 +118,18 @@ class StepDraft:
         states = self._kv_cache.states
         accepts, loads, saves, written = NO_COPIES if states is None else states.take_copies()
         return InFlightStep(
-            StepPlan(step_id, tuple(rows), segments, masks, transfers, accepts, loads, saves),
+            StepPlan(
+                step_id,
+                tuple(rows),
+                segments,
+                masks,
+                transfers,
+                accepts,
+                loads,
+                saves,
+                dropped_images,
+                encodes,
+            ),
             tuple([self._requests[index] for index in order]),
             tuple([self._publications[index] for index in order]),
             unsettled,
@@ -142,6 +159,7 @@ def _row_of(
         pooled_from = request.hidden.first_wanted(start, end, len(token_ids))
     elif request.encoding is None and (end == len(token_ids) or from_previous is not None):
         sampling = request.sampling
+    shift, images = image_parts(request.images, start, end) if request.images else (0, ())
     mask, adjustment = None, None
     if sampling is not None:
         adjustment = request.adjustment_after(from_previous is not None)
@@ -167,6 +185,8 @@ def _row_of(
         state_slot=request.state_slot,
         kv_start=request.num_published,
         encoding=request.encoding,
+        rope_shift=shift,
+        images=images,
     )
 
 

@@ -21,6 +21,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     which drafts are verified     speculation.py
     what a row has generated      outputs.py
     which hypotheses go on        beams.py
+    which images are encoded      image_encodings.py
 
 A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
 """
@@ -35,9 +36,10 @@ from ..speculate.drafter import Drafting
 from .beams import Beams
 from .cache.kv_cache import KVCacheManager
 from .grammar_uptake import GrammarUptake, begin_output
+from .image_encodings import ImageEncodings
 from .in_flight import Held, InFlight, InFlightStep
 from .outputs import Outputs, note_lost
-from .plan import Row, StepPlan, StepResult
+from .plan import EncodeSlice, Row, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
@@ -80,12 +82,15 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.perf_counter,
         drafting: Drafting | None = None,
+        images: ImageEncodings | None = None,
+        num_layers: int = 1,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
-        seconds. `drafting`: there is no overlap then."""
+        seconds. `drafting`: there is no overlap then. `images`: needed where requests have any;
+        `num_layers`: the decoder's, by which what an image costs is measured."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -104,8 +109,16 @@ class Scheduler:
         self._open: set[Request] = set()  # that were added and have not finished
         self.new_tokens = NewTokenEstimate(self.output_share)
         self._running = RunningRequests(max_running_requests, self.new_tokens, adapters)
+        self.images = images
+        self._num_layers = num_layers
         self.admission = Admission(
-            kv_cache, self.waiting, self.working_set, self.new_tokens, self.limits, self.stats
+            kv_cache,
+            self.waiting,
+            self.working_set,
+            self.new_tokens,
+            self.limits,
+            self.stats,
+            images,
         )
         num_tokens = kv_cache.num_pages * kv_cache.page_size
         self.claims = Claims(self.shares, self.new_tokens, max_running_requests, num_tokens)
@@ -235,6 +248,8 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.begin_step()
         self.kv_cache.begin_step()
+        if self.images is not None:
+            self.images.begin_step()
         for request in self.kv_cache.take_fetched():
             self.waiting.add(request)
         self._take_grammars()
@@ -249,17 +264,34 @@ class Scheduler:
         if self.speculation is not None:
             draft.add_drafts(self.speculation, self.token_budget)
         self._is_stalled = False
-        if not draft.rows and not self._in_flight:
+        dropped, encodes = self._image_work()
+        if not draft.rows and not encodes and not self._in_flight:
             self._sleep()
         transfers, unsettled = self.kv_cache.take_transfers()
-        if not draft.rows and not transfers:
+        if not (draft.rows or transfers or dropped or encodes):
             return None
         self._step_id += 1
-        planned = draft.finish(self._step_id, transfers, unsettled)
+        planned = draft.finish(self._step_id, transfers, unsettled, dropped, encodes)
         self.stats.num_shared_tokens += sum(s.num_saved_tokens for s in planned.plan.segments)
         self.stats.num_overlapped_steps += bool(self._in_flight)
         self._in_flight.add(planned)
         return planned.plan
+
+    def _image_work(self) -> tuple[tuple[int, ...], tuple[EncodeSlice, ...]]:
+        """Images to drop, and so much of others as costs what is left of a step for prompts."""
+        if self.images is None:
+            return (), ()
+        return self.images.take(self.limits.num_left * self._num_layers)
+
+    def _computable(self, request: Request, num_tokens: int, cut: list[CutPrompt]) -> int:
+        """How many of a running request's next tokens can be computed; one that waits for an image
+        makes those wait that share it."""
+        if self.images is None or not request.images:
+            return num_tokens
+        num_tokens = self.images.computable(request, min(num_tokens, request.num_ready))
+        if num_tokens == 0:
+            cut.append((request, request.num_scheduled_tokens))
+        return num_tokens
 
     def _sleep(self) -> None:
         """Nothing can run: until something happens, or until a time that is known."""
@@ -299,7 +331,8 @@ class Scheduler:
             num_tokens = 1
             if request.num_ready > 1:
                 self.kv_cache.catch_up(request)
-                num_tokens = self.limits.take(request, self.kv_cache.max_chunk(request, budget))
+                most = self.kv_cache.max_chunk(request, budget)
+                num_tokens = self.limits.take(request, self._computable(request, most, cut))
                 if num_tokens == 0:
                     continue
             end = request.num_scheduled_tokens + num_tokens
@@ -425,6 +458,8 @@ class Scheduler:
         self.kv_cache.unpublish(planned.suspects)
         self.kv_cache.settle(planned.plan, result)
         self.kv_cache.prove(planned.publications)
+        for key, error in result.image_errors:
+            self._fail_image(key, error)
         if not planned.requests:
             return
         self.stats.num_steps += 1
@@ -490,6 +525,8 @@ class Scheduler:
         NOTE: the device must be done with both.
         """
         plans = self._in_flight.take_all()
+        if self.images is not None:
+            self.images.reset()
         first = plans[0]
         errors = {r: error for r in first.requests if r not in first.void}
         for request in self.running[:]:
@@ -527,6 +564,14 @@ class Scheduler:
                 self.kv_cache.suspect(bad)
                 self._in_flight.close()
         self._end_failed({request: errors[request] for request in ended})
+
+    def _fail_image(self, key: int, error: str) -> None:
+        """An image could not be encoded: those who need it end."""
+        assert self.images is not None, "nobody asked for images"
+        for request in self.images.fail(key):
+            if not request.is_finished:
+                request.error = f"an image could not be encoded: {error}"
+                self._finish(request, FinishReason.ERROR)
 
     def _begin_again(self, request: Request) -> None:
         if request.beam is not None:

@@ -324,7 +324,7 @@ class _Texts:
 
     def best(self, room: int, tail: Sequence[int]) -> tuple[DraftText | None, Draft]:
         """The draft of which most is expected to be right."""
-        drafts = [(text, text.propose(room, tail)) for text in self._texts]
+        drafts = [(text, _before_image(text.propose(room, tail))) for text in self._texts]
         found = [(text, draft) for text, draft in drafts if draft.tokens]
         if not found:
             return None, NO_DRAFT
@@ -333,6 +333,12 @@ class _Texts:
     def close(self) -> None:
         for text in self._texts:
             text.close()
+
+
+def _before_image(draft: Draft) -> Draft:
+    """What a model can say of a draft: it may be from a prompt, where an image followed."""
+    end = next((i for i, token_id in enumerate(draft.tokens) if token_id < 0), None)
+    return draft if end is None else draft.first(end)
 
 
 def _num_expected(found: tuple[DraftText, Draft]) -> float:

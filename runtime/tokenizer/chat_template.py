@@ -86,13 +86,27 @@ class ChatTemplate:
     """Renders messages; thread-safe. Raises ModelLoadError for a template that is not jinja2,
     InvalidRequest for a `chosen` one that is not there."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, chosen: str | None = None) -> None:
-        """`chosen`: name or file of the template to use for everything."""
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        chosen: str | None = None,
+        *,
+        image_token: str | None = None,
+    ) -> None:
+        """`chosen`: name or file of the template to use for everything; `image_token`: by which it
+        stands in for an image, where the model reads them."""
         sources = find_templates(folder, tokenizer.config, chosen)
         self.is_fallback = not sources
         sources = sources or {DEFAULT: _FALLBACK}
         self._default, self._source = sources[DEFAULT], "\n".join(sources.values())
         self._guard = ClientTextGuard(tokenizer.special_texts, STRUCTURE_MARKS)
+        secret = secrets.randbits(64)  # private-use characters and a number that no text can guess
+        self._image_token = image_token or ""
+        self._image = f"\ue005{secret}\ue006"  # what the template writes in place of that token
+        self._placed_image = re.compile(f"\ue005{secret}:(-[0-9]+)x([0-9]+)\ue006")
+        if image_token:
+            sources = {n: s.replace(image_token, self._image) for n, s in sources.items()}
         environment = template_sandbox(self._to_json)
         try:
             self._templates = {n: environment.from_string(s) for n, s in sources.items()}
@@ -104,18 +118,21 @@ class ChatTemplate:
             *(find_reads(environment.parse(source)) for source in sources.values())
         )
         self.knows_tools = "tools" in self._reads or TOOL_USE in sources
-        secret = secrets.randbits(64)  # private-use characters and a number that no text can guess
         self._placeholder = f"\ue000{secret}-{{index}}\ue001"
         self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")
         self._cache: dict[tuple[object, ...], list[str]] = {}
         self._guarded_args: dict[bytes, dict[str, Any]] = {}
         self._num_cached_chars = 0
         self._takes_parts = self._probe_parts()
+        self._around_image = self._probe_image() if image_token else None
 
     # --- chats ------------------------------------------------------------------------------------
 
     def messages(self, messages: Sequence[Message]) -> list[TemplateMessage]:
-        """A chat's messages, ready to be written. Raises InvalidProgram."""
+        """A chat's messages, ready to be written; their images are by `place`. Raises
+        InvalidProgram."""
+        if self._around_image is None and any(message.images for message in messages):
+            raise _knows_no_images()
         guarded, takes_parts = self._guard.guarded, self._takes_parts
         return [
             TemplateMessage(message, index, guarded, takes_parts=takes_parts)
@@ -136,9 +153,11 @@ class ChatTemplate:
         for arguments, nothing in _VARIANTS if has_variants else _VARIANTS[:1]:
             try:
                 values = [m.values(arguments=arguments, nothing=nothing) for m in messages]
-                return self._rendered(values, open_turn, args)
+                text = self._rendered(values, open_turn, args)
             except Exception as error:  # a template is a program: it can raise anything
                 failure = failure or error
+            else:
+                return self._with_images(text, [slot for m in messages for slot in m.images])
         raise self._refusal([message.role for message in messages], failure) from failure
 
     def write_continued(
@@ -159,6 +178,16 @@ class ChatTemplate:
     def encode(self, text: str, *, goes_on: bool = True) -> array[int]:
         """Ids of a rendered text, or of a part of one: the template's special tokens are
         recognised, clients' are not. `goes_on`: it is behind other text."""
+        if not self._image_token:
+            return self._encoded(text, goes_on)
+        parts = self._placed_image.split(text)
+        ids = self._encoded(parts[0], goes_on)
+        for token_id, num_tokens, part in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            ids.extend(array("i", [int(token_id)]) * int(num_tokens))
+            ids.extend(self._encoded(part, True))
+        return ids
+
+    def _encoded(self, text: str, goes_on: bool) -> array[int]:
         ids = array("i")
         for piece, is_plain in self._guard.pieces(text):
             if is_plain:
@@ -170,7 +199,43 @@ class ChatTemplate:
 
     def shown(self, text: str) -> str:
         """A rendered text, or a part of one, as it reads."""
-        return self._guard.shown(text)
+        text = self._guard.shown(text)
+        return self._placed_image.sub(self._image_token, text) if self._image_token else text
+
+    # --- images -----------------------------------------------------------------------------------
+
+    def place(self, token_id: int, num_tokens: int) -> str:
+        """What stands for an image in a rendered text: `encode` makes of it so many tokens."""
+        return f"{self._image[:-1]}:{token_id}x{num_tokens}{self._image[-1]}"
+
+    def image_text(self, token_id: int, num_tokens: int) -> str:
+        """An image as the template writes it within a user's message. Raises InvalidProgram."""
+        if self._around_image is None:
+            raise _knows_no_images()
+        return self._around_image.replace(self._image, self.place(token_id, num_tokens))
+
+    def _with_images(self, text: str, placed: Sequence[str]) -> str:
+        """The rendered text with the images in place of the template's stand-ins."""
+        if not placed:
+            return text
+        parts = text.split(self._image)
+        if len(parts) != len(placed) + 1:
+            written = f"{len(parts) - 1} of {len(placed)} images"
+            raise InvalidProgram(f"the chat template writes {written}", "messages")
+        return parts[0] + "".join(map("".join, zip(placed, parts[1:], strict=True)))
+
+    def _probe_image(self) -> str | None:
+        """How the template writes an image between two texts, with the stand-in; None: it knows no
+        images."""
+        first, last = (self._placeholder.format(index=index) for index in range(2))
+        texts = ({"type": "text", "text": slot} for slot in (first, last))
+        parts = [next(texts), {"type": "image"}, next(texts)]
+        try:
+            text = self._rendered([{"role": "user", "content": parts}], False, NO_TEMPLATE_ARGS)
+        except Exception:  # a template is a program: it can raise anything
+            return None
+        between = text.partition(first)[2].partition(last)[0]
+        return between if between.count(self._image) == 1 and last in text else None
 
     # --- programs' messages -----------------------------------------------------------------------
 
@@ -338,10 +403,14 @@ class ChatTemplate:
             self._num_cached_chars = num_chars
 
 
+def _knows_no_images() -> InvalidProgram:
+    return InvalidProgram("image: the model's chat template knows none", "image")
+
+
 def _num_chars(message: Mapping[str, Any]) -> int:
     content = message.get("content")
     if isinstance(content, list):
-        return sum(len(part["text"]) for part in content)
+        return sum(len(part.get("text", "")) for part in content)
     return len(content or "")
 
 

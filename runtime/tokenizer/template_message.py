@@ -51,7 +51,8 @@ class TemplateMessage:
     def __init__(
         self, message: Message, index: int, guarded: Callable[..., Any], *, takes_parts: bool
     ) -> None:
-        """`guarded`: of ClientTextGuard; `takes_parts`: whether a content in parts stays so."""
+        """`guarded`: of ClientTextGuard; `takes_parts`: whether a content in parts stays so. Of the
+        message's images the URLs are what the template's stand-ins are replaced with."""
         self.role = message.role
         if not ROLE.fullmatch(message.role):
             allowed = "a word such as system, user or assistant"
@@ -59,6 +60,7 @@ class TemplateMessage:
         self._fields = _read_fields(message, f"messages.{index}.fields")
         self._guarded = guarded
         self.is_own_word = message.role == "assistant"
+        self.images = [slot for _, slot in message.images]
         self.content: Any = self._content(message, takes_parts)
         self._known: dict[Arguments, dict[str, Any]] = {}
 
@@ -86,6 +88,8 @@ class TemplateMessage:
             raise InvalidProgram("nothing can be generated in a message without content")
         if isinstance(self.content, list):
             last = self.content[-1]
+            if "text" not in last:
+                return self.holding([*self.content, {"type": "text", "text": text}])
             return self.holding([*self.content[:-1], {**last, "text": last["text"] + text}])
         return self.holding(self.content + text)
 
@@ -94,12 +98,25 @@ class TemplateMessage:
             if message.content or not self.is_own_word:
                 raise InvalidProgram.of("content", None, "left out by an assistant's message alone")
             return NOTHING
+        if message.images:
+            return self._with_images(message)
         if not message.parts or not takes_parts:
             return self._guarded(message.content, is_own_word=self.is_own_word)
-        ends = list(accumulate(message.parts))
+        return self._text_parts(message)
+
+    def _text_parts(self, message: Message) -> list[dict[str, Any]]:
+        whole = [len(message.content)] if message.content else []
+        ends = list(accumulate(message.parts)) or whole
         texts = [message.content[b:e] for b, e in zip([0, *ends], ends, strict=False)]
         guarded = [self._guarded(text, is_own_word=self.is_own_word) for text in texts]
         return [{"type": "text", "text": text} for text in guarded]
+
+    def _with_images(self, message: Message) -> list[dict[str, Any]]:
+        texts, parts, done = self._text_parts(message), [], 0
+        for place, _ in message.images:
+            parts += [*texts[done:place], {"type": "image"}]
+            done = place
+        return [*parts, *texts[done:]]
 
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         calls = self._fields.get("tool_calls")

@@ -201,7 +201,10 @@ class Tokenizer:
 
     @panic_raises(EngineError, "the model's tokenizer cannot decode these tokens")
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids; bytes that are no whole character become U+FFFD."""
+        """Text of ids; bytes that are no whole character become U+FFFD. Ids below 0 are an image's,
+        which has none."""
+        if min(ids, default=0) < 0:
+            ids = [token_id for token_id in ids if token_id >= 0]
         if len(ids) < UNLOCKED_TOKENS:
             text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
         else:  # a batch is decoded without the interpreter's lock: other threads can run

@@ -18,6 +18,7 @@ from ....kernels.model_options import (
 )
 from .rope_scaling import RopeScaling
 from .score_fields import ScoreLabels
+from .vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,10 @@ class DecoderConfig:
     has_gates: bool = True  # of dense feed-forward blocks; else down(activation(up(x)))
     logits_bias: bool = False  # of the output projection
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
+    vision: VisionConfig | None = None  # set: the checkpoint has a vision tower that can be loaded
+    # Of positions in an image's grid: which axis (0 time, 1 height, 2 width) turns each rotated
+    # pair. None: positions have one axis.
+    rope_axes: tuple[int, ...] | None = None
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
     names: LayerNames = LayerNames()
     final_norm: str = "norm"  # the checkpoint's name

@@ -50,6 +50,7 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
 
 OUTPUT = "lm_head."
 PART = "language_model."
+TOWER = "visual."  # of Qwen2.5-VL's first files, whose decoder is no part
 PART_DECODER, MOVED_DECODER = f"{PART}model.", f"model.{PART}"
 _DECODER = "model."
 _EMBEDDING = "embed_tokens.weight"
@@ -59,6 +60,8 @@ def names_asked_for(stored: Collection[str]) -> dict[str, str]:
     """The stored names of all tensors, by the names that models request."""
     if f"{MOVED_DECODER}{_EMBEDDING}" in stored:
         return {_name_of_part(name): name for name in stored}
+    if f"{_DECODER}{_EMBEDDING}" in stored and any(name.startswith(TOWER) for name in stored):
+        return {_name_beside_tower(name): name for name in stored}
     if _EMBEDDING not in stored:
         return {name: name for name in stored}
     return {name if name.startswith(OUTPUT) else f"{_DECODER}{name}": name for name in stored}
@@ -68,3 +71,7 @@ def _name_of_part(name: str) -> str:
     if name.startswith(MOVED_DECODER):
         return f"{PART_DECODER}{name.removeprefix(MOVED_DECODER)}"
     return f"{PART}{name}" if name.startswith(OUTPUT) else name.removeprefix(_DECODER)
+
+
+def _name_beside_tower(name: str) -> str:
+    return f"{PART}{name}" if name.startswith((_DECODER, OUTPUT)) else name

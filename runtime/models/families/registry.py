@@ -44,6 +44,7 @@ from .qwen_next import (
     read_qwen3_5_with_images,
     read_qwen3_next,
 )
+from .qwen_vl import read_qwen2_5_vl, read_qwen3_vl
 from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
 from .stablelm import read_stablelm
@@ -96,6 +97,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Qwen3_5ForConditionalGeneration": read_qwen3_5_with_images,
     "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
     "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe_with_images,
+    "Qwen2_5_VLForConditionalGeneration": read_qwen2_5_vl,
+    "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "Lfm2ForCausalLM": read_lfm2,
     "Lfm2MoeForCausalLM": read_lfm2_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,

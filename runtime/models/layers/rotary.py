@@ -65,6 +65,16 @@ class RotaryTable:
         """positions [T] int64 -> cos, sin, each [T, 1, rotary_dim]; sin's first half is negated."""
         return self._gather(self._cos, positions), self._gather(self._sin, positions)
 
+    def at_axes(self, positions: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [3, T] int64, axes [rotary_dim] int64: which of the three turns each dimension
+        -> as `at`."""
+        cos, sin = (
+            torch.stack([self._gather(table, each) for each in positions])
+            for table in (self._cos, self._sin)
+        )
+        index = axes.expand(1, *cos.shape[1:])
+        return cos.gather(0, index)[0], sin.gather(0, index)[0]
+
 
 class LayerRotary:
     """The rotary embedding of each layer: one table, and one lookup a step, for each kind."""
@@ -74,6 +84,9 @@ class LayerRotary:
         ropes = config.layer_ropes
         distinct = list(dict.fromkeys(ropes))
         self._query_scaling, self._dtype = config.query_scaling, build.dtype
+        self._axes: Tensor | None = None
+        if config.rope_axes is not None:
+            self._axes = torch.tensor(config.rope_axes * 2, device=build.device)
         self._table_of_layer = [distinct.index(rope) for rope in ropes]
         self.tables = [
             RotaryTable(
@@ -89,7 +102,11 @@ class LayerRotary:
         ]
 
     def at(self, positions: Tensor) -> list[Rotary]:
-        """positions [T] int64 -> [num_layers]"""
+        """positions [T] or [3, T] int64, see `ForwardBatch` -> [num_layers]"""
+        if positions.dim() == 2:
+            assert self._axes is not None, "the model's positions have one axis"
+            in_grid = [Rotary(*table.at_axes(positions, self._axes)) for table in self.tables]
+            return [in_grid[table] for table in self._table_of_layer]
         scale = None
         if self._query_scaling is not None:
             scale = query_scale(positions, self._query_scaling).to(self._dtype)

@@ -22,6 +22,7 @@ from enum import Enum
 
 from ....errors import OutOfPages
 from ..cache.kv_cache import KVCacheManager
+from ..image_encodings import ImageEncodings
 from ..request import Request
 from ..stats import SchedulerStats
 from .policy import OutputShare
@@ -126,6 +127,7 @@ class Admission:
         new_tokens: NewTokenEstimate,
         limits: PromptLimits,
         stats: SchedulerStats,
+        images: ImageEncodings | None = None,
     ) -> None:
         self._kv_cache = kv_cache
         self._waiting = waiting
@@ -133,6 +135,7 @@ class Admission:
         self._new_tokens = new_tokens
         self._limits = limits
         self._stats = stats
+        self._images = images
         self.has_parked = False  # in this step
         self.has_unasked = False  # the step's round ended before all had been offered
         self.unplaced: Request | None = None  # for which the step's round had no pages
@@ -211,6 +214,8 @@ class Admission:
             self._kv_cache.load(request)
             self._kv_cache.restore(request)
             most = self._kv_cache.max_chunk(request, budget)
+            if self._images is not None and request.images:
+                most = self._images.computable(request, min(most, request.num_ready))
             num_tokens = self._limits.take(request, most)
             self._kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
         except OutOfPages:

@@ -59,6 +59,11 @@ class PromptLimits:
             return None
         return max(_MIN_CHUNK, int((slowdown - 1.0) * decode_s / token_s))
 
+    @property
+    def num_left(self) -> int:
+        """Tokens of long prompts that the step may still take."""
+        return self._token_budget if self._long is None else self._long
+
     def max_chunk(self, request: Request, budget: int) -> int:
         """What is left of `budget` for a request's prompt."""
         if self._long is not None and self._is_long(request):

@@ -1,0 +1,1 @@
+"""Images of prompts: bytes to patches, and the token ids that stand for them."""

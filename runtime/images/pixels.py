@@ -1,0 +1,95 @@
+"""Images' bytes to patches, as transformers' Qwen2VLImageProcessor makes them with Pillow.
+
+The one file that imports Pillow and needs the extra `vision`. Bytes are hostile until they are
+decoded: their size is read and judged before their pixels are.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import InvalidRequest
+from .processor_config import ProcessorConfig
+from .sizes import resized
+
+try:
+    import PIL.Image
+    import PIL.ImageOps
+except ImportError:  # pragma: no cover - the extra is not installed
+    HAS_PILLOW = False
+else:
+    HAS_PILLOW = True
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+_ALLOWED = "a PNG, JPEG, GIF, WebP or BMP file that is whole"
+
+
+def checked_size(data: bytes, config: ProcessorConfig, max_pixels: int) -> tuple[int, int]:
+    """Rows and columns of the patches that `patches` makes; decodes the image to be sure that it
+    can. `max_pixels`: before it is resized. Raises InvalidRequest."""
+    image = _opened(data, max_pixels)
+    height, width = resized(image.height, image.width, config)
+    return height // config.patch_size, width // config.patch_size
+
+
+def patches(data: bytes, config: ProcessorConfig, max_pixels: int) -> npt.NDArray[np.float32]:
+    """[rows * columns, patch_dim]: the first frame, upright, on white where it is transparent. The
+    patches of a token stand together. Raises InvalidRequest."""
+    image = _opened(data, max_pixels)
+    height, width = resized(image.height, image.width, config)
+    image = image.resize((width, height), resample=PIL.Image.Resampling.BICUBIC)
+    pixels = (np.asarray(image).astype(np.float64) * (1 / 255)).astype(np.float32)
+    mean, std = (np.array(each, dtype=np.float32) for each in (config.mean, config.std))
+    return _cut((pixels - mean) / std, config)
+
+
+def _cut(pixels: npt.NDArray[np.float32], config: ProcessorConfig) -> npt.NDArray[np.float32]:
+    """[height, width, 3] -> [N, 3 * frames * patch_size**2]"""
+    height, width, _ = pixels.shape
+    merge, patch, frames = config.merge_size, config.patch_size, config.temporal_patch_size
+    rows, columns = height // (patch * merge), width // (patch * merge)
+    split = pixels.reshape(rows, merge, patch, columns, merge, patch, 3)
+    ordered = split.transpose(0, 3, 1, 4, 6, 2, 5)  # token, patch within it, channel, pixel
+    repeated = np.repeat(ordered[:, :, :, :, :, None], frames, axis=5)
+    return np.ascontiguousarray(repeated.reshape(rows * columns * merge**2, -1))
+
+
+def _opened(data: bytes, max_pixels: int) -> PIL.Image.Image:
+    """The decoded image in RGB."""
+    if not HAS_PILLOW:
+        raise InvalidRequest("image: no images can be read: pip install 'stemma-lm[vision]'", "image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata, and of sizes that are judged here
+            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+            _require_pixels(image, max_pixels)
+            return _in_rgb(PIL.ImageOps.exif_transpose(image))
+    except InvalidRequest:
+        raise
+    except PIL.Image.DecompressionBombError:
+        raise _too_large("more", max_pixels) from None
+    except Exception as error:  # a decoder may raise anything over hostile bytes
+        shown = f"{len(data)} bytes ({type(error).__name__})"
+        raise InvalidRequest.of("image", shown, _ALLOWED) from None
+
+
+def _require_pixels(image: PIL.Image.Image, max_pixels: int) -> None:
+    if image.width * image.height > max_pixels:
+        raise _too_large(f"{image.width} x {image.height}", max_pixels)
+
+
+def _too_large(shown: str, max_pixels: int) -> InvalidRequest:
+    allowed = f"at most {max_pixels} pixels (max_image_pixels)"
+    return InvalidRequest.of("image", f"{shown} pixels", allowed)
+
+
+def _in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return PIL.Image.alpha_composite(white, image).convert("RGB")

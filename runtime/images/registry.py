@@ -1,0 +1,122 @@
+"""The images that programs have sent: one object, and one token id, for equal bytes.
+
+Ids are given in turn and never again, so no two images share one. What is remembered of an image
+that nobody has any more is its id and its grid: whoever sends it again meets its KV in the cache,
+and need not decode it. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from ...errors import InvalidRequest
+from ..checkpoint.config.vision_config import VisionConfig
+from .image import Image
+from .pixels import checked_size, patches
+from .processor_config import ProcessorConfig
+
+MAX_KNOWN = 1 << 16  # images that nobody has any more
+_FIRST, _LAST = -1, -(1 << 31)  # token ids
+_DATA = "data:"
+_HOW = "of images by path, bytes or file the client makes one"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Of what a program may send."""
+
+    max_images: int  # in one prompt
+    max_pixels: int  # of an image before it is resized
+
+
+class _Known(NamedTuple):
+    token_id: int
+    grid: tuple[int, int]
+
+
+class ImageRegistry:
+    """Owns the ids of images. Invariant: an id stands for the bytes of one image, for ever."""
+
+    def __init__(self, processor: ProcessorConfig, limits: ImageLimits) -> None:
+        self.processor = processor
+        self.limits = limits
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._live: WeakValueDictionary[int, Image] = WeakValueDictionary()
+        self._next_id = _FIRST
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, folder: Path, vision: VisionConfig, limits: ImageLimits) -> ImageRegistry:
+        """Raises ModelLoadError."""
+        return cls(ProcessorConfig.from_folder(folder, vision), limits)
+
+    def image(self, url: str, namespace: Hashable = "") -> Image:
+        """The image of a data URL. Where namespaces differ, so do ids. Raises InvalidRequest."""
+        data = bytes_of(url)
+        digest = blake2b(repr(namespace).encode() + b"\0" + data, digest_size=32).digest()
+        known = self._find(digest)
+        if known is None:
+            grid = checked_size(data, self.processor, self.limits.max_pixels)
+            known = self._give_id(digest, grid)
+        with self._lock:
+            image = self._live.get(known.token_id)
+            if image is None:
+                read = partial(
+                    patches, config=self.processor, max_pixels=self.limits.max_pixels
+                )
+                image = Image(known.token_id, known.grid, self.processor.merge_size, data, read)
+                self._live[known.token_id] = image
+            return image
+
+    def by_id(self, token_id: int) -> Image:
+        """An image that somebody has."""
+        return self._live[token_id]
+
+    def _find(self, digest: bytes) -> _Known | None:
+        with self._lock:
+            known = self._known.get(digest)
+            if known is not None:
+                self._known.move_to_end(digest)
+            return known
+
+    def _give_id(self, digest: bytes, grid: tuple[int, int]) -> _Known:
+        with self._lock:
+            known = self._known.get(digest)  # somebody may have been faster
+            if known is None:
+                if self._next_id < _LAST:
+                    raise InvalidRequest("image: this engine has seen too many images: restart it")
+                known = self._known[digest] = _Known(self._next_id, grid)
+                self._next_id -= 1
+                if len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+            return known
+
+
+def bytes_of(url: str) -> bytes:
+    """Of a data URL. Raises InvalidRequest."""
+    if not url.startswith(_DATA):
+        shown = url[:100]
+        raise InvalidRequest.of("image", shown, f"a data URL: {_HOW}; the engine fetches nothing")
+    head, found, body = url.partition(",")
+    if not found or not head.endswith(";base64"):
+        raise InvalidRequest.of("image", url[:50], "a data URL in base64 (data:image/png;base64,...)")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest.of("image", f"{body[:20]}...", "base64 that is whole") from None
+
+
+def image_ids(image: Image) -> array[int]:
+    """The token ids that stand for it."""
+    return array("i", [image.token_id]) * image.num_tokens

@@ -1,0 +1,99 @@
+"""What models say of images, against transformers, whole, in chunks and token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from image_models import IMAGE, MODELS, hf_image_scores, make_image_model, noise, with_images
+from model_scores import make_runner
+from step_plans import Feed, PlanDriver
+
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.images.image import Image, spans_of
+from stemma.runtime.schedule.image_rows import image_parts
+from stemma.runtime.schedule.plan import EncodeSlice, StepPlan
+
+TEXT = [
+    torch.randint(0, 256, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (9, 5, 13)
+]
+PROMPTS: dict[str, list[tuple[int, int] | Sequence[int]]] = {
+    "text": [TEXT[0], TEXT[2]],
+    "one image": [TEXT[0], (3, 5), TEXT[2]],
+    "several images": [TEXT[1], (1, 1), (5, 2), TEXT[1], (1, 9), (4, 4), TEXT[0]],
+    "a second turn": [TEXT[0], (2, 3), TEXT[1], [258, 10, 257, 97, 10], TEXT[2], (7, 3), TEXT[2]],
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_model(tmp_path_factory.mktemp("images"), name)
+
+
+@pytest.fixture(scope="module")
+def driver(checkpoint: Path) -> PlanDriver:
+    return PlanDriver(make_runner(checkpoint, max_model_len=200, num_pages=80, max_running_requests=99))
+
+
+def image_scores(
+    driver: PlanDriver, tokens: Sequence[int], images: Sequence[Image], chunks: Sequence[int]
+) -> list[torch.Tensor]:
+    """As `model_scores.scores`; images are encoded anew, one block a step."""
+    encode(driver.runner, images)
+    spans = spans_of(tokens, {i.token_id: i for i in images}.__getitem__)
+    found = []
+    targets = [*(max(token, IMAGE) if token < 0 else token for token in tokens[1:]), 0]
+    for chunk in chunks:
+        sequence, said = driver.sequence(), []
+        while (start := sequence.length) < len(tokens):
+            end = min(start + chunk, len(tokens))
+            plan = driver.plan([Feed(sequence, tokens[start:end], targets=targets[start:end])])
+            shift, parts = image_parts(spans, start, end)
+            row = plan.rows[0]._replace(rope_shift=shift, images=parts)
+            said += driver.runner.execute(StepPlan(plan.step_id, (row,))).rows[0].target_logprobs
+        driver.release(sequence)
+        found.append(torch.tensor(said[:-1], dtype=torch.float64))
+    return found
+
+
+def encode(runner: ModelRunner, images: Sequence[Image]) -> None:
+    for image in images:
+        source: Image | None = image
+        for _ in range(runner.config.vision.num_blocks):
+            part = EncodeSlice(image.token_id, 1, source)
+            assert not runner.execute(StepPlan(0, (), encodes=(part,))).image_errors
+            source = None
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_logprobs_equal_transformers_in_any_chunking(
+    name: str, checkpoint: Path, driver: PlanDriver, prompt: str
+) -> None:
+    """Chunks of 7 and of 1 end within images."""
+    sizes = [part for part in PROMPTS[prompt] if isinstance(part, tuple)]
+    images = [noise(name, *size, token_id=-7 - i) for i, size in enumerate(sizes)]
+    left = iter(images)
+    tokens = with_images(*(next(left) if isinstance(p, tuple) else p for p in PROMPTS[prompt]))
+    expected = hf_image_scores(checkpoint, tokens, images)
+    for found in image_scores(driver, tokens, images, (len(tokens), 7, 1)):
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+
+
+def test_an_image_changes_what_is_said_behind_it(name: str, driver: PlanDriver) -> None:
+    one, other = noise(name, 2, 3, token_id=-1), noise(name, 2, 3, token_id=-2)
+    same = noise(name, 3, 2, token_id=-1)  # the same patches in another grid
+    said = [
+        image_scores(driver, with_images(TEXT[0], each, TEXT[2]), [each], [100])[0]
+        for each in (one, other, same)
+    ]
+    behind = len(TEXT[0]) + 2 + 6
+    assert (said[0] - said[1])[behind:].abs().max() > 0.01
+    assert (said[0] - said[2])[behind:].abs().max() > 0.01
