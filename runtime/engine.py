@@ -315,7 +315,9 @@ class LoadedModel:
             self.folder,
             self.tokenizer,
             config.chat_template,
-            image_token=None if vision is None else self.tokenizer.token_text(vision.image_token_id),
+            image_token=None
+            if vision is None
+            else self.tokenizer.token_text(vision.image_token_id),
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_no_states(self.config, self.model_config)

@@ -117,6 +117,23 @@ class ServerSettings:
         "ones get 429, and so does a key (without keys an address) that has more than are left",
         number(0, 10**6),
     )
+    image_root: str | None = flag(
+        None, "chats may name images within this folder by file:// (default: no files are read)",
+        heading="images of chats", metavar="FOLDER",
+    )
+    image_hosts: tuple[str, ...] = flag(
+        (), "chats may name images of this host by http(s)://, where its addresses are public; "
+        "repeatable (default: nothing is fetched)",
+        name="--image-host", metavar="NAME",
+    )
+    image_timeout_s: float = flag(
+        5.0, "seconds that fetching an image may take (default: %(default)s)", number(0.1, 600),
+        metavar="S",
+    )
+    max_image_mb: float = flag(
+        10.0, "of an image as it is sent, read or fetched (default: %(default)s)",
+        number(0.001, 1024), metavar="MB",
+    )
     strict_fields: bool = flag(
         False,
         "refuse requests with fields that are not known, which else get a warning header",

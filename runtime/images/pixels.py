@@ -61,7 +61,9 @@ def _cut(pixels: npt.NDArray[np.float32], config: ProcessorConfig) -> npt.NDArra
 def _opened(data: bytes, max_pixels: int) -> PIL.Image.Image:
     """The decoded image in RGB."""
     if not HAS_PILLOW:
-        raise InvalidRequest("image: no images can be read: pip install 'stemma-lm[vision]'", "image")
+        raise InvalidRequest(
+            "image: no images can be read: pip install 'stemma-lm[vision]'", "image"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata, and of sizes that are judged here

@@ -72,9 +72,7 @@ class ImageRegistry:
         with self._lock:
             image = self._live.get(known.token_id)
             if image is None:
-                read = partial(
-                    patches, config=self.processor, max_pixels=self.limits.max_pixels
-                )
+                read = partial(patches, config=self.processor, max_pixels=self.limits.max_pixels)
                 image = Image(known.token_id, known.grid, self.processor.merge_size, data, read)
                 self._live[known.token_id] = image
             return image
@@ -110,7 +108,9 @@ def bytes_of(url: str) -> bytes:
         raise InvalidRequest.of("image", shown, f"a data URL: {_HOW}; the engine fetches nothing")
     head, found, body = url.partition(",")
     if not found or not head.endswith(";base64"):
-        raise InvalidRequest.of("image", url[:50], "a data URL in base64 (data:image/png;base64,...)")
+        raise InvalidRequest.of(
+            "image", url[:50], "a data URL in base64 (data:image/png;base64,...)"
+        )
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):

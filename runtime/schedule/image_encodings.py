@@ -80,7 +80,7 @@ class ImageEncodings:
             left = self._num_blocks - state.num_blocks
             if not left:
                 continue
-            num_blocks = min(left, num_patch_blocks // state.image.num_patches)
+            num_blocks = min(left, max(0, num_patch_blocks) // state.image.num_patches)
             if num_blocks == 0:
                 if slices:
                     break

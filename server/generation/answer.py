@@ -36,6 +36,7 @@ async def answer(
     Raises InvalidRequest, Refusal, EngineError and GenerationFailed before the first byte."""
     if task.hints is not None:
         task.hints.check(needs_targets=False)
+    task = await service.images.resolved(task)
     caller = caller_of(request).salted(task.cache_salt)
     task = admitted(service, request, task)
     connection, running = service.engine.connection, service.running

@@ -81,6 +81,9 @@ class ModelText:
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
+        if any(message.images for message in messages):
+            why = "the tokens of images are counted where they are read: see an answer's usage"
+            raise InvalidRequest(f"messages: {why}", "messages")
         _, template = self._load()
         args = TemplateArgs.of(tools, variables)
         with self._template_lock:  # the template's state belongs to one thread at a time

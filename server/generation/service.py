@@ -14,8 +14,12 @@ from ..access.request_body import LEAST_DEFAULT_BYTES, BodyLimit, default_max_by
 from ..metrics.http_metrics import HttpMetrics
 from ..settings import ServerSettings
 from .active_requests import ActiveRequests
+from .image_sources import ImageSources
 from .model_text import ModelText
 from .response_store import ResponseStore
+
+
+IMAGES_DEFAULT_BYTES = 24 * 10**6  # of a body where the model reads images
 
 
 class EngineLink(Protocol):
@@ -47,11 +51,13 @@ class Service:
     text: ModelText = field(init=False)
     running: ActiveRequests = field(init=False)  # running requests of this application's clients
     responses: ResponseStore = field(init=False)
+    images: ImageSources = field(init=False)
 
     def __post_init__(self) -> None:
         self.text = ModelText(lambda: self.info)
         self.running = ActiveRequests(self.settings, self._note_cut)
         self.responses = ResponseStore(self.settings.responses_ttl_s)
+        self.images = ImageSources(self.settings)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -90,6 +96,8 @@ class Service:
         if self.settings.max_body_mb is not None:
             return BodyLimit(int(self.settings.max_body_mb * 1e6), max_model_len)
         default = LEAST_DEFAULT_BYTES if max_model_len is None else default_max_bytes(max_model_len)
+        if max_model_len is not None and self.info.get("reads_images"):
+            default = max(default, IMAGES_DEFAULT_BYTES)
         return BodyLimit(default, max_model_len)
 
     def require_open(self) -> None:

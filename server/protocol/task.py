@@ -109,7 +109,9 @@ def _system_text(prompt: Prompt) -> str:
 
 def _size_of(prompt: Prompt) -> int:
     if prompt and isinstance(prompt[0], Message):
-        chars = sum(len(message.content) for message in prompt if isinstance(message, Message))
+        messages = [message for message in prompt if isinstance(message, Message)]
+        chars = sum(len(message.content) for message in messages)
+        chars += sum(len(url) for message in messages for _, url in message.images)
         return chars + MESSAGE_CHARS * len(prompt)
     return len(prompt)
 

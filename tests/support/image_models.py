@@ -173,9 +173,7 @@ def noise(name: str, rows: int, columns: int, token_id: int = -1) -> Image:
     vision = MODELS[name].vision
     size = 3 * 2 * vision["patch_size"] ** 2
     patches = np.random.default_rng(-token_id).normal(size=(4 * rows * columns, size))
-    return Image(
-        token_id, (2 * rows, 2 * columns), 2, b"", lambda _: patches.astype(np.float32)
-    )
+    return Image(token_id, (2 * rows, 2 * columns), 2, b"", lambda _: patches.astype(np.float32))
 
 
 def with_images(*parts: Sequence[int] | Image) -> array[int]:

@@ -107,9 +107,7 @@ def _with_tower(
         raise vision.fail("out_hidden_size", f"{decoder.hidden_size}, the decoder's hidden size")
     if tower.hidden_size % (4 * tower.num_heads):
         raise vision.fail("hidden_size", f"a multiple of 4 * num_heads={tower.num_heads}")
-    return replace(
-        decoder, vision=tower, rope_axes=tuple(axes), weight_prefix="language_model."
-    )
+    return replace(decoder, vision=tower, rope_axes=tuple(axes), weight_prefix="language_model.")
 
 
 def _tower_2_5(vision: Fields, tokens: dict[str, int]) -> VisionConfig:

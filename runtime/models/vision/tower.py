@@ -87,7 +87,9 @@ class VisionTower:
             lengths = [count * unit for count in counts]
         angles = rotary_angles(at, config.head_dim, config.rope_theta)
         wide = torch.promote_types(self._dtype, torch.float32)
-        cos, sin = (turned.repeat(1, 2)[:, None].to(wide) for turned in (angles.cos(), angles.sin()))
+        cos, sin = (
+            turned.repeat(1, 2)[:, None].to(wide) for turned in (angles.cos(), angles.sin())
+        )
         return Encoding(grid, hidden, cos, sin, order, lengths)
 
     def advance(self, encoding: Encoding, num_blocks: int) -> Tensor | None:

@@ -1,7 +1,8 @@
 """Bodies of Anthropic's Messages API, and their conversion to OpenAI's chat format.
 
 `openai/chat.py` handles what the two APIs share; this file only renames fields. What Anthropic runs
-on its own machines (server tools, containers, files) is refused, as are parts that are not text.
+on its own machines (server tools, containers, files) is refused, as are parts that are neither text
+nor images.
 """
 
 from __future__ import annotations
@@ -51,18 +52,40 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any]
 
 
+class ImageSource(BaseModel):
+    """Where an image is: its bytes in base64, or a URL."""
+
+    model_config = _LENIENT
+    type: Literal["base64", "url"]
+    media_type: str = "image/png"
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(BaseModel):
+    """An image in a user's turn."""
+
+    model_config = _LENIENT
+    type: Literal["image"]
+    source: ImageSource
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(BaseModel):
     """What a call came to."""
 
     model_config = _LENIENT
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | FewItems[TextBlock] = ""
+    content: str | FewItems[ResultBlock] = ""
     is_error: bool = False
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -211,15 +234,16 @@ def _messages(body: PromptFields) -> list[dict[str, Any]]:
 def _user_messages(blocks: list[Any]) -> list[dict[str, Any]]:
     """Each tool result becomes a message of its own, before the user's text."""
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
-    if len(results) + len(texts) < len(blocks):
-        raise InvalidRequest("messages: a user's blocks are text and tool_result", "messages")
+    said = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
+    if len(results) + len(said) < len(blocks):
+        allowed = "text, image and tool_result"
+        raise InvalidRequest(f"messages: a user's blocks are {allowed}", "messages")
     messages = [
-        {"role": "tool", "tool_call_id": result.tool_use_id, "content": _result_text(result)}
+        {"role": "tool", "tool_call_id": result.tool_use_id, "content": _result_content(result)}
         for result in results
     ]
-    if texts:
-        messages.append({"role": "user", "content": _text(texts)})
+    if said:
+        messages.append({"role": "user", "content": _content(said)})
     return messages
 
 
@@ -245,9 +269,30 @@ def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
     return message
 
 
-def _result_text(result: ToolResultBlock) -> str:
-    text = _text(result.content)
-    return f"Error: {text}" if result.is_error else text
+def _result_content(result: ToolResultBlock) -> str | list[dict[str, Any]]:
+    content = _content(result.content)
+    if not result.is_error:
+        return content
+    if isinstance(content, str):
+        return f"Error: {content}"
+    return [{"type": "text", "text": "Error: "}, *content]
+
+
+def _content(said: str | list[Any]) -> str | list[dict[str, Any]]:
+    """One text, or a list of parts if there are images among the blocks."""
+    if isinstance(said, str) or not any(isinstance(block, ImageBlock) for block in said):
+        return _text(said)
+    return [_part(block) for block in said]
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    source = block.source
+    url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
+    if (source.url if source.type == "url" else source.data) is None:
+        raise InvalidRequest(f"messages: an image's source without {source.type}", "messages")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text(content: str | list[TextBlock]) -> str:

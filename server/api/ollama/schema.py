@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,8 +18,6 @@ from ..openai.chat import ChatRequest, chat_request
 from ..openai.completions import CompletionRequest, completion_request
 from .keep_alive import KeepAlive
 from .options import Options
-
-_NO_IMAGES = "left out: the model reads text only"
 
 
 class GenerationFields(NullableFields):
@@ -101,7 +99,7 @@ class InputMessage(NullableFields):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: Any = None
+    images: FewItems[str] = Field(default_factory=list)  # in base64
     tool_calls: FewItems[ToolCall] = Field(default_factory=list)
     tool_name: str | None = Field(default=None, max_length=256)
     tool_call_id: str | None = Field(default=None, max_length=256)
@@ -128,7 +126,7 @@ class GenerateBody(GenerationFields):
     template: str = ""
     context: Any = None
     raw: bool = False
-    images: Any = None
+    images: FewItems[str] = Field(default_factory=list)  # in base64
     width: Any = None
     height: Any = None
     steps: Any = None
@@ -141,7 +139,8 @@ class GenerateBody(GenerationFields):
     def chat(self) -> ChatRequest:
         """The prompt as a user's message. Raises InvalidRequest."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.chat_of([*system, {"role": "user", "content": self.prompt}])
+        content = _with_images(self.prompt, self.images)
+        return self.chat_of([*system, {"role": "user", "content": content}])
 
     def completion(self, stop_token_ids: tuple[int, ...] = ()) -> CompletionRequest:
         """The sampling as OpenAI's completions have it, of no prompt. Raises InvalidRequest."""
@@ -156,8 +155,8 @@ class GenerateBody(GenerationFields):
 
     def refuse_what_is_not_there(self) -> None:
         """Raises InvalidRequest."""
-        if self.images:
-            raise InvalidRequest.of("images", "...", _NO_IMAGES)
+        if self.images and (self.raw or self.suffix):
+            raise InvalidRequest.of("images", "...", "left out with raw or suffix")
         if self.template:
             raise InvalidRequest.of("template", "...", "left out: the model's own is used; see raw")
         if self.context:
@@ -169,15 +168,14 @@ def _chat_messages(messages: list[InputMessage]) -> Iterator[dict[str, Any]]:
     """As chats have them. A result belongs to the open call that it names, else to the first."""
     open_calls: list[tuple[str, str]] = []  # id and name
     num_calls = 0
-    for index, message in enumerate(messages):
-        if message.images:
-            raise InvalidRequest.of(f"messages.{index}.images", "...", _NO_IMAGES)
+    for message in messages:
         if message.role == "tool":
             call_id = message.tool_call_id or _id_of(open_calls, message.tool_name)
             open_calls = [call for call in open_calls if call[0] != call_id]
             yield _result(message, call_id)
             continue
-        said: dict[str, Any] = {"role": message.role, "content": message.content}
+        content = _with_images(message.content, message.images)
+        said: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking is not None:
             said["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -185,11 +183,20 @@ def _chat_messages(messages: list[InputMessage]) -> Iterator[dict[str, Any]]:
             for call in message.tool_calls:
                 open_calls.append((call.id or f"call_{num_calls}", call.function.name))
                 num_calls += 1
-            said["content"] = message.content or None
+            said["content"] = content or None
             said["tool_calls"] = [
                 _call(call, call_id) for call, (call_id, _) in zip(message.tool_calls, open_calls)
             ]
         yield said
+
+
+def _with_images(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
+    """A chat's content: the images, then the text."""
+    if not images:
+        return text
+    urls = ({"url": f"data:image/*;base64,{data}"} for data in images)
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _id_of(open_calls: list[tuple[str, str]], name: str | None) -> str:
@@ -199,7 +206,8 @@ def _id_of(open_calls: list[tuple[str, str]], name: str | None) -> str:
 
 
 def _result(message: InputMessage, call_id: str) -> dict[str, Any]:
-    result = {"role": "tool", "tool_call_id": call_id, "content": message.content}
+    content = _with_images(message.content, message.images)
+    result = {"role": "tool", "tool_call_id": call_id, "content": content}
     return result if message.tool_name is None else {**result, "name": message.tool_name}
 
 

@@ -68,6 +68,9 @@ def chat_task(
     chat_format = ChatFormat.of(
         service.info, service.settings.tool_call_parser, service.settings.reasoning_parser
     )
+    if not service.info.get("reads_images"):
+        for index, message in enumerate(body.messages):
+            message.refuse_images(index)
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)

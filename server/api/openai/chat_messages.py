@@ -14,7 +14,7 @@ from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.chat_message import Message
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...protocol.known_fields import FewItems, Items
-from .content_parts import ContentPart, texts_of
+from .content_parts import ContentPart, content_of, refuse_images
 from .single_calls import one_by_one
 
 MAX_CALLS = 256  # of one message; guess
@@ -51,7 +51,10 @@ class ChatMessage(BaseModel):
         "system". Raises InvalidRequest; `index`: among the messages."""
         self._check(f"messages.{index}")
         given = self.content or ""
-        texts = texts_of(given, f"messages.{index}.content")
+        place = f"messages.{index}.content"
+        if self.role == "assistant":
+            refuse_images(given, place)
+        texts, images = content_of(given, place)
         parts = () if isinstance(given, str) else tuple(map(len, texts))
         fields = self._fields(has_text=any(texts))
         whole = json.dumps(fields, ensure_ascii=False) if fields else None
@@ -59,7 +62,11 @@ class ChatMessage(BaseModel):
             allowed = f"at most {MAX_FIELDS_CHARS} characters of tool calls and reasoning"
             raise InvalidRequest.of(f"messages.{index}", f"{len(whole)} characters", allowed)
         role = "system" if self.role == "developer" else self.role
-        return Message(role, "".join(texts), whole, parts)
+        return Message(role, "".join(texts), whole, parts, tuple(images))
+
+    def refuse_images(self, index: int) -> None:
+        """Of a model that reads text only. Raises InvalidRequest."""
+        refuse_images(self.content, f"messages.{index}.content")
 
     def _fields(self, *, has_text: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -136,6 +143,10 @@ def _without_calls(messages: Sequence[Message]) -> list[Message]:
     fitted: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "tool":
+            group = [*group]
+            if any(message.images for message in group):
+                allowed = "text: the chat template knows no results of tools"
+                raise InvalidRequest.of("messages", "an image in a tool's message", allowed)
             fitted.append(Message("user", "\n".join(map(_result, group))))
         else:
             fitted += map(_called, group)

@@ -1,12 +1,13 @@
 """Bodies of OpenAI's Responses API, and their conversion to a chat request.
 
-What runs on OpenAI's own machines (hosted tools, conversations, background work) is refused, as are
-parts that are not text.
+What runs on OpenAI's own machines (hosted tools, conversations, files, background work) is refused,
+as are parts that are neither text nor images.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,18 +32,31 @@ class ItemPart(BaseModel):
     text: str
 
 
+class ImagePart(BaseModel):
+    """An image that a user shows, or a tool's call has come to."""
+
+    model_config = _LENIENT
+    type: Literal["input_image"]
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None
+
+
+Part = Annotated[ItemPart | ImagePart, Field(discriminator="type")]
+
+
 class InputItem(BaseModel):
     """A message, a call and its output, or what was thought: each is an item by itself."""
 
     model_config = _LENIENT
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | FewItems[ItemPart] | None = None
+    content: str | FewItems[Part] | None = None
     summary: FewItems[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | FewItems[ItemPart] | None = None
+    output: str | FewItems[Part] | None = None
 
 
 class FunctionTool(BaseModel):
@@ -204,19 +218,18 @@ def _append(messages: list[ChatFields], item: InputItem, field: str) -> None:
     if item.type == "message":
         if item.role is None or item.content is None:
             raise InvalidRequest(f"{field}: a message has role and content", field)
-        text = _text(item.content)
         if item.role != "assistant":
-            messages.append({"role": item.role, "content": text})
+            messages.append({"role": item.role, "content": _content(item.content, field)})
             return
         turn = _turn(messages)
-        turn["content"] = (turn["content"] or "") + text
+        turn["content"] = (turn["content"] or "") + _text(item.content, field)
     elif item.type == "function_call_output":
         if item.call_id is None or item.output is None:
             raise InvalidRequest(f"{field}: an output has call_id and output", field)
-        content = _text(item.output)
+        content = _content(item.output, field)
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
     elif item.type == "reasoning":
-        thought = _text(item.content or item.summary or [])
+        thought = _text(item.content or item.summary or [], field)
         if thought:
             turn = _turn(messages)
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
@@ -236,8 +249,30 @@ def _turn(messages: list[ChatFields]) -> ChatFields:
     return messages[-1]
 
 
-def _text(content: str | list[ItemPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _text(content: str | Sequence[ItemPart | ImagePart], field: str) -> str:
+    """Of the assistant, which shows no images."""
+    if isinstance(content, str):
+        return content
+    if any(isinstance(part, ImagePart) for part in content):
+        raise InvalidRequest.of(f"{field}.content", "input_image", "text, of the assistant")
+    return "".join(part.text for part in content if isinstance(part, ItemPart))
+
+
+def _content(
+    content: str | Sequence[ItemPart | ImagePart], field: str
+) -> str | list[dict[str, Any]]:
+    """One text, or a chat's parts if there are images among them."""
+    if isinstance(content, str) or not any(isinstance(part, ImagePart) for part in content):
+        return _text(content, field)
+    return [_part(part, field) for part in content]
+
+
+def _part(part: ItemPart | ImagePart, field: str) -> dict[str, Any]:
+    if isinstance(part, ItemPart):
+        return {"type": "text", "text": part.text}
+    if part.file_id is not None:
+        raise InvalidRequest.of(f"{field}.file_id", part.file_id[:100], "left out: see image_url")
+    return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

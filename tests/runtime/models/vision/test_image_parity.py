@@ -40,7 +40,9 @@ def checkpoint(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def driver(checkpoint: Path) -> PlanDriver:
-    return PlanDriver(make_runner(checkpoint, max_model_len=200, num_pages=80, max_running_requests=99))
+    return PlanDriver(
+        make_runner(checkpoint, max_model_len=200, num_pages=80, max_running_requests=99)
+    )
 
 
 def image_scores(
