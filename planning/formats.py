@@ -43,7 +43,7 @@ class WeightFormat:
     def model_bytes(self, shape: ModelShape) -> int:
         """Bytes of all weights. A tied head has its own packed copy, see layers/embedding.py."""
         products = sum(self.product_bytes(p) * p.count * p.num_experts for p in shape.products)
-        rest = shape.embedding_parameters + shape.other_parameters
+        rest = shape.embedding_parameters + shape.other_parameters + shape.vision_parameters
         return int(products) + rest * DTYPE_BYTES[self.dtype]
 
 

@@ -78,6 +78,7 @@ class ModelShape:
     embedding_parameters: int  # also a tied head's, which has no parameters of its own
     is_head_tied: bool
     other_parameters: int  # norms, biases, sinks, convolutions, and the gates of shared experts
+    vision_parameters: int = 0  # of a vision tower, which no token passes
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:
@@ -99,6 +100,7 @@ class ModelShape:
             embedding_parameters=hidden * config.vocab_size,
             is_head_tied=config.tie_word_embeddings,
             other_parameters=sum(count(config) for count in others),
+            vision_parameters=0 if config.vision is None else config.vision.num_parameters,
         )
 
     @property
@@ -106,7 +108,8 @@ class ModelShape:
         """All parameters of the checkpoint."""
         products = sum(product.num_parameters for product in self.products)
         tied = self.embedding_parameters if self.is_head_tied else 0
-        return products - tied + self.embedding_parameters + self.other_parameters
+        rest = self.embedding_parameters + self.other_parameters + self.vision_parameters
+        return products - tied + rest
 
     @property
     def num_active_parameters(self) -> int:
@@ -114,7 +117,7 @@ class ModelShape:
         idle = sum(
             p.num_parameters * (p.num_experts - p.num_used) // p.num_experts for p in self.products
         )
-        return self.num_parameters - idle
+        return self.num_parameters - idle - self.vision_parameters
 
 
 def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:

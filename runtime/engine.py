@@ -397,6 +397,12 @@ class LoadedModel:
         limits = ImageLimits(config.max_images, config.max_image_pixels)
         return ImageRegistry.of(self.folder, vision, limits)
 
+    def _images_refusal(self) -> str | None:
+        """Why it takes no images, if not for its being a model of text."""
+        if self.model_config.vision is None or self.images is not None:
+            return None
+        return "its vision tower is computed on a CPU alone (device=cpu)"
+
     def _image_encodings(self) -> ImageEncodings | None:
         vision = self.model_config.vision
         if vision is None or self.images is None:
@@ -539,6 +545,7 @@ class LoadedModel:
             "max_running_requests": self.config.max_running_requests,
             "has_lora": self.config.has_lora,
             "reads_images": self.images is not None,
+            "images_refusal": self._images_refusal(),
             "template_knows_tools": self.template.knows_tools,
             **report_of(
                 model.architecture,

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import InvalidProgram
 
 MAX_IMAGE_BYTES = 20 * 1024 * 1024  # OpenAI's bound of old; larger ones are scaled down anyway
+MAX_ENGINE_URL_CHARS = 15 * 1024 * 1024  # a frame of an engine's wire holds 16 MiB
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),

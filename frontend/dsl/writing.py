@@ -25,7 +25,7 @@ from .expr import (
     ToolsExpr,
     VarExpr,
 )
-from .images import image_url
+from .images import MAX_ENGINE_URL_CHARS, image_url
 from .reading import BranchReader, Message, messages_of
 
 
@@ -92,12 +92,14 @@ class BranchWriter(BranchReader):
 
     def _append_image(self, image: ImageExpr, source: str | None) -> None:
         if not self._program.info.get("reads_images"):
-            raise InvalidProgram(
-                f"image: the model {self._program.model} reads only text; one that reads images is "
-                "reached over HTTP, by st.OpenAI",
-                "image",
-            )
-        self._send_silent(ir.Image(self._branch, self._next(), source, image_url(image.source)))
+            refusal = self._program.info.get("images_refusal") or "it reads only text"
+            raise InvalidProgram(f"image: the model {self._program.model}: {refusal}", "image")
+        url = image_url(image.source)
+        is_engine = "model_path" in self._program.info  # whose wire has frames
+        if is_engine and len(url) > MAX_ENGINE_URL_CHARS:
+            allowed = f"at most {MAX_ENGINE_URL_CHARS} characters of base64 for an engine"
+            raise InvalidProgram.of("image", f"{len(url)} characters", allowed)
+        self._send_silent(ir.Image(self._branch, self._next(), source, url))
         self._note("")
 
     def _append_var(self, var: VarExpr, source: str | None) -> None:

@@ -197,7 +197,7 @@ class InputBuilder:
 
 
 def _turned(rows: Sequence[Row], layout: StepLayout, positions: Int64Array) -> Int64Array:
-    """The positions by which queries and keys are turned: [T], or [3, T] with images in the step."""
+    """The positions by which queries and keys are turned: [T], with images in the step [3, T]."""
     shifts = np.array([row.rope_shift for row in rows], dtype=np.int64)
     has_images = any(row.images for row in rows)
     if not has_images and not shifts.any():

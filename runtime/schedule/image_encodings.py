@@ -1,7 +1,7 @@
 """Which images have their features on the device, and which are on their way there.
 
 A chunk of a prompt ends before an image whose features are missing, which are then asked for: once,
-whoever else asks. An image is encoded a few blocks a step, so that the rows beside it wait no longer
+whoever else asks. An image is encoded a few blocks a step, so that the rows beside it wait no more
 than they would for a chunk of a prompt. Its features stay while requests need them, and then as
 long as there is room, least recently used first to go. An image whose KV is cached is not encoded.
 """

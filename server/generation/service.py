@@ -18,7 +18,6 @@ from .image_sources import ImageSources
 from .model_text import ModelText
 from .response_store import ResponseStore
 
-
 IMAGES_DEFAULT_BYTES = 24 * 10**6  # of a body where the model reads images
 
 

@@ -96,8 +96,8 @@ def load(folder: Path, **options: Any) -> LoadedModel:
 def serve(
     loaded: LoadedModel, jobs: Sequence[Job], images: dict[int, Image], *, preempts_each: int = 0
 ) -> list[Request]:
-    """All at once, to their ends, with the invariants checked after each step. Where `preempts_each` is
-    set, one is preempted after so many steps, and what was cached is lost."""
+    """All at once, to their ends, with the invariants checked after each step. `preempts_each`:
+    after so many steps one is preempted, and what was cached is lost."""
     requests = [
         Request(
             loaded.engine.next_request_id(),

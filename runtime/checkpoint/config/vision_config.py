@@ -1,5 +1,5 @@
-"""The shape of a vision tower: an image as patches, through blocks, to features that take the places
-of tokens in a decoder. Torch-free."""
+"""The shape of a vision tower: an image as patches, through blocks, to features in the places of a
+decoder's tokens. Torch-free."""
 
 from __future__ import annotations
 
@@ -42,3 +42,25 @@ class VisionConfig:
     def num_feature_layers(self) -> int:
         """Features of a token: its embedding, and one for each of `deepstack_blocks`."""
         return 1 + len(self.deepstack_blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole tower."""
+        size, inner, merged = self.hidden_size, self.intermediate_size, self.merged_size
+        attention = 4 * size * size + 4 * size
+        if self.kind == "qwen3_vl":
+            blocks = attention + 2 * size * inner + inner + size + 4 * size
+            grid = (self.positions_per_side or 0) ** 2 * size
+            merger = merged * merged + merged + merged * self.out_size + self.out_size
+            merges = (1 + len(self.deepstack_blocks)) * merger
+            norms = 2 * size + len(self.deepstack_blocks) * 2 * merged
+            patches = size * self.patch_dim + size
+            return patches + grid + self.num_blocks * blocks + merges + norms
+        blocks = attention + 3 * size * inner + 2 * inner + size + 2 * size
+        merger = size + merged * merged + merged + merged * self.out_size + self.out_size
+        return size * self.patch_dim + self.num_blocks * blocks + merger
+
+    @property
+    def merged_size(self) -> int:
+        """Of a token's patches together."""
+        return self.hidden_size * self.merge_size**2

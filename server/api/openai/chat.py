@@ -70,7 +70,7 @@ def chat_task(
     )
     if not service.info.get("reads_images"):
         for index, message in enumerate(body.messages):
-            message.refuse_images(index)
+            message.refuse_images(index, service.info.get("images_refusal"))
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)

@@ -53,7 +53,7 @@ class ChatMessage(BaseModel):
         given = self.content or ""
         place = f"messages.{index}.content"
         if self.role == "assistant":
-            refuse_images(given, place)
+            refuse_images(given, place, "an assistant shows no images")
         texts, images = content_of(given, place)
         parts = () if isinstance(given, str) else tuple(map(len, texts))
         fields = self._fields(has_text=any(texts))
@@ -64,9 +64,9 @@ class ChatMessage(BaseModel):
         role = "system" if self.role == "developer" else self.role
         return Message(role, "".join(texts), whole, parts, tuple(images))
 
-    def refuse_images(self, index: int) -> None:
-        """Of a model that reads text only. Raises InvalidRequest."""
-        refuse_images(self.content, f"messages.{index}.content")
+    def refuse_images(self, index: int, why: str | None) -> None:
+        """`why`: if not for the model's reading text only. Raises InvalidRequest."""
+        refuse_images(self.content, f"messages.{index}.content", why)
 
     def _fields(self, *, has_text: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {}

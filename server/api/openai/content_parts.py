@@ -48,14 +48,18 @@ def content_of(content: str | Sequence[ContentPart], field: str) -> Content:
     return Content(texts, images)
 
 
-def refuse_images(content: str | Sequence[ContentPart] | None, field: str) -> None:
-    """Of a model that reads text only. Raises InvalidRequest naming the part."""
+def refuse_images(
+    content: str | Sequence[ContentPart] | None, field: str, why: str | None = None
+) -> None:
+    """Of a model that reads text only, or for another reason. Raises InvalidRequest naming the
+    part."""
     if content is None or isinstance(content, str):
         return
     for index, part in enumerate(content):
         if part.type in IMAGES:
             place = f"{field}.{index}.type"
-            raise InvalidRequest.of(place, part.type, 'text: the model reads "text" only')
+            why = why or 'the model reads "text" only'
+            raise InvalidRequest.of(place, part.type, f"text: {why}")
 
 
 def _text_of_part(part: ContentPart, field: str) -> str:

@@ -272,6 +272,8 @@ def _part(part: ItemPart | ImagePart, field: str) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     if part.file_id is not None:
         raise InvalidRequest.of(f"{field}.file_id", part.file_id[:100], "left out: see image_url")
+    if not part.image_url:
+        raise InvalidRequest(f"{field}: an input_image has an image_url", field)
     return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from image_models import IMAGE, MODELS, hf_image_scores, make_image_model, noise, with_images
 from model_scores import make_runner
+from safetensors.torch import load_file, save_file
 from step_plans import Feed, PlanDriver
 
+from stemma.errors import ModelLoadError
+from stemma.planning.served_model import ServedModel
+from stemma.planning.stored_weights import stored_weights
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.images.image import Image, spans_of
+from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.image_rows import image_parts
 from stemma.runtime.schedule.plan import EncodeSlice, StepPlan
 
@@ -87,6 +94,61 @@ def test_logprobs_equal_transformers_in_any_chunking(
     expected = hf_image_scores(checkpoint, tokens, images)
     for found in image_scores(driver, tokens, images, (len(tokens), 7, 1)):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+
+
+def test_parameters_are_counted_before_a_model_is_loaded(checkpoint: Path) -> None:
+    model = ServedModel.of(read_model_config(checkpoint), "float32")
+    stored = stored_weights(checkpoint)
+    assert stored is not None and 4 * model.shape.num_parameters == stored.num_bytes
+
+
+def test_the_first_names_of_a_checkpoint_are_read(
+    name: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Qwen2.5-VL's files name the decoder as if it were alone, and config.json has it beside the
+    tower."""
+    if "2.5" not in name:
+        pytest.skip("published by later names")
+    tensors = load_file(checkpoint / "model.safetensors")
+    renamed = {
+        key.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for key, tensor in tensors.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
+    config = json.loads((checkpoint / "config.json").read_text())
+    flat = {**config.pop("text_config"), **config}
+    flat["rope_scaling"] = {**flat.pop("rope_parameters"), "type": "mrope"}
+    flat["rope_theta"] = flat["rope_scaling"].pop("rope_theta")
+    del flat["rope_scaling"]["rope_type"]
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    image = noise(name, 2, 3)
+    tokens = with_images(TEXT[0], image, TEXT[2])
+    one, other = (
+        image_scores(PlanDriver(make_runner(folder)), tokens, [image], [len(tokens)])[0]
+        for folder in (checkpoint, tmp_path)
+    )
+    torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("part", "fields"),
+    [
+        ("vision_config", {"hidden_act": "relu"}),
+        ("vision_config", {"in_channels": 4}),
+        ("vision_config", {"num_heads": 7}),
+        ("vision_config", {"out_hidden_size": 12}),
+        ("text_config", {"rope_parameters": {"mrope_section": [1, 1, 1]}}),
+        ("text_config", {"rope_parameters": {"mrope_section": "all"}}),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_its_field(
+    checkpoint: Path, tmp_path: Path, part: str, fields: dict[str, Any]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config[part] |= fields
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="field"):
+        read_model_config(tmp_path)
 
 
 def test_an_image_changes_what_is_said_behind_it(name: str, driver: PlanDriver) -> None:
