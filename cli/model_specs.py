@@ -261,6 +261,7 @@ def _description(config: EngineConfig, folder: Path, model_config: ModelConfig) 
             model_config.labels,
             generates=not model_config.is_bare,
         ),
+        "reads_images": model_config.vision is not None and config.device == "cpu",
     }
 
 

@@ -78,6 +78,8 @@ class Opening:
                 self._take_chat(op[2], op[4] if len(op) > 4 and isinstance(op[4], list) else [])
             elif kind == "tokens":
                 self._parts.append(f"\0{op[4:]}\0")
+            elif kind == "image":  # engines tell of its tokens as no text
+                self._parts.append(f"\0{hash(str(op[4:]))}\0")
 
     def _take_chat(self, seq: int, messages: list[Any]) -> None:
         """A mark before each content, and one behind the last."""
@@ -89,7 +91,8 @@ class Opening:
             context = (self._template, *self._roles[-_MAX_ROLES:])
             content = str(message[1])
             marks.append((context, content))
-            self._parts += [self._memory.text(context), content]
+            images = [f"\0{hash(str(given))}\0" for given in message[4:5]]
+            self._parts += [self._memory.text(context), *images, content]
 
     def _note_chat(self, seq: int, text: str) -> None:
         """A template that changes a content leaves the marks behind it unknown."""

@@ -543,16 +543,18 @@ def _checked_message(value: object) -> Message:
 def _checked_images(value: object, num_parts: int) -> tuple[tuple[int, str], ...]:
     if not value:
         return ()
-    pairs = _require_list("images", value, MAX_PARTS)
-    for pair in pairs:
-        is_pair = isinstance(pair, list) and len(pair) == 2
-        if not is_pair or type(pair[0]) is not int or not isinstance(pair[1], str):  # type: ignore[index]
-            raise InvalidProgram.of("images", "...", "[number of parts before it, URL] each")
-    placed = [(int(at), str(url)) for at, url in pairs]  # type: ignore[misc]
+    placed = tuple(map(_checked_image, _require_list("images", value, MAX_PARTS)))
     places = [at for at, _ in placed]
     if places != sorted(places) or places[0] < 0 or places[-1] > num_parts:
         raise InvalidProgram.of("images", places[:100], f"ascending places in [0, {num_parts}]")
-    return tuple(placed)
+    return placed
+
+
+def _checked_image(value: object) -> tuple[int, str]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidProgram.of("images", "...", "[number of parts before it, URL] each")
+    at, url = value
+    return _require_int("images", at), _checked_str("images", url)
 
 
 def _checked_choices(name: str, value: object) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ class ImageSources:
 async def public_address(host: str, port: int) -> Address:
     """An address of the host. Raises InvalidRequest if any of its addresses is not public."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     if not addresses or not all(map(is_public, addresses)):
         raise InvalidRequest.of("image_url", host[:100], "a host with public addresses alone")
     return addresses[0]

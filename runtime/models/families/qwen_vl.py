@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
@@ -33,6 +33,13 @@ _TOWER_3 = {
     "out_hidden_size": 3584, "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }  # fmt: skip
+
+
+class _Tokens(NamedTuple):
+    """The template's stand-ins."""
+
+    image: int
+    video: int
 
 
 def read_qwen2_5_vl(config: Fields, architecture: str) -> DecoderConfig:
@@ -92,7 +99,7 @@ def _with_tower(
     config: Fields,
     decoder: DecoderConfig,
     axes: Sequence[int],
-    read: Callable[[Fields, dict[str, int]], VisionConfig],
+    read: Callable[[Fields, _Tokens], VisionConfig],
 ) -> DecoderConfig:
     if len(axes) != decoder.rotary_dim // 2:
         expected = f"{decoder.rotary_dim // 2} rotated pairs of mrope_section in all"
@@ -101,7 +108,7 @@ def _with_tower(
     if vision is None:
         raise config.fail("vision_config", "an object")
     with_tokens = config.with_defaults(_TOKENS)
-    tokens = {name: with_tokens.count(name) for name in _TOKENS}
+    tokens = _Tokens(*(with_tokens.count(name) for name in _TOKENS))
     tower = read(vision, tokens)
     if tower.out_size != decoder.hidden_size:
         raise vision.fail("out_hidden_size", f"{decoder.hidden_size}, the decoder's hidden size")
@@ -110,7 +117,7 @@ def _with_tower(
     return replace(decoder, vision=tower, rope_axes=tuple(axes), weight_prefix="language_model.")
 
 
-def _tower_2_5(vision: Fields, tokens: dict[str, int]) -> VisionConfig:
+def _tower_2_5(vision: Fields, tokens: _Tokens) -> VisionConfig:
     vision = vision.with_defaults(_TOWER_2_5)
     vision.restrict("hidden_act", "silu", "swish")
     return VisionConfig(
@@ -120,11 +127,12 @@ def _tower_2_5(vision: Fields, tokens: dict[str, int]) -> VisionConfig:
         positions_per_side=None,
         deepstack_blocks=(),
         **_shape(vision),
-        **tokens,
+        image_token_id=tokens.image,
+        video_token_id=tokens.video,
     )
 
 
-def _tower_3(vision: Fields, tokens: dict[str, int]) -> VisionConfig:
+def _tower_3(vision: Fields, tokens: _Tokens) -> VisionConfig:
     vision = vision.with_defaults(_TOWER_3)
     vision.restrict("hidden_act", "gelu_pytorch_tanh")
     num_positions = vision.integer("num_position_embeddings", most=_MAX_SIDE**2)
@@ -142,7 +150,8 @@ def _tower_3(vision: Fields, tokens: dict[str, int]) -> VisionConfig:
         positions_per_side=side,
         deepstack_blocks=blocks,
         **shape,
-        **tokens,
+        image_token_id=tokens.image,
+        video_token_id=tokens.video,
     )
 
 

@@ -172,9 +172,8 @@ class _Block:
         for length in sorted(set(lengths)):
             runs = [i for i, each in enumerate(lengths) if each == length]
             at = (starts[runs][:, None] + torch.arange(length)).to(qkv.device)  # [runs, length]
-            heads = (each[at].transpose(1, 2) for each in (query, key, value))
-            attended = functional.scaled_dot_product_attention(*heads)
-            output[at] = attended.transpose(1, 2)
+            q, k, v = (each[at].transpose(1, 2) for each in (query, key, value))
+            output[at] = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
         return output.flatten(1)
 
 

@@ -143,11 +143,11 @@ def _without_calls(messages: Sequence[Message]) -> list[Message]:
     fitted: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "tool":
-            group = [*group]
-            if any(message.images for message in group):
+            results = [*group]
+            if any(message.images for message in results):
                 allowed = "text: the chat template knows no results of tools"
                 raise InvalidRequest.of("messages", "an image in a tool's message", allowed)
-            fitted.append(Message("user", "\n".join(map(_result, group))))
+            fitted.append(Message("user", "\n".join(map(_result, results))))
         else:
             fitted += map(_called, group)
     return fitted

@@ -109,7 +109,7 @@ def hostile() -> list[bytes]:
              encoded(drawn(40, 60, "RGBA"), "WEBP", lossless=True)]  # fmt: skip
     files = [
         b"", b"\0", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"II*\0" + b"\0" * 9,
-        b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBPVP8 ", b"BM" + b"\xff" * 9,
+        b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8", b"RIFF\0\0\0\0WEBPVP8", b"BM" + b"\xff" * 9,
         _png_of(60_000, 60_000), _png_of(2**31 - 1, 1), _png_of(0, 5), _png_of(5, 0),
         _png_of(1001, 1000), _png_of(3, 3), _png_of(3, 3, b"\xff" * 40), _png_of(8, 8, depth=99),
         _png_of(8, 8, colour=5), encoded(Pillow.new("1", (2000, 2000))), png(2, 401), png(500, 2),
