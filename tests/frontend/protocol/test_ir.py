@@ -48,7 +48,8 @@ PARAMS = st.builds(
     logprob_start=st.none() | INT,
 )
 CHILDREN = st.lists(INT, min_size=1, max_size=4).map(tuple)
-MESSAGES = st.builds(Message, TEXT, TEXT, st.none() | TEXT, st.just(())) | st.lists(
+IMAGES = st.lists(TEXT, max_size=3).map(lambda urls: tuple((0, url) for url in urls))
+MESSAGES = st.builds(Message, TEXT, TEXT, st.none() | TEXT, st.just(()), IMAGES) | st.lists(
     TEXT, min_size=1
 ).filter(any).map(lambda texts: Message("user", "".join(texts), None, tuple(map(len, texts))))
 OPS = st.one_of(
@@ -106,11 +107,13 @@ def test_every_kind_of_op_is_in_the_round_trip() -> None:
 @pytest.mark.parametrize(
     "message",
     [["user"], ["user", 5], ["user", "a", {}], ["user", "a", "{}", [2]], ["user", "a", None, [-1]],
-     ["user", "a", "x" * (ir.MAX_FIELDS_CHARS + 1)], ["user", "a", None, [1], 5], "user"],
+     ["user", "a", "x" * (ir.MAX_FIELDS_CHARS + 1)], ["user", "a", None, [1], 5], ["user", "a", None, [1], [[2, "u"]]],
+         ["user", "a", None, None, [[1, "u"]]], ["user", "a", None, [1], [[1, "u"], [0, "u"]]],
+         ["user", "a", None, [1], [["0", "u"]]], ["user", "a", None, [1], [[0]]], "user"],
     ids=str,
 )  # fmt: skip
 def test_what_is_no_message_of_a_chat_is_refused(message: object) -> None:
-    with pytest.raises(InvalidProgram, match=r"messages|content|fields|parts"):
+    with pytest.raises(InvalidProgram, match=r"messages|content|fields|parts|images"):
         ir.op_from_wire(["chat", 0, 0, None, [["user", "a"], message]])
     with pytest.raises(InvalidProgram, match="messages"):
         ir.op_from_wire(["chat", 0, 0, None, []])
