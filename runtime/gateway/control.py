@@ -60,7 +60,7 @@ class Control:
         if loaded.adapters is not None:
             self.adapter_loader = AdapterLoader(loaded.adapters, loaded.config.lora_root)
         self.observer = Observer(
-            loaded.engine, partial(loaded.tokenizer.decode, skip_special=False)
+            loaded.engine, partial(loaded.tokenizer.decode_cached, skip_special=False)
         )
         self._methods: dict[str, Callable[..., Any]] = {
             "info": self._info,
@@ -246,7 +246,7 @@ class Control:
             if namespace is None or node["namespace"] == namespace
         ]
         if has_text:
-            decode = self._loaded.tokenizer.decode
+            decode = self._loaded.tokenizer.decode_cached
             for row in rows:
                 row["text"] = decode(row["token_ids"], skip_special=False)
         num_nodes = scheduler.kv_cache.tree.num_nodes  # of the whole tree, without roots

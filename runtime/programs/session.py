@@ -430,7 +430,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             if not child.fork_length:  # it began with nothing, and so with a BOS of its own
                 bos = self._context.tokenizer.bos_ids
                 ids = ids[len(bos) :] if ids[: len(bos)] == array("i", bos) else ids
-            text = self._context.tokenizer.decode(ids, skip_special=False)
+            text = self._context.tokenizer.decode_cached(ids, skip_special=False)
             branch.begun.append_ids(ids, text)
             whole += text
         return whole

@@ -76,6 +76,7 @@ class ImageEncodings:
         for image, request in self._wanted.values():
             if self._make_room(image):
                 self._begin(image, request)
+        self._wanted.clear()
         for key, state in self._states.items():
             left = self._num_blocks - state.num_blocks
             if not left:

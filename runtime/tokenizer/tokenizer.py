@@ -201,15 +201,19 @@ class Tokenizer:
 
     @panic_raises(EngineError, "the model's tokenizer cannot decode these tokens")
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids; bytes that are no whole character become U+FFFD. Ids below 0 are an image's,
-        which has none."""
-        if min(ids, default=0) < 0:
-            ids = [token_id for token_id in ids if token_id >= 0]
+        """Text of ids; bytes that are no whole character become U+FFFD."""
         if len(ids) < UNLOCKED_TOKENS:
             text: str = self._showing.decode(ids, skip_special_tokens=skip_special)
         else:  # a batch is decoded without the interpreter's lock: other threads can run
             (text,) = self._showing.decode_batch([ids], skip_special_tokens=skip_special)
         return text
+
+    def decode_cached(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The same of ids within the engine, where those below 0 are an image's, which has no
+        text."""
+        if min(ids, default=0) < 0:
+            ids = [token_id for token_id in ids if token_id >= 0]
+        return self.decode(ids, skip_special=skip_special)
 
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones by name."""

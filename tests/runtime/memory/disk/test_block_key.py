@@ -27,6 +27,13 @@ def test_only_whole_blocks_have_keys(num_tokens: int) -> None:
     )
 
 
+@pytest.mark.parametrize("place", [0, 255, 256, 600])
+def test_nothing_from_an_image_on_has_a_key(place: int) -> None:
+    """Its ids mean another image in another process."""
+    ids = list(range(1000))
+    assert keys([*ids[:place], -5, *ids[place:]]) == keys(ids[:place])
+
+
 def test_a_block_names_its_parent() -> None:
     blocks = blocks_of(LAYOUT, "", array("i", range(4 * BLOCK_TOKENS)))
     assert [block.parent for block in blocks] == [None, *(block.key for block in blocks[:-1])]
