@@ -28,23 +28,19 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 _ALLOWED = "a PNG, JPEG, GIF, WebP or BMP file that is whole"
 
 
-def checked_size(data: bytes, config: ProcessorConfig, max_pixels: int) -> tuple[int, int]:
-    """Rows and columns of the patches that `patches` makes; decodes the image to be sure that it
-    can. `max_pixels`: before it is resized. Raises InvalidRequest."""
+def resized_pixels(data: bytes, config: ProcessorConfig, max_pixels: int) -> npt.NDArray[np.uint8]:
+    """[height, width, 3]: the first frame, upright, on white where it is transparent, in the size
+    that is cut into patches. `max_pixels`: before it is resized. Raises InvalidRequest."""
     image = _opened(data, max_pixels)
     height, width = resized(image.height, image.width, config)
-    return height // config.patch_size, width // config.patch_size
+    return np.asarray(image.resize((width, height), resample=PIL.Image.Resampling.BICUBIC))
 
 
-def patches(data: bytes, config: ProcessorConfig, max_pixels: int) -> npt.NDArray[np.float32]:
-    """[rows * columns, patch_dim]: the first frame, upright, on white where it is transparent. The
-    patches of a token stand together. Raises InvalidRequest."""
-    image = _opened(data, max_pixels)
-    height, width = resized(image.height, image.width, config)
-    image = image.resize((width, height), resample=PIL.Image.Resampling.BICUBIC)
-    pixels = (np.asarray(image).astype(np.float64) * (1 / 255)).astype(np.float32)
+def patches_of(pixels: npt.NDArray[np.uint8], config: ProcessorConfig) -> npt.NDArray[np.float32]:
+    """[height, width, 3] -> [N, patch_dim]; the patches of a token stand together."""
+    scaled = (pixels.astype(np.float64) * (1 / 255)).astype(np.float32)
     mean, std = (np.array(each, dtype=np.float32) for each in (config.mean, config.std))
-    return _cut((pixels - mean) / std, config)
+    return _cut((scaled - mean) / std, config)
 
 
 def _cut(pixels: npt.NDArray[np.float32], config: ProcessorConfig) -> npt.NDArray[np.float32]:

@@ -107,7 +107,8 @@ def test_every_kind_of_op_is_in_the_round_trip() -> None:
 @pytest.mark.parametrize(
     "message",
     [["user"], ["user", 5], ["user", "a", {}], ["user", "a", "{}", [2]], ["user", "a", None, [-1]],
-     ["user", "a", "x" * (ir.MAX_FIELDS_CHARS + 1)], ["user", "a", None, [1], 5], ["user", "a", None, [1], [[2, "u"]]],
+     ["user", "a", "x" * (ir.MAX_FIELDS_CHARS + 1)], ["user", "a", None, [1], 5],
+         ["user", "a", None, [1], [[2, "u"]]],
          ["user", "a", None, None, [[1, "u"]]],
          ["user", "a", None, [1], [[1, "u"], [0, "u"]]],
          ["user", "a", None, [1], [["0", "u"]]], ["user", "a", None, [1], [[0]]], "user"],

@@ -43,9 +43,23 @@ def test_an_image_that_nobody_has_keeps_its_id_and_is_not_decoded_again(
     gc.collect()
     with pytest.raises(KeyError):
         images.by_id(token_id)
-    monkeypatch.setattr(module, "checked_size", None)
+    monkeypatch.setattr(module, "resized_pixels", None)
     image = images.image(url(png(16, 24, 1)))
     assert image.token_id == token_id and images.by_id(token_id) is image
+    assert image.patches().shape == (24, 3 * 2 * 16)
+
+
+def test_pixels_are_bounded_and_read_again_where_they_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_PIXEL_BYTES", 16 * 24 * 3)
+    images = registry()
+    one = images.image(url(png(16, 24, 1)))
+    before = one.patches()
+    images.image(url(png(16, 24, 2)))
+    assert len(images._pixels) == 1 and one.token_id not in images._pixels
+    assert (one.patches() == before).all()
+    assert images.image(url(png(16, 24, 1))) is one and images._pixel_bytes == 16 * 24 * 3
 
 
 def test_an_id_is_never_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
