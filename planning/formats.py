@@ -75,7 +75,8 @@ _MOST_BITS_OF_INT8 = 12.0
 def stored_quantization(
     folder: Path, shape: ModelShape
 ) -> Literal["none", "int8", "w8a8", "int4", "mxfp4"]:
-    """The value of `--quantization` nearest to its weights, or "mxfp4"; "none" for floating ones.
+    """The value of `--quantization` nearest to its weights, or "mxfp4"; "none" for floating ones,
+    8-bit floats too.
 
     Raises ModelLoadError for a quantization that is not supported.
     """
@@ -86,7 +87,7 @@ def stored_quantization(
             return "int4"
         return "int8" if bits <= _MOST_BITS_OF_INT8 else "none"
     packed = packed_config(folder)
-    if packed is None:
+    if packed is None or packed.is_floating:
         return "none"
     if packed.method == "mxfp4":
         return "mxfp4"

@@ -18,12 +18,14 @@ from .quantized.quantization_config import packed_config
 
 def stored_method(folder: Path) -> str | None:
     """The method by which the checkpoint's weights are quantized ("awq", "GGUF"); None: they are
-    floating. Raises ModelLoadError for a method that is not supported."""
+    floating, or become so while they are loaded (8-bit floats).
+
+    Raises ModelLoadError for a method that is not supported."""
     for first in weights_files(folder)[:1]:
         with closing(GgufModel(first)) as model:
             return "GGUF" if model.is_quantized else None
     config = packed_config(folder)
-    return None if config is None else config.method
+    return None if config is None or config.is_floating else config.method
 
 
 def require_quantization(quantization: str, folder: Path, method: str | None) -> None:

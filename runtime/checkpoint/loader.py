@@ -17,6 +17,7 @@ from ...kernels.quantized_tensors import QuantizedWeight
 from .formats import require_quantization
 from .gguf.convert import weights_files
 from .gguf.source import GgufWeights
+from .quantized.fp8 import Fp8Weights
 from .quantized.packed import PackedWeights
 from .quantized.quantization_config import GROUP_SIZE, PackedConfig, packed_config
 from .quantized.quantizing import Quantization, QuantizingWeights
@@ -58,7 +59,7 @@ def open_weights(
             yield _quantizing(file, quantization, dtype)
         return
     config = packed_config(folder)
-    if config is not None:
+    if config is not None and not config.is_floating:
         require_quantization(quantization, folder, config.method)
     rounds = quantization != "none" or (config is not None and config.rounds_rest)
     with closing(
@@ -66,6 +67,10 @@ def open_weights(
     ) as checkpoint:
         if config is None:
             yield _quantizing(checkpoint, quantization, dtype)
+            return
+        if config.is_floating:
+            fp8 = Fp8Weights(checkpoint, config.block, has_stored_weights=rounds)
+            yield _quantizing(fp8, quantization, dtype)
             return
         packed = PackedWeights(checkpoint, config)
         yield _rounded_alike(packed, config, dtype) if config.rounds_rest else packed
@@ -100,7 +105,7 @@ def _dummy(
     config = packed_config(folder) if (folder / "config.json").exists() else None
     if config is not None and config.method == "mxfp4":
         return DummyWeights(dtype, device, has_mxfp4=True)
-    if quantization == "none" and config is not None:
+    if quantization == "none" and config is not None and not config.is_floating:
         return _rounded_alike(source, config, dtype)
     return _quantizing(source, quantization, dtype)
 

@@ -178,3 +178,67 @@ def write_act_ordered(
     file = out / "packed" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": section}))
     return out / "packed", out / "plain"
+
+
+def pack_fp8(
+    folder: Path,
+    block: tuple[int, int] | None,
+    scale_dtype: torch.dtype,
+    *,
+    kept: tuple[str, ...] = ("lm_head",),
+    has_input_scales: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Put a checkpoint's linears in 8-bit floats with a scale for each block of rows and columns
+    (None: for each weight); returns what they stand for, float32, by the weights' names."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in [
+            name for name in tensors if name.endswith(tuple(f"{e}.weight" for e in _LINEARS))
+        ]:
+            if any(part in name for part in kept):
+                continue
+            numbers, scales, weights[name] = _in_fp8(tensors[name], block, scale_dtype)
+            tensors[name], tensors[f"{name}_scale_inv"] = numbers, scales
+            if has_input_scales:
+                tensors[f"{name.removesuffix('.weight')}.activation_scale"] = torch.ones(())
+        save_file(tensors, file, {"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = {n: f.name for f in folder.glob("*.safetensors") for n in load_file(f)}
+        index.write_text(json.dumps({"weight_map": names}))
+    section = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "static" if has_input_scales else "dynamic",
+        "weight_block_size": None if block is None else list(block),
+        "modules_to_not_convert": list(kept),
+    }
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
+    return weights
+
+
+def _in_fp8(
+    weight: torch.Tensor, block: tuple[int, int] | None, scale_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers, scales, and their products."""
+    rows, columns = block or tuple(weight.shape)
+    shape = tuple(
+        -(-size // part) for size, part in zip(weight.shape, (rows, columns), strict=True)
+    )
+    scales = torch.empty(shape, dtype=scale_dtype)
+    numbers = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    products = torch.empty(weight.shape)
+    for row in range(shape[0]):
+        for column in range(shape[1]):
+            at = (
+                slice(row * rows, (row + 1) * rows),
+                slice(column * columns, (column + 1) * columns),
+            )
+            peak = weight[at].abs().max() / 256
+            scales[row, column] = peak.to(scale_dtype)
+            scale = scales[row, column].float()
+            numbers[at] = (weight[at].float() / scale).clamp(-448, 448).to(numbers.dtype)
+            products[at] = numbers[at].float() * scale
+    return numbers, scales.reshape(()) if block is None else scales, products

@@ -19,12 +19,13 @@ from .modules_to_not_convert import (
 )
 
 SUPPORTED = (
-    "gptq (4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, int-quantized) "
-    "and mxfp4 (of experts)"
+    "gptq (4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, int-quantized), "
+    "mxfp4 (of experts) and fp8 (in blocks, or a scale a weight)"
 )
 OUR_QUANTIZER = "stemma"  # in GPTQModel's meta.quantizer
 GROUP_SIZE = 32  # of MXFP4
 _FIELD = "quantization_config"
+_MAX_BLOCK = 1 << 16  # guess, far above any format's
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
 
 
@@ -32,13 +33,19 @@ _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
 class PackedConfig:
     """How to read the packed tensors of a quantized checkpoint."""
 
-    method: Literal["gptq", "awq", "compressed-tensors", "mxfp4"]
+    method: Literal["gptq", "awq", "compressed-tensors", "mxfp4", "fp8"]
     bits: int
     group_size: int | None  # None: a row's inputs are one group
     kept: KeptModules
     zero_shift: int = 0  # gptq: subtracted from the zero points before packing
     activations: Literal["exact", "int8"] = "exact"
     rounds_rest: bool = False  # written by `stemma quantize`: floating linears have to be rounded
+    block: tuple[int, int] | None = None  # fp8: rows and columns with one scale; None: all of them
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether weights become floating when they are loaded, and may then be rounded."""
+        return self.method == "fp8"
 
 
 def packed_config(folder: Path) -> PackedConfig | None:
@@ -60,11 +67,27 @@ def packed_config(folder: Path) -> PackedConfig | None:
         return _compressed(section)
     if method == "mxfp4":  # experts alone, whatever else the section says
         return PackedConfig("mxfp4", 4, GROUP_SIZE, ALL_MODULES)
+    if method == "fp8":
+        return _fp8(section)
     raise section.fail(
         "quant_method",
         f"one of {SUPPORTED}; the model's unquantized checkpoint can be rounded with "
         "--quantization int8, w8a8 or int4",
     )
+
+
+def _fp8(section: Fields) -> PackedConfig:
+    """DeepSeek's. Which weights are not in 8 bits (`modules_to_not_convert`) their types say."""
+    section.restrict("fmt", "e4m3")
+    block = section.get("weight_block_size")
+    if block is None:
+        return PackedConfig("fp8", 8, None, ALL_MODULES)
+    is_pair = isinstance(block, list) and len(block) == 2
+    if not is_pair or not all(type(size) is int and 0 < size <= _MAX_BLOCK for size in block):
+        raise section.fail(
+            "weight_block_size", f"two integers in [1, {_MAX_BLOCK:,}], rows and columns, or null"
+        )
+    return PackedConfig("fp8", 8, None, ALL_MODULES, block=(block[0], block[1]))
 
 
 def _gptq(section: Fields) -> PackedConfig:

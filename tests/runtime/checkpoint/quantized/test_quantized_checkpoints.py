@@ -369,7 +369,10 @@ def test_groups_of_the_wrong_size_are_refused(tmp_path: Path, groups: list[int])
     ("config", "match"),
     [
         ({"quant_method": "bitsandbytes"}, "found 'bitsandbytes'"),
-        ({"quant_method": "fp8"}, r"expected one of gptq \(4 and 8 bits\), awq.*--quantization"),
+        (
+            {"quant_method": "fbgemm_fp8"},
+            r"expected one of gptq \(4 and 8 bits\), awq.*--quantization",
+        ),
         ({}, "'quant_method': .*found nothing"),
         ({**GPTQ, "bits": 3}, "'bits': expected 4 or 8, found 3"),
         ({**GPTQ, "group_size": 100}, "'group_size': expected -1, or a power of two.*found 100"),
