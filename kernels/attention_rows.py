@@ -26,7 +26,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 
-def _no_segments() -> IntArray:
+def no_segments() -> IntArray:
+    """[0, 4]"""
     return np.zeros((0, 4), dtype=np.int32)
 
 
@@ -43,7 +44,7 @@ class AttentionRows:
     page_table: IntArray  # [any, >= max pages of a row] page ids, garbage after a row's last
     table_rows: IntArray  # [num_rows], each row's index in the table
     page_size: int  # token slots a page
-    segments: IntArray = field(default_factory=_no_segments)  # [S, 4], see above
+    segments: IntArray = field(default_factory=no_segments)  # [S, 4], see above
 
     @property
     def num_rows(self) -> int:

@@ -13,6 +13,9 @@ class AttentionOptions:
     scale: float | None = None  # of the scores; None: head_dim ** -0.5
     # A query sees the keys at its own position and the `window` - 1 before it; None: all before.
     window: int | None = None
+    # A query sees the keys of its own chunk alone, of those before it: chunk i is the tokens from
+    # i * chunk to (i + 1) * chunk. Not beside a window.
+    chunk: int | None = None
     # Tokens at the start of a sequence that stay visible besides the window (StreamingLLM: Xiao et
     # al. 2023, section 3.2); without a window they have no effect.
     num_sink_tokens: int = 0

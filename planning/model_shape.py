@@ -128,8 +128,10 @@ def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
 
 def _num_visible(config: DecoderConfig, kind: int) -> int | None:
     options = config.attention_kinds[kind]
-    if not isinstance(options, AttentionOptions) or options.window is None:
+    if not isinstance(options, AttentionOptions):
         return None
+    if options.window is None:
+        return options.chunk
     return options.window + options.num_sink_tokens
 
 

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention_rows import AttentionRows, IntArray
+from ..chunked_rows import in_chunks
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
 from ..reference.dense import widen
@@ -132,6 +133,7 @@ def plan_attention(
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
 ) -> object:
+    rows = in_chunks(rows, options.chunk)
     keys = visible_keys(rows, options)
     shape = _values(kv_layer).shape
     num_queries = rows.num_queries

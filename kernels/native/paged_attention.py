@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..attention_rows import AttentionRows, IntArray
+from ..chunked_rows import in_chunks
 from ..cpu import paged_attention as cpu
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
@@ -171,6 +172,7 @@ def plan_attention(
     _, num_kv_heads, _, head_dim = kv_format(kv_layer)[1].shape
     if head_dim % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads, options)
+    rows = in_chunks(rows, options.chunk)
     plan = _plan_lone_row(rows, options) or _plan_rows(rows, options, num_kv_heads)
     plan.set_shape(num_heads, kv_layer, options)
     return plan
@@ -219,6 +221,7 @@ def plan_fixed_attention(
 ) -> NativeAttentionPlan:
     """As `plan_attention`, but a token's keys are cut by its position alone, whatever else is in
     the step; head_dim must be a multiple of 16."""
+    rows = in_chunks(rows, options.chunk)
     items = _Items(rows)
     lens, num_queries, window = rows.seq_lens, rows.num_queries, options.window
     num_sinks = np.zeros_like(lens)

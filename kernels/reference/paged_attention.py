@@ -91,4 +91,6 @@ def _is_visible(
     is_visible = key <= query
     if options.window is not None:
         is_visible &= (key > query - options.window) | (key < options.num_sink_tokens)
+    if options.chunk is not None:
+        is_visible &= key // options.chunk == query // options.chunk
     return is_visible

@@ -80,6 +80,7 @@ def plan_attention(
         wide_rows=tile_rows("wide", group, values.itemsize),
         window=options.window,
         num_sink_tokens=options.num_sink_tokens,
+        chunk=options.chunk,
     )
     work = plan_work(rows, shape, padded_tokens)
 

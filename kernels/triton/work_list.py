@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..attention_rows import AttentionRows, IntArray
+from ..chunked_rows import has_chunks, split_at_chunks
 
 # A run's columns; the kernel reads them by these indices.
 TOKEN, NUM_TOKENS, TABLE_ROW, FIRST_KEY, END_KEY, POSITION, FIRST_PART, PART_KEYS, FIRST_ITEM = (
@@ -68,6 +69,7 @@ class AttentionShape:
     wide_rows: int
     window: int | None = None
     num_sink_tokens: int = 0
+    chunk: int | None = None
 
     @property
     def group(self) -> int:
@@ -118,6 +120,8 @@ class Capacity:
     def of(cls, padded_tokens: int, max_rows: int, shape: AttentionShape) -> Capacity:
         """max_rows: rows of the page table."""
         rows = min(padded_tokens, max_rows)
+        if shape.chunk is not None:  # a row of n tokens is cut n / chunk + 1 times at most
+            rows = min(padded_tokens, 2 * rows + padded_tokens // shape.chunk)
         passes = 2 if shape.has_sinks else 1
         narrow_runs = rows * (passes + 1)
         narrow_splits = min(
@@ -183,6 +187,11 @@ def plan_work(
     if padded_tokens is not None:
         assert padded_tokens >= num_tokens, f"{num_tokens} tokens in {padded_tokens}"
         capacity = Capacity.of(padded_tokens, len(rows.page_table), shape)
+    if shape.chunk is not None and has_chunks(rows, shape.chunk):
+        rows, first_key = split_at_chunks(rows, shape.chunk)
+        runs = _Runs(rows, shape)
+        runs.add_rows(first_key)
+        return runs.finish(capacity)
     runs = _Runs(rows, shape)
     own_start = runs.add_segments(capacity)
     runs.add_rows(own_start)

@@ -127,6 +127,7 @@ OPTIONS = {
     "plain": AttentionOptions(),
     "soft cap": AttentionOptions(soft_cap=5.0),
     "window": AttentionOptions(window=70),
+    "chunks": AttentionOptions(chunk=70),
     "short window": AttentionOptions(window=3),
     "sinks": AttentionOptions(window=70, num_sink_tokens=5),
 }

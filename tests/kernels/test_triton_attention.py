@@ -77,6 +77,9 @@ OPTIONS = {
     "more sinks than window": AttentionOptions(window=4, num_sink_tokens=30),
     "cap": AttentionOptions(soft_cap=2.0),
     "scale": AttentionOptions(scale=0.3),
+    "chunks": AttentionOptions(chunk=9),
+    "chunks of pages": AttentionOptions(chunk=32, soft_cap=3.0),
+    "a chunk for all": AttentionOptions(chunk=5000),
     "all": AttentionOptions(scale=0.2, window=40, num_sink_tokens=2, soft_cap=3.0),
 }
 

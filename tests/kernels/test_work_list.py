@@ -19,15 +19,21 @@ SHAPE = AttentionShape(
 )
 LLAMA = dataclasses.replace(SHAPE, num_heads=32, num_kv_heads=8)
 
-shapes = st.builds(
+windows = {
+    "window": st.one_of(st.none(), st.integers(1, 90)),
+    "num_sink_tokens": st.integers(0, 40),
+}
+sizes = st.builds(
     AttentionShape,
     num_heads=st.sampled_from([4, 12, 64]),
     num_kv_heads=st.sampled_from([1, 4]),
     num_slots=st.sampled_from([64, 1 << 20]),
     narrow_rows=st.sampled_from([16, 64]),
     wide_rows=st.sampled_from([64, 128]),
-    window=st.one_of(st.none(), st.integers(1, 90)),
-    num_sink_tokens=st.integers(0, 40),
+)
+shapes = st.one_of(
+    st.builds(dataclasses.replace, sizes, **windows),
+    st.builds(dataclasses.replace, sizes, chunk=st.sampled_from([1, 2, 7, 32, 500])),
 )
 single_rows = st.builds(
     lambda num_queries, before: row(num_queries, num_queries + before),
@@ -176,6 +182,8 @@ def _is_visible(position: np.ndarray, key: np.ndarray, shape: AttentionShape) ->
     if shape.window is not None:
         near = key > position[:, None] - shape.window
         is_visible &= near | (key < shape.num_sink_tokens)
+    if shape.chunk is not None:
+        is_visible &= key // shape.chunk == position[:, None] // shape.chunk
     return is_visible
 
 

@@ -40,7 +40,7 @@ _NEXT = {
     "shared_expert_intermediate_size": 56,
 }
 _UNIT_OFFSET = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # norms multiply by 1 + weight
-_CONFIGS = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+_CONFIGS = {"Llama4": "Llama4Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2Moe": {
@@ -86,6 +86,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLite": {k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
     "MiniMaxM2": {**_HEADS, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3},
+    "Llama4": {
+        **_HEADS,
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 56,
+        "num_local_experts": 6,
+        "attention_chunk_size": 9,
+        "floor_scale": 5,
+        "attn_scale": 0.4,
+    },
     "Qwen3Next": _NEXT,
     "Qwen3_5": {k: v for k, v in _NEXT.items() if "expert" not in k and "moe" not in k},
     "GraniteMoeHybrid": {

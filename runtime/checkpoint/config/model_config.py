@@ -23,11 +23,13 @@ from .vision_config import VisionConfig
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / length)), so that scores
-    stay as sharp over contexts longer than those of training (Llama 4; Ministral 3)."""
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / length)), so
+    that scores stay as sharp over contexts longer than those of training (Llama 4; Ministral 3)."""
 
     beta: float
     length: int
+    offset: int = 0
+    is_without_rope: bool = False  # only in layers without rotary embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class ExpertsConfig:
     has_selection_bias: bool = False  # see `ops.RouteExperts`
     # The checkpoint has all experts of a layer in one tensor, gates and ups in turn.
     is_stacked: bool = False
+    is_halved: bool = False  # the gates first, then the ups, in place of gates and ups in turn
+    weighs_inputs: bool = False  # an expert's weight is multiplied with its input, not its output
     has_biases: bool = False  # of the router and of all experts' linears
     clamped: ClampedSwiGLU | None = None  # in place of the model's activation
     is_selection_bias_row: bool = False  # stored as [1, num_experts]
@@ -203,8 +207,9 @@ class DecoderConfig:
     # both sides; or one before both blocks, which then do not see each other's output.
     norm_placement: Literal["before", "after", "around", "parallel"] = "before"
     # Queries and keys are normed before rotation: each head by itself, or all of a token's; or by
-    # LayerNorm without biases, with weights of each head's own.
-    query_key_norm: Literal["head", "whole", "layer"] | None = None
+    # LayerNorm without biases, with weights of each head's own; or each head without weights, in
+    # layers with rotary embedding alone ("unit").
+    query_key_norm: Literal["head", "whole", "layer", "unit"] | None = None
     is_normed_after_rotation: bool = False  # queries and keys, rather than before it
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
     has_gates: bool = True  # of dense feed-forward blocks; else down(activation(up(x)))

@@ -5,7 +5,8 @@
 
 A stack's rows lie one after the other, so a part of it is a place in the file like any other: what
 reads one expert after the other (rounding, a stack's copy) needs no case for them. Stacks whose
-experts have biases lie the other way round (gpt-oss, [E, H, 2 I]) and are left as they are.
+experts have biases lie the other way round (gpt-oss, [E, H, 2 I]) and are left as they are; so are
+Llama 4's, which a `feed_forward.router` goes with.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _STACKS = {
     "input_linear.weight": _GATE_UP,  # Granite, within block_sparse_moe
     "output_linear.weight": _DOWN,
 }
+# Tensors of which a checkpoint has one only if its stacks lie the other way round.
+_OTHERWISE = ("experts.gate_up_proj_bias", "feed_forward.router.weight")
 
 
 def is_stack(name: str) -> bool:
@@ -33,7 +36,7 @@ def is_stack(name: str) -> bool:
 
 def can_unstack(names: Iterable[str]) -> bool:
     """Whether the stacks of a checkpoint with these tensors are laid out as above."""
-    return not any(name.endswith("experts.gate_up_proj_bias") for name in names)
+    return not any(name.endswith(_OTHERWISE) for name in names)
 
 
 def unstacked(places: Mapping[str, Place]) -> dict[str, dict[str, Place]]:

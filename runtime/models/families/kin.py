@@ -68,6 +68,7 @@ GROUPS = Trait("experts in groups", lambda config: _number(config, "n_group") > 
 LATENT = Trait("latent attention", _has_any("kv_lora_rank"))
 INDEXED = Trait("attention to chosen tokens", _has_any("index_topk", "index_n_heads"))
 WINDOWS = Trait("sliding windows", _has_windows)
+CHUNKS = Trait("attention in chunks", _has_any("attention_chunk_size"))
 CONVOLUTIONS = Trait("short convolutions", _has_any("conv_L_cache"))
 DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads"))
 MAMBA_2 = Trait("Mamba-2", _has_any("mamba_n_heads", "mamba_num_heads"))
@@ -152,6 +153,8 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Glm4MoeForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, PART, NORMED)),
     "Glm4MoeLiteForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
     "MiniMaxM2ForCausalLM": frozenset((EXPERTS, PART, NORMED)),
+    "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),
+    "Llama4ForConditionalGeneration": frozenset((EXPERTS, CHUNKS, NORMED, SENSES)),
 }
 
 

@@ -28,6 +28,7 @@ from .internlm import read_internlm3
 from .kin import nearest_kin
 from .lfm2 import read_lfm2, read_lfm2_moe
 from .llama import read_cwm, read_iquest_coder, read_llama
+from .llama4 import read_llama4, read_llama4_with_images
 from .minimax import read_minimax_m2
 from .mistral import read_ministral3, read_mistral, read_mistral_with_images
 from .mixtral import read_mixtral
@@ -106,6 +107,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
     "MiniMaxM2ForCausalLM": read_minimax_m2,
+    "Llama4ForCausalLM": read_llama4,
+    "Llama4ForConditionalGeneration": read_llama4_with_images,
 }
 
 

@@ -21,7 +21,7 @@ _DEFAULTS = {
 def read_smollm3(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
     decoder = read_llama(config, architecture)
-    without_rope = _layers_without_rope(config, decoder.num_layers)
+    without_rope = layers_without_rope(config, decoder.num_layers)
     has_window = config.flag("use_sliding_window", False)
     window = config.optional_integer("sliding_window") if has_window else None
     default = [window is not None and i in without_rope for i in range(decoder.num_layers)]
@@ -30,7 +30,7 @@ def read_smollm3(config: Fields, architecture: str) -> DecoderConfig:
     )
 
 
-def _layers_without_rope(config: Fields, num_layers: int) -> tuple[int, ...]:
+def layers_without_rope(config: Fields, num_layers: int) -> tuple[int, ...]:
     """`no_rope_layers` has a 1 for each layer with rotary embedding."""
     rotates = config.get("no_rope_layers")
     if rotates is None:

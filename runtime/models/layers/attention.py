@@ -48,7 +48,7 @@ class Attention:
             bias=config.qkv_bias,
             orders=_orders(config) if config.has_interleaved_rope else None,
         )
-        self._norm = query_key_norm_of(build, name)
+        self._norm = query_key_norm_of(build, name, layer_index)
         self._sink_logits: Tensor | None = None
         if config.has_sink_logits:
             self._sink_logits = build.source.take(
@@ -108,7 +108,7 @@ class Attention:
 
 def _orders(config: DecoderConfig) -> list[Tensor | None]:
     """Of the outputs of the projections to queries, keys and values."""
-    assert config.query_key_norm in (None, "layer"), "the norm's weights are not ordered"
+    assert config.query_key_norm in (None, "layer", "unit"), "the norm's weights are not ordered"
     assert not config.has_fused_projections, "the orders are of three modules"
     query, key = (
         halves_apart(number, config.head_dim, config.rotary_dim)

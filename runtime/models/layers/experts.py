@@ -36,6 +36,7 @@ class MixtureOfExperts:
         names = experts.names
         name = f"{layer}.{names.block}"
         self._routing = experts.routing
+        self._weighs_inputs = experts.weighs_inputs
         self._route = build.kernels.route_experts
         router = build.source.take(
             f"{name}.{names.router}.weight", (experts.num_experts, config.hidden_size)
@@ -78,13 +79,27 @@ class MixtureOfExperts:
         if self._router_bias is not None:
             logits = logits + self._router_bias
         expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
-        out = self._experts(x, expert_ids, weights)
+        if self._weighs_inputs:
+            out = self._of_weighed_inputs(x, expert_ids, weights)
+        else:
+            out = self._experts(x, expert_ids, weights)
         if self._shared is None:
             return out
         shared = self._shared(x, batch)
         if self._shared_gate is not None:
             shared = shared * sigmoid(self._shared_gate(x)).to(x.dtype)
         return out.add_(shared)
+
+    def _of_weighed_inputs(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """As `ops.RunExperts`, one choice of all tokens after the other."""
+        ones = torch.ones_like(weights[:, :1])
+        out: Tensor | None = None
+        for nth in range(self._routing.num_chosen):
+            chosen = expert_ids[:, nth : nth + 1].contiguous()
+            own = self._experts(x * weights[:, nth : nth + 1].to(x.dtype), chosen, ones)
+            out = own if out is None else out.add_(own)
+        assert out is not None, "a token takes at least one expert"
+        return out
 
 
 def _take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
@@ -122,6 +137,8 @@ def _take_stacked(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple
     source, names = build.source, experts.names
     gate_up = source.take_experts(f"{name}.{names.gate_up}", count, 2 * size, hidden_size)
     down = source.take_experts(f"{name}.{names.down}", count, hidden_size, size)
+    if experts.is_halved:
+        return gate_up, down
     if isinstance(gate_up, Tensor):
         return _gates_first(gate_up), down
     return gate_up.map(_gates_first), down

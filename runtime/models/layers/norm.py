@@ -27,10 +27,12 @@ def norm_of(build: ModelBuild, name: str, size: int) -> Norm:
     return (LayerNorm if build.config.norm == "layer" else RMSNorm)(build, name, size)
 
 
-def query_key_norm_of(build: ModelBuild, name: str) -> QueryKeyNorm | HeadLayerNorm | None:
-    """The config's norm of queries and keys, if it has one; name: the attention block's."""
+def query_key_norm_of(
+    build: ModelBuild, name: str, layer_index: int
+) -> QueryKeyNorm | HeadLayerNorm | None:
+    """The config's norm of queries and keys, if the layer has one; name: the attention block's."""
     kind = build.config.query_key_norm
-    if kind is None:
+    if kind is None or (kind == "unit" and layer_index in build.config.layers_without_rope):
         return None
     return (HeadLayerNorm if kind == "layer" else QueryKeyNorm)(build, name)
 
@@ -94,8 +96,8 @@ class HeadLayerNorm:
 
 
 class QueryKeyNorm:
-    """Norms by the config's `query_key_norm`: each query head and each key head by itself, or
-    all heads of a token as one vector."""
+    """Norms by the config's `query_key_norm`: each query head and each key head by itself, with
+    or without weights, or all heads of a token as one vector."""
 
     def __init__(self, build: ModelBuild, name: str) -> None:
         """name: the attention block's."""
@@ -104,10 +106,14 @@ class QueryKeyNorm:
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         sizes = (num_heads, num_kv_heads) if is_whole else (1, 1)
         parts = (config.names.query_norm, config.names.key_norm)
-        query_weight, key_weight = (
-            _weight(build, f"{name}.{part}", size * config.head_dim)
-            for part, size in zip(parts, sizes, strict=True)
-        )
+        if config.query_key_norm == "unit":
+            ones = torch.ones(config.head_dim, dtype=build.dtype, device=build.device)
+            query_weight = key_weight = ones
+        else:
+            query_weight, key_weight = (
+                _weight(build, f"{name}.{part}", size * config.head_dim)
+                for part, size in zip(parts, sizes, strict=True)
+            )
         self._run = build.kernels.make_query_key_norm(
             query_weight, key_weight, num_heads, num_kv_heads, config.rms_norm_eps
         )

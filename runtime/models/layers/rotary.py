@@ -88,6 +88,9 @@ class LayerRotary:
         if config.rope_axes is not None:
             self._axes = torch.tensor(config.rope_axes * 2, device=build.device)
         self._table_of_layer = [distinct.index(rope) for rope in ropes]
+        scaling = config.query_scaling
+        is_everywhere = scaling is not None and not scaling.is_without_rope
+        self._is_scaled = [is_everywhere or theta is None for theta, _ in ropes]
         self.tables = [
             RotaryTable(
                 config.rotary_dim,
@@ -110,13 +113,17 @@ class LayerRotary:
         scale = None
         if self._query_scaling is not None:
             scale = query_scale(positions, self._query_scaling).to(self._dtype)
-        found = [Rotary(*table.at(positions), scale) for table in self.tables]
-        return [found[table] for table in self._table_of_layer]
+        found = [Rotary(*table.at(positions)) for table in self.tables]
+        scaled = [rotary._replace(query_scale=scale) for rotary in found]
+        return [
+            (scaled if is_scaled else found)[table]
+            for table, is_scaled in zip(self._table_of_layer, self._is_scaled, strict=True)
+        ]
 
 
 def query_scale(positions: Tensor, scaling: QueryScaling) -> Tensor:
     """positions [T] int64 -> [T, 1, 1] float32; 1 within the length of training."""
-    lengths = torch.floor(positions / scaling.length)
+    lengths = torch.floor((positions + scaling.offset) / scaling.length)
     return (1 + scaling.beta * torch.log(1 + lengths))[:, None, None]
 
 

@@ -224,12 +224,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
         },
     ),
+    "llama4": ("Llama4", {"is_sharded": True}),
+    "llama4-some-dense": (
+        "Llama4",
+        {
+            "num_attention_heads": 6, "num_key_value_heads": 1, "num_hidden_layers": 3,
+            "interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False,
+            "no_rope_layers": [1, 0, 1], "attention_chunk_size": 16, "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }  # fmt: skip
 BFLOAT16_CASES = (
     "gpt_oss",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
     "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
-    "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid",
+    "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid", "llama4",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
@@ -305,6 +319,7 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) ->
     [
         *(("DeepseekV3", quantization) for quantization in ("int8", "w8a8", "int4")),
         *(("Glm4Moe", quantization) for quantization in ("int8", "int4")),
+        *(("Llama4", quantization) for quantization in ("int8", "int4")),
     ],
 )
 def test_quantized_experts_say_what_the_reference_says_of_them(

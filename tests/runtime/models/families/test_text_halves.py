@@ -30,6 +30,12 @@ VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
     "image_size": 28, "patch_size": 14,
 }  # fmt: skip
+LLAMA_4_VISION = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14, "intermediate_size": 64, "vision_output_dim": 16,
+    "projector_input_dim": 16, "projector_output_dim": 16,
+}  # fmt: skip
+VISIONS = {"Gemma3": VISION, "Llama4": LLAMA_4_VISION}
 SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3", {"sliding_window_pattern": 2}, {"mm_tokens_per_image": 4}),
     "mistral3": ("Mistral3", {"model_type": "mistral"}, {"tie_word_embeddings": False}),
@@ -38,6 +44,7 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "ministral3", "rope_parameters": MINISTRAL_3},
         {"tie_word_embeddings": True},
     ),
+    "llama4": ("Llama4", {"attention_chunk_size": WINDOW, "num_local_experts": 4}, {}),
 }
 
 
@@ -48,7 +55,8 @@ def test_the_text_half_of_a_model_that_sees_is_read_alone(
     import transformers
 
     family, text, options = SEEING[name]
-    vision = VISION if family == "Gemma3" else {**VISION, "model_type": "pixtral", "head_dim": 16}
+    pixtral = {**VISION, "model_type": "pixtral", "head_dim": 16}
+    vision = VISIONS.get(family, pixtral)
     config = getattr(transformers, f"{family}Config")(
         text_config={**TEXT, **text}, vision_config=vision, **options
     )
@@ -61,7 +69,8 @@ def test_the_text_half_of_a_model_that_sees_is_read_alone(
     assert runner.config.eos_token_ids == (5,)
     records = [each for each in caplog.records if each.name.startswith("stemma")]
     (record,) = records  # no tensor was left over
-    assert "not loaded: vision_tower.*, multi_modal_projector.*" in record.getMessage()
+    tower = "vision_model" if family == "Llama4" else "vision_tower"
+    assert f"not loaded: {tower}.*, multi_modal_projector.*" in record.getMessage()
     expected = hf_scores(tmp_path, TOKENS, sees=True)
     for found in scores(PlanDriver(runner), TOKENS, (LENGTH, 7, 1)):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
