@@ -9,7 +9,8 @@ from typing import Literal
 
 from ..runtime.checkpoint.gguf.convert import weights_files
 from ..runtime.checkpoint.quantized.quantization_config import packed_config
-from .model_shape import ModelShape, Product
+from .model_shape import ModelShape
+from .product import Product
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _INT4_GROUP = 128

@@ -16,35 +16,8 @@ from ..runtime.checkpoint.config.model_config import (
     RecurrentConfig,
     ShortConvConfig,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A weight [out_features, in_features] at `count` places of the model, each with its own.
-
-    If a place has `num_experts` such weights, a token is multiplied by `num_used` of them.
-    """
-
-    name: str
-    in_features: int
-    out_features: int
-    count: int
-    num_experts: int = 1
-    num_used: int = 1
-    num_modules: int = 0  # checkpoint modules that form it, if it takes adapters
-    is_quantized: bool = True  # if the model's linear layers are
-    is_sampled_only: bool = False  # only for tokens whose logits are needed
-
-    @property
-    def num_parameters(self) -> int:
-        """Over all places and experts."""
-        return self.in_features * self.out_features * self.count * self.num_experts
-
-    def num_touched(self, num_tokens: int) -> float:
-        """Weights of a place that a step of `num_tokens` reads, on average if each token's experts
-        are drawn uniformly."""
-        share = self.num_used / self.num_experts
-        return self.num_experts * (1.0 - (1.0 - share) ** num_tokens)
+from .product import Product
+from .varied_shape import varied_parameters, varied_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +50,7 @@ class ModelShape:
     attention: tuple[AttentionLayers, ...]
     embedding_parameters: int  # also a tied head's, which has no parameters of its own
     is_head_tied: bool
-    other_parameters: int  # norms, biases, sinks, convolutions, and the gates of shared experts
+    other_parameters: int  # norms, biases, sinks, convolutions, gates of shared experts, tables
     vision_parameters: int = 0  # of a vision tower, which no token passes
 
     @classmethod
@@ -87,19 +60,12 @@ class ModelShape:
         head = Product(
             "lm_head", hidden, config.vocab_size, 1, is_quantized=False, is_sampled_only=True
         )
-        attention = (
-            _latent_products(config, config.latent)
-            if config.latent is not None
-            else _attention_products(config)
-        )
-        recurrent = () if config.recurrent is None else _recurrent_products(config)
-        others = (_norms, _biases, _sinks, _expert_vectors, _recurrent_vectors)
         return cls(
-            products=(*attention, *recurrent, *_feed_forward_products(config), head),
+            products=(*_layer_products(config), head),
             attention=_attention_layers(config),
             embedding_parameters=hidden * config.vocab_size,
             is_head_tied=config.tie_word_embeddings,
-            other_parameters=sum(count(config) for count in others),
+            other_parameters=_other_parameters(config),
             vision_parameters=0 if config.vision is None else config.vision.num_parameters,
         )
 
@@ -120,8 +86,31 @@ class ModelShape:
         return self.num_parameters - idle - self.vision_parameters
 
 
+def _layer_products(config: DecoderConfig) -> Iterator[Product]:
+    if config.varied is not None:
+        yield from varied_products(config, config.varied)
+        return
+    if config.latent is not None:
+        yield from _latent_products(config, config.latent)
+    else:
+        yield from _attention_products(config)
+    if config.recurrent is not None:
+        yield from _recurrent_products(config)
+    yield from _feed_forward_products(config)
+
+
+def _other_parameters(config: DecoderConfig) -> int:
+    if config.varied is not None:
+        return varied_parameters(config, config.varied)
+    others = (_norms, _biases, _sinks, _expert_vectors, _recurrent_vectors)
+    return sum(count(config) for count in others)
+
+
 def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
-    kinds = [config.layer_kinds[layer] for layer in config.attention_layers]
+    """Also those that attend to another layer's KV."""
+    all_layers = range(config.num_layers)
+    layers = config.attention_layers if config.varied is None else all_layers
+    kinds = [config.layer_kinds[layer] for layer in layers]
     counts = Counter(_num_visible(config, kind) for kind in kinds)
     return tuple(AttentionLayers(count, visible) for visible, count in counts.items())
 

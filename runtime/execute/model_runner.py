@@ -36,7 +36,7 @@ from ..memory.sizing import num_pages_for, num_state_slots, step_bytes
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
-from ..models.decoder import Decoder
+from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
@@ -370,7 +370,7 @@ class ModelRunner:
         ) as source:
             self.model = self._build(source)
 
-    def _build(self, source: WeightSource) -> Decoder:
+    def _build(self, source: WeightSource) -> LanguageModel:
         build = ModelBuild(
             self.config,
             source,
@@ -380,7 +380,7 @@ class ModelRunner:
             self.max_model_len,
             self._adapters,
         )
-        model = Decoder(build)
+        model = build_model(build)
         if self.config.labels is not None:
             shape = (len(self.config.labels.names), self.config.hidden_size)
             self.score_head = source.take("score.weight", shape, torch.float64).cpu()

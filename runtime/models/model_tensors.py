@@ -11,7 +11,7 @@ from ...kernels.ops import Weight
 from ...kernels.registry import select_kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.weight_source import ModelTensors, stacked_shape
-from .decoder import Decoder
+from .language_model import build_model
 from .layers.build import ModelBuild
 
 
@@ -21,7 +21,7 @@ def model_tensors(config: ModelConfig) -> ModelTensors:
     kernels = select_kernels(torch.float32, "cpu", "reference")
     device = torch.device("meta")
     build = ModelBuild(config, source, kernels, torch.float32, device, max_model_len=1)
-    Decoder(build)
+    build_model(build)
     return ModelTensors(source.shapes, source.linears)
 
 

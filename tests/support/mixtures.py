@@ -39,8 +39,17 @@ _NEXT = {
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 56,
 }
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 _UNIT_OFFSET = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # norms multiply by 1 + weight
-_CONFIGS = {"Llama4": "Llama4Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+_CONFIGS = {
+    "Gemma3n": "Gemma3nText",
+    "Gemma4": "Gemma4Text",
+    "Llama4": "Llama4Text",
+    "Qwen3_5": "Qwen3_5Text",
+    "Qwen3_5Moe": "Qwen3_5MoeText",
+}
+# Of buffers that follow from the config.
+_CONSTANTS = ("embed_scale", "input_scale", "projection_scale")
 FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2Moe": {
@@ -95,6 +104,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 9,
         "floor_scale": 5,
         "attn_scale": 0.4,
+    },
+    "Gemma3n": {
+        **_HEADS,
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "num_kv_shared_layers": 2,
+        "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+        "sliding_window": 9,
+        "vocab_size_per_layer_input": BYTE_VOCAB_SIZE,
+        "hidden_size_per_layer_input": 12,
+        "altup_num_inputs": 3,
+        "laurel_rank": 10,
+        "activation_sparsity_pattern": [0.7, 0.0, 0.4, 0.0, 0.0],
+        "final_logit_softcapping": 9.0,
+        "pad_token_id": 0,
+    },
+    "Gemma4": {
+        **_HEADS,
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "num_kv_shared_layers": 2,
+        "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+        "sliding_window": 9,
+        "vocab_size_per_layer_input": BYTE_VOCAB_SIZE,
+        "hidden_size_per_layer_input": 12,
+        "final_logit_softcapping": 9.0,
+        "pad_token_id": 0,
     },
     "Qwen3Next": _NEXT,
     "Qwen3_5": {k: v for k, v in _NEXT.items() if "expert" not in k and "moe" not in k},
@@ -206,6 +243,8 @@ def _randomize(
                 noise += 0.0 if is_offset else 1.0
             elif name.endswith("e_score_correction_bias"):
                 noise = 14.0 + noise / 2
-            elif "rotary" in name or "inv_freq" in name:
+            elif name.endswith(("layer_scalar", "per_expert_scale", "router.scale")):
+                noise += 1.0
+            elif "rotary" in name or "inv_freq" in name or name.endswith(_CONSTANTS):
                 continue
             tensor.copy_(noise)

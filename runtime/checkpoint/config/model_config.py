@@ -18,6 +18,7 @@ from ....kernels.model_options import (
 )
 from .rope_scaling import RopeScaling
 from .score_fields import ScoreLabels
+from .varied_layers import VariedLayers
 from .vision_config import VisionConfig
 
 
@@ -191,6 +192,7 @@ class DecoderConfig:
     has_sink_logits: bool = False  # a learned one for each query head, see `ops.PagedAttention`
     latent: LatentConfig | None = None  # set: all layers have latent attention
     experts: ExpertsConfig | None = None
+    varied: VariedLayers | None = None  # set: layers differ, and may share KV
     recurrent: RecurrentConfig | None = None  # set: some layers have a state and no KV
     has_attention_gate: bool = False  # sigmoid gates on attended heads, from the query projection
     # How much of a head is rotated; None: all. The rest has no position.
@@ -238,6 +240,8 @@ class DecoderConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that keep KV, in order."""
+        if self.varied is not None:
+            return tuple(i for i, source in enumerate(self.varied.kv_sources) if i == source)
         without = () if self.recurrent is None else self.recurrent.layers
         return tuple(index for index in range(self.num_layers) if index not in without)
 
@@ -263,6 +267,12 @@ class DecoderConfig:
     def rotary_dim(self) -> int:
         """How much of a head is rotated."""
         return self.head_dim if self.partial_rotary_dim is None else self.partial_rotary_dim
+
+    @property
+    def rotary_dims(self) -> tuple[int, ...]:
+        """[num_layers]"""
+        varied = self.varied
+        return (self.rotary_dim,) * self.num_layers if varied is None else varied.head_dims
 
     @property
     def context_length(self) -> int:

@@ -39,6 +39,7 @@ class RopeKind(Enum):
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"  # Gemma 4's, which its reader reads
 
     @property
     def is_chosen_by_length(self) -> bool:
@@ -64,6 +65,7 @@ class RopeScaling:
     # exceed the original length.
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    rotated_share: float = 1.0  # proportional: of the pairs of a head; the rest stands still
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def _named_scaling(
     config: Fields, fields: Fields, max_positions: int, rotary_dim: int
 ) -> RopeScaling | None:
     name = fields.get("rope_type") or fields.get("type") or "default"
-    kinds = ["default", *(kind.value for kind in RopeKind)]
+    kinds = ["default", *(kind.value for kind in RopeKind if kind is not RopeKind.PROPORTIONAL)]
     if name not in kinds:
         raise ModelLoadError(
             f"{config.file}: rope scaling of type {name!r} is not supported; supported are: "

@@ -17,7 +17,7 @@ from ...checkpoint.config.rope_scaling import MAX_POSITIONS, read_rope
 
 # Larger values would cost memory before a missing tensor is found; guesses, far above any model's.
 MAX_LAYERS = 10_000
-_MAX_HEAD_DIM = 1 << 16
+MAX_HEAD_DIM = 1 << 16
 
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "silu": "silu",
@@ -83,7 +83,7 @@ def read_activation(
 def _head_dim(config: Fields, hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise config.fail("hidden_size", f"a multiple of num_attention_heads={num_heads}")
-    head_dim = config.integer("head_dim", max(1, hidden_size // num_heads), most=_MAX_HEAD_DIM)
+    head_dim = config.integer("head_dim", max(1, hidden_size // num_heads), most=MAX_HEAD_DIM)
     if head_dim % 2:
         raise config.fail("head_dim", "an even number, as rotary embeddings need")
     return head_dim

@@ -102,6 +102,18 @@ def _gemma(config: Fields, architecture: str) -> DecoderConfig:
     )
 
 
+def read_gemma_layers(config: Fields, architecture: str) -> DecoderConfig:
+    """What Gemma 3n and 4 have of Gemma; their norms multiply by the weight alone."""
+    config.restrict("hidden_activation", "gelu_pytorch_tanh")
+    decoder = _gemma(config, architecture)
+    return replace(
+        decoder,
+        has_unit_offset_norms=False,
+        activation="gelu_tanh",
+        logits_soft_cap=config.optional_number("final_logit_softcapping"),
+    )
+
+
 def _with_options(
     decoder: DecoderConfig, config: Fields, *, default: list[bool], soft_cap: float | None
 ) -> DecoderConfig:

@@ -69,6 +69,7 @@ LATENT = Trait("latent attention", _has_any("kv_lora_rank"))
 INDEXED = Trait("attention to chosen tokens", _has_any("index_topk", "index_n_heads"))
 WINDOWS = Trait("sliding windows", _has_windows)
 CHUNKS = Trait("attention in chunks", _has_any("attention_chunk_size"))
+TOKEN_INPUTS = Trait("embeddings for each layer", _has_any("hidden_size_per_layer_input"))
 CONVOLUTIONS = Trait("short convolutions", _has_any("conv_L_cache"))
 DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads"))
 MAMBA_2 = Trait("Mamba-2", _has_any("mamba_n_heads", "mamba_num_heads"))
@@ -105,6 +106,8 @@ TRAITS = (EXPERTS, SHARED, GROUPS, LATENT, INDEXED, WINDOWS, CONVOLUTIONS, DELTA
           RECURRENT, CHUNKS, OF_LAYERS, SHARED_KV, PART, NORMED, CAPS, MULTIPLIERS, SENSES, ENCODER,
           LAYER_NORM, PARALLEL, POSITIONS)  # fmt: skip
 
+_GEMMA_4 = frozenset((EXPERTS, WINDOWS, CAPS, PART, TOKEN_INPUTS))
+_GEMMA_3N = frozenset((WINDOWS, CAPS, TOKEN_INPUTS))
 # What a family has beyond a plain decoder's layers, as Llama's; one that is not here has nothing.
 _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "MistralForCausalLM": frozenset((WINDOWS,)),
@@ -153,6 +156,10 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Glm4MoeForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, PART, NORMED)),
     "Glm4MoeLiteForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
     "MiniMaxM2ForCausalLM": frozenset((EXPERTS, PART, NORMED)),
+    "Gemma3nForCausalLM": _GEMMA_3N,
+    "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},
+    "Gemma4ForCausalLM": _GEMMA_4,
+    "Gemma4ForConditionalGeneration": _GEMMA_4 | {SENSES},
     "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),
     "Llama4ForConditionalGeneration": frozenset((EXPERTS, CHUNKS, NORMED, SENSES)),
 }

@@ -19,6 +19,8 @@ from .deepseek import read_deepseek_v2, read_deepseek_v3
 from .ernie import read_ernie, read_ernie_moe
 from .exaone import read_exaone4
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
+from .gemma3n import read_gemma3n, read_gemma3n_with_images
+from .gemma4 import read_gemma4, read_gemma4_with_images
 from .glm import read_glm, read_glm4
 from .glm_moe import read_glm4_moe, read_glm4_moe_lite
 from .gpt_oss import read_gpt_oss
@@ -71,6 +73,10 @@ ARCHITECTURES: dict[str, Reader] = {
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "Gemma3nForCausalLM": read_gemma3n,
+    "Gemma3nForConditionalGeneration": read_gemma3n_with_images,
+    "Gemma4ForCausalLM": read_gemma4,
+    "Gemma4ForConditionalGeneration": read_gemma4_with_images,
     "Exaone4ForCausalLM": read_exaone4,
     "CohereForCausalLM": read_cohere,
     "Cohere2ForCausalLM": read_cohere2,

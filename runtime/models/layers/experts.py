@@ -57,7 +57,7 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
-        take = _take_stacked if experts.is_stacked else _take_experts
+        take = _take_stacked if experts.is_stacked else take_experts
         self._experts = build.kernels.make_experts(
             *take(build, name, experts),
             experts.clamped or config.activation,
@@ -102,7 +102,7 @@ class MixtureOfExperts:
         return out
 
 
-def _take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
+def take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
     """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them."""
     hidden_size, size = build.config.hidden_size, experts.intermediate_size
     source, numbers, names = build.source, range(experts.num_experts), experts.names

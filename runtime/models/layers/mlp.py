@@ -3,12 +3,10 @@ gates down(activation(up(x)))."""
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
-from ....kernels.reference.dense import sigmoid, widen
 from ..forward_batch import ForwardBatch
+from .activation import gelu_tanh
 from .build import ModelBuild
 from .linear import GatedLinearLayer, LinearLayer
 
@@ -72,12 +70,4 @@ class PlainMLP:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        return self._down(_gelu_tanh(self._up(x, batch)), batch)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    """x * (1 + tanh(y / 2)) / 2 = x * sigmoid(y), rounded once, of equal bits wherever a number
-    stands."""
-    wide = widen(x)
-    y = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-    return (wide * sigmoid(y)).to(x.dtype)
+        return self._down(gelu_tanh(self._up(x, batch)), batch)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....kernels.ops import RMSNorm as RMSNormKernel
 from ....kernels.reference.dense import widen
 from .build import ModelBuild
 from .rotary import halves_apart
@@ -25,6 +26,13 @@ class Norm(Protocol):
 def norm_of(build: ModelBuild, name: str, size: int) -> Norm:
     """The norm that the config names."""
     return (LayerNorm if build.config.norm == "layer" else RMSNorm)(build, name, size)
+
+
+def wide_rms_norm(build: ModelBuild, name: str, size: int) -> RMSNormKernel:
+    """RMSNorm by weights in float32 or better, rounded once."""
+    wide = torch.promote_types(build.dtype, torch.float32)
+    weight = build.source.take(f"{name}.weight", (size,), wide)
+    return build.kernels.make_rms_norm(weight, build.config.rms_norm_eps)
 
 
 def query_key_norm_of(

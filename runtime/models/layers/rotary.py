@@ -81,7 +81,7 @@ class LayerRotary:
 
     def __init__(self, build: ModelBuild) -> None:
         config = build.config
-        ropes = config.layer_ropes
+        ropes = list(zip(config.rotary_dims, config.layer_ropes, strict=True))
         distinct = list(dict.fromkeys(ropes))
         self._query_scaling, self._dtype = config.query_scaling, build.dtype
         self._axes: Tensor | None = None
@@ -90,10 +90,10 @@ class LayerRotary:
         self._table_of_layer = [distinct.index(rope) for rope in ropes]
         scaling = config.query_scaling
         is_everywhere = scaling is not None and not scaling.is_without_rope
-        self._is_scaled = [is_everywhere or theta is None for theta, _ in ropes]
+        self._is_scaled = [is_everywhere or theta is None for _, (theta, _) in ropes]
         self.tables = [
             RotaryTable(
-                config.rotary_dim,
+                rotary_dim,
                 build.max_model_len,
                 theta,
                 scaling,
@@ -101,7 +101,7 @@ class LayerRotary:
                 dtype=build.dtype,
                 device=build.device,
             )
-            for theta, scaling in distinct
+            for rotary_dim, (theta, scaling) in distinct
         ]
 
     def at(self, positions: Tensor) -> list[Rotary]:
@@ -154,6 +154,10 @@ def inverse_frequencies(
         return torch.zeros(rotary_dim // 2)
     if scaling is None:
         return _plain(rotary_dim, theta)
+    if scaling.kind is RopeKind.PROPORTIONAL:
+        frequencies = _plain(rotary_dim, theta) / scaling.factor
+        frequencies[int(scaling.rotated_share * rotary_dim // 2) :] = 0.0
+        return frequencies
     if scaling.kind is RopeKind.LINEAR:
         return _plain(rotary_dim, theta) / scaling.factor
     if scaling.kind is RopeKind.DYNAMIC:

@@ -5,6 +5,7 @@
     weights in 8 or 4 bits       a token's activations are rounded with a scale of their own
     chunks                       likewise
     experts                      who else is in the step decides how many rows an expert gets
+    KV that layers share         written once, by the first of them
     latent attention             one small row a token, for all heads
     scaled queries               by their place alone
     LayerNorm, no gates          computed by torch
@@ -98,6 +99,8 @@ MODELS = {
     "gpt_oss": Model(_mixture("GptOss", sliding_window=20, num_hidden_layers=3)),
     "gpt_oss in int8 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int8"}),
     "llama4": Model(_mixture("Llama4", attention_chunk_size=20)),
+    "gemma3n": Model(_mixture("Gemma3n")),
+    "gemma4": Model(_mixture("Gemma4")),
     "deepseek_v3": Model(_mixture("DeepseekV3")),
     "ernie4_5_moe": Model(_mixture("Ernie4_5_Moe")),
     "phi": Model(partial(make_checkpoint, architecture="phi", init_std=0.3, seed=5)),

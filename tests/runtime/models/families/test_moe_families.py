@@ -238,12 +238,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3n": ("Gemma3n", {"is_sharded": True}),
+    "gemma3n-second-stream": (
+        "Gemma3n",
+        {
+            "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 24,
+            "intermediate_size": [48, 56, 40, 48], "layer_types": None, "num_kv_shared_layers": 1,
+            "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,
+            "vocab_size_per_layer_input": 200, "activation_sparsity_pattern": [0.0, 0.9, 0.9, 0.0],
+            "attention_bias": True, "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4": ("Gemma4", {"is_sharded": True, "use_double_wide_mlp": True}),
+    "gemma4-experts": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 4, "layer_types": None, "num_kv_shared_layers": 0,
+            "num_key_value_heads": 4, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6,
+            "top_k_experts": 2, "moe_intermediate_size": 40,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5,
+                },
+            },
+        },
+    ),
 }  # fmt: skip
 BFLOAT16_CASES = (
     "gpt_oss",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
     "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
     "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid", "llama4",
+    "gemma3n", "gemma4", "gemma4-experts",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
@@ -320,6 +348,8 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) ->
         *(("DeepseekV3", quantization) for quantization in ("int8", "w8a8", "int4")),
         *(("Glm4Moe", quantization) for quantization in ("int8", "int4")),
         *(("Llama4", quantization) for quantization in ("int8", "int4")),
+        ("Gemma3n", "int4"),
+        ("Gemma4", "int8"),
     ],
 )
 def test_quantized_experts_say_what_the_reference_says_of_them(

@@ -11,7 +11,9 @@ import pytest
 import torch
 from checkpoints import randomize
 from family_cases import MINISTRAL_3, VOCAB_SIZE, WINDOW
+from mixtures import make_mixture
 from model_scores import hf_scores, make_runner, scores
+from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
 from stemma.errors import ModelLoadError
@@ -74,6 +76,29 @@ def test_the_text_half_of_a_model_that_sees_is_read_alone(
     expected = hf_scores(tmp_path, TOKENS, sees=True)
     for found in scores(PlanDriver(runner), TOKENS, (LENGTH, 7, 1)):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Gemma3n", "Gemma4"])
+def test_a_gemma_that_sees_and_hears_has_its_decoder_under_another_name(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As published: a config within the config, and what layers that share KV never use."""
+    make_mixture(tmp_path, family)
+    (expected,) = scores(PlanDriver(make_runner(tmp_path)), TOKENS, [LENGTH])
+    config = json.loads((tmp_path / "config.json").read_text())
+    outer = {"architectures": [f"{family}ForConditionalGeneration"], "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        f"model.language_model.{name.removeprefix('model.')}": tensor
+        for name, tensor in load_file(file).items()
+    }
+    last = "model.language_model.layers.4.self_attn"
+    for name in ("model.vision_tower.a", "model.embed_audio.b.weight", f"{last}.k_proj.weight"):
+        tensors[name] = torch.zeros(3)
+    save_file(tensors, file, {"format": "pt"})
+    (found,) = scores(PlanDriver(make_runner(tmp_path)), TOKENS, [LENGTH])
+    assert torch.equal(found, expected) and "not used" not in caplog.text
 
 
 def test_another_text_half_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Which decoder computes a model: the one whose layers are alike, or the one whose layers vary."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .decoder import Decoder
+from .forward_batch import ForwardBatch
+from .layers.build import ModelBuild
+from .varied_decoder import VariedDecoder
+
+
+class LanguageModel(Protocol):
+    """Decoder-only; immutable, KV lives in the batch's pool."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """See `Decoder.forward`."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `Decoder.compute_logits`."""
+        ...
+
+
+def build_model(build: ModelBuild) -> LanguageModel:
+    """The decoder that the config specifies."""
+    return Decoder(build) if build.config.varied is None else VariedDecoder(build)
