@@ -201,6 +201,8 @@ def _recurrent_vectors(config: DecoderConfig) -> int:
 def _feed_forward_products(config: DecoderConfig) -> Iterator[Product]:
     experts = config.experts
     num_dense = config.num_layers - (0 if experts is None else len(experts.layers))
+    if config.single_blocks is not None:
+        num_dense = config.single_blocks.count("dense")
     if num_dense:
         yield from _dense(config, "mlp", config.intermediate_size, num_dense)
     if experts is not None:
@@ -211,9 +213,13 @@ def _expert_products(config: DecoderConfig, experts: ExpertsConfig) -> Iterator[
     hidden, count = config.hidden_size, len(experts.layers)
     yield Product("router", hidden, experts.num_experts, count, is_quantized=False)
     number = (experts.num_experts, experts.routing.num_chosen)
-    size = experts.intermediate_size
-    yield Product("experts gate and up", hidden, 2 * size, count, *number)
-    yield Product("experts down", size, hidden, count, *number)
+    size, width = experts.intermediate_size, experts.latent_size or hidden
+    ups = ("gate and up", 2 * size) if experts.has_gates else ("up", size)
+    yield Product(f"experts {ups[0]}", width, ups[1], count, *number)
+    yield Product("experts down", size, width, count, *number)
+    if experts.latent_size:
+        yield Product("experts in", hidden, width, count)
+        yield Product("experts out", width, hidden, count)
     if experts.shared_intermediate_size:
         yield from _dense(config, "shared expert", experts.shared_intermediate_size, count)
 
@@ -238,6 +244,7 @@ def _norms(config: DecoderConfig) -> int:
     elif config.query_key_norm in ("whole", "layer"):
         own = (config.num_heads + config.num_kv_heads) * config.head_dim
     number = {"around": 4, "parallel": 1}.get(config.norm_placement, 2)
+    number = number if config.single_blocks is None else 1
     own *= len(config.attention_layers)
     return (config.num_layers * number + 1) * _norm_size(config) + own
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..checkpoint.config.model_config import Block
 from .forward_batch import ForwardBatch
 from .layers.attention import Attention
 from .layers.build import ModelBuild
@@ -34,6 +35,8 @@ class DecoderLayer(Protocol):
 
 def decoder_layer(build: ModelBuild, name: str, index: int) -> DecoderLayer:
     """The layer that the config specifies; name: its name in checkpoints."""
+    if build.config.single_blocks is not None:
+        return SingleBlockLayer(build, name, index, build.config.single_blocks[index])
     match build.config.norm_placement:
         case "after":
             return PostNormLayer(build, name, index)
@@ -64,6 +67,28 @@ class PreNormLayer:
         normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
         attended = self._attention(normed, rotary, batch)
         return self._feed_forward(self._middle_norm(attended, residual), batch)
+
+
+class SingleBlockLayer:
+    """residual + block(norm(residual)), of one block."""
+
+    def __init__(self, build: ModelBuild, name: str, index: int, block: Block) -> None:
+        self._norm = norm_of(
+            build, f"{name}.{build.config.names.input_norm}", build.config.hidden_size
+        )
+        self._run: Callable[[Tensor, Rotary, ForwardBatch], Tensor]
+        if block in ("attention", "recurrent"):
+            self._run = _mixer(build, name, index)
+            return
+        feed_forward = feed_forward_of(build, name, index)
+        self._run = lambda x, rotary, batch: feed_forward(x, batch)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        normed = self._norm(residual) if x is None else self._norm(x, residual)
+        return self._run(normed, rotary, batch)
 
 
 class ScaledPreNormLayer(PreNormLayer):

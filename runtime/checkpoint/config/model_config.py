@@ -82,6 +82,8 @@ class ExpertsConfig:
     has_selection_bias: bool = False  # see `ops.RouteExperts`
     # The checkpoint has all experts of a layer in one tensor, gates and ups in turn.
     is_stacked: bool = False
+    has_gates: bool = True  # else an expert is down(plain_activation(up(x)))
+    latent_size: int = 0  # of what experts take and give, by projections; 0: the hidden size
     is_halved: bool = False  # the gates first, then the ups, in place of gates and ups in turn
     weighs_inputs: bool = False  # an expert's weight is multiplied with its input, not its output
     has_biases: bool = False  # of the router and of all experts' linears
@@ -162,6 +164,9 @@ class RecurrentConfig:
     mixer: ShortConvConfig | GatedDeltaConfig | Mamba2Config
 
 
+Block = Literal["attention", "recurrent", "dense", "experts"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """`num_heads % num_kv_heads == 0`; `head_dim` and `rotary_dim` are even."""
@@ -192,6 +197,9 @@ class DecoderConfig:
     has_sink_logits: bool = False  # a learned one for each query head, see `ops.PagedAttention`
     latent: LatentConfig | None = None  # set: all layers have latent attention
     experts: ExpertsConfig | None = None
+    # Each layer is one block behind one norm; None: attention (or a recurrence) and a feed-forward
+    # block each.
+    single_blocks: tuple[Block, ...] | None = None
     varied: VariedLayers | None = None  # set: layers differ, and may share KV
     recurrent: RecurrentConfig | None = None  # set: some layers have a state and no KV
     has_attention_gate: bool = False  # sigmoid gates on attended heads, from the query projection
@@ -214,7 +222,9 @@ class DecoderConfig:
     query_key_norm: Literal["head", "whole", "layer", "unit"] | None = None
     is_normed_after_rotation: bool = False  # queries and keys, rather than before it
     has_unit_offset_norms: bool = False  # norms multiply by 1 + weight
-    has_gates: bool = True  # of dense feed-forward blocks; else down(activation(up(x)))
+    # Of feed-forward blocks, but not of experts; else down(plain_activation(up(x))).
+    has_gates: bool = True
+    plain_activation: Literal["gelu_tanh", "relu_squared"] = "gelu_tanh"
     logits_bias: bool = False  # of the output projection
     has_fused_projections: bool = False  # the checkpoint has one qkv_proj and one gate_up_proj
     vision: VisionConfig | None = None  # set: the checkpoint has a vision tower that can be loaded
@@ -242,6 +252,8 @@ class DecoderConfig:
         """The layers that keep KV, in order."""
         if self.varied is not None:
             return tuple(i for i, source in enumerate(self.varied.kv_sources) if i == source)
+        if self.single_blocks is not None:
+            return tuple(i for i, block in enumerate(self.single_blocks) if block == "attention")
         without = () if self.recurrent is None else self.recurrent.layers
         return tuple(index for index in range(self.num_layers) if index not in without)
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..safetensors.checkpoint_files import MOVED_DECODER, PART_DECODER
+from ..safetensors.checkpoint_files import BACKBONE, DECODER, MOVED_DECODER, PART_DECODER
 
 
 def names_in_adapter(tensors: Iterable[str], modules: Iterable[str]) -> dict[str, str]:
     """The model's module names by the adapter's, in the order of `modules`. `tensors`: the
     adapter's tensor names, without PEFT's common prefix."""
+    tensors = list(tensors)
+    if any(tensor.startswith(BACKBONE) for tensor in tensors):
+        return {f"{BACKBONE}{module.removeprefix(DECODER)}": module for module in modules}
     if not any(tensor.startswith(MOVED_DECODER) for tensor in tensors):
         return {module: module for module in modules}
     return {_moved(module): module for module in modules}

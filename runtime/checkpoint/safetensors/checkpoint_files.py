@@ -52,26 +52,36 @@ OUTPUT = "lm_head."
 PART = "language_model."
 TOWER = "visual."  # of Qwen2.5-VL's first files, whose decoder is no part
 PART_DECODER, MOVED_DECODER = f"{PART}model.", f"model.{PART}"
-_DECODER = "model."
+DECODER = "model."
 _EMBEDDING = "embed_tokens.weight"
+BACKBONE = "backbone."  # Nemotron-H's decoder
+_BACKBONE_EMBEDDING = f"{BACKBONE}embeddings.weight"
 
 
 def names_asked_for(stored: Collection[str]) -> dict[str, str]:
     """The stored names of all tensors, by the names that models request."""
     if f"{MOVED_DECODER}{_EMBEDDING}" in stored:
         return {_name_of_part(name): name for name in stored}
-    if f"{_DECODER}{_EMBEDDING}" in stored and any(name.startswith(TOWER) for name in stored):
+    if f"{DECODER}{_EMBEDDING}" in stored and any(name.startswith(TOWER) for name in stored):
         return {_name_beside_tower(name): name for name in stored}
+    if _BACKBONE_EMBEDDING in stored:
+        return {_name_in_model(name): name for name in stored}
     if _EMBEDDING not in stored:
         return {name: name for name in stored}
-    return {name if name.startswith(OUTPUT) else f"{_DECODER}{name}": name for name in stored}
+    return {name if name.startswith(OUTPUT) else f"{DECODER}{name}": name for name in stored}
+
+
+def _name_in_model(name: str) -> str:
+    if name == _BACKBONE_EMBEDDING:
+        return f"{DECODER}{_EMBEDDING}"
+    return f"{DECODER}{name.removeprefix(BACKBONE)}" if name.startswith(BACKBONE) else name
 
 
 def _name_of_part(name: str) -> str:
     if name.startswith(MOVED_DECODER):
         return f"{PART_DECODER}{name.removeprefix(MOVED_DECODER)}"
-    return f"{PART}{name}" if name.startswith(OUTPUT) else name.removeprefix(_DECODER)
+    return f"{PART}{name}" if name.startswith(OUTPUT) else name.removeprefix(DECODER)
 
 
 def _name_beside_tower(name: str) -> str:
-    return f"{PART}{name}" if name.startswith((_DECODER, OUTPUT)) else name
+    return f"{PART}{name}" if name.startswith((DECODER, OUTPUT)) else name

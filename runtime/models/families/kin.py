@@ -160,6 +160,8 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},
     "Gemma4ForCausalLM": _GEMMA_4,
     "Gemma4ForConditionalGeneration": _GEMMA_4 | {SENSES},
+    "NemotronForCausalLM": frozenset((PART,)),
+    "NemotronHForCausalLM": frozenset((EXPERTS, SHARED, MAMBA_2)),
     "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),
     "Llama4ForConditionalGeneration": frozenset((EXPERTS, CHUNKS, NORMED, SENSES)),
 }

@@ -34,6 +34,7 @@ from .llama4 import read_llama4, read_llama4_with_images
 from .minimax import read_minimax_m2
 from .mistral import read_ministral3, read_mistral, read_mistral_with_images
 from .mixtral import read_mixtral
+from .nemotron import read_nemotron, read_nemotron_hybrid
 from .olmo import read_olmo2, read_olmo3
 from .olmoe import read_olmoe
 from .phi import read_phi
@@ -106,6 +107,8 @@ ARCHITECTURES: dict[str, Reader] = {
     "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe_with_images,
     "Qwen2_5_VLForConditionalGeneration": read_qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
+    "NemotronForCausalLM": read_nemotron,
+    "NemotronHForCausalLM": read_nemotron_hybrid,
     "Lfm2ForCausalLM": read_lfm2,
     "Lfm2MoeForCausalLM": read_lfm2_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,

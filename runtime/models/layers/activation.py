@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -20,3 +21,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 def relu_squared(x: Tensor) -> Tensor:
     """max(x, 0)^2"""
     return x.relu().square()
+
+
+PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": gelu_tanh,
+    "relu_squared": relu_squared,
+}

@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....kernels.ops import Linear, Weight
+from ....kernels.ops import Experts, Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .mlp import GatedMLP, PlainMLP, dense_block
+from .plain_experts import PlainExperts
 
 
 def feed_forward_of(
@@ -57,18 +58,13 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
-        take = _take_stacked if experts.is_stacked else take_experts
-        self._experts = build.kernels.make_experts(
-            *take(build, name, experts),
-            experts.clamped or config.activation,
-            *(_take_biases(build, name, experts) if experts.has_biases else ()),
-        )
-        self._shared: GatedMLP | None = None
+        self._experts = _experts_of(build, name, experts)
+        self._shared: GatedMLP | PlainMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:
             size = experts.shared_intermediate_size
             above = layer if names.is_shared_beside else name
-            self._shared = GatedMLP(build, f"{above}.{names.shared}", size)
+            self._shared = dense_block(build, f"{above}.{names.shared}", size)
         if experts.has_shared_gate:
             gate = build.source.take(f"{name}.{names.shared_gate}.weight", (1, config.hidden_size))
             self._shared_gate = build.kernels.make_output_linear(gate)
@@ -100,6 +96,18 @@ class MixtureOfExperts:
             out = own if out is None else out.add_(own)
         assert out is not None, "a token takes at least one expert"
         return out
+
+
+def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:
+    """name: the mixture's."""
+    if not experts.has_gates:
+        return PlainExperts(build, name, experts)
+    take = _take_stacked if experts.is_stacked else take_experts
+    return build.kernels.make_experts(
+        *take(build, name, experts),
+        experts.clamped or build.config.activation,
+        *(_take_biases(build, name, experts) if experts.has_biases else ()),
+    )
 
 
 def take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:

@@ -6,14 +6,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..forward_batch import ForwardBatch
-from .activation import gelu_tanh
+from .activation import PLAIN_ACTIVATIONS
 from .build import ModelBuild
 from .linear import GatedLinearLayer, LinearLayer
 
 
-def dense_block(build: ModelBuild, name: str) -> GatedMLP | PlainMLP:
-    """The feed-forward block that the config names; name: its own in checkpoints."""
-    return GatedMLP(build, name) if build.config.has_gates else PlainMLP(build, name)
+def dense_block(
+    build: ModelBuild, name: str, intermediate_size: int | None = None
+) -> GatedMLP | PlainMLP:
+    """The feed-forward block that the config names; name: its own in checkpoints;
+    intermediate_size: None for the config's value."""
+    return (GatedMLP if build.config.has_gates else PlainMLP)(build, name, intermediate_size)
 
 
 class GatedMLP:
@@ -48,12 +51,13 @@ class GatedMLP:
 
 
 class PlainMLP:
-    """Without gates, and with GELU's approximation by tanh (Phi-2)."""
+    """Without gates (Phi-2, Nemotron)."""
 
-    def __init__(self, build: ModelBuild, name: str) -> None:
+    def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
+        """intermediate_size: None for the config's value."""
         config, names = build.config, build.config.names
-        assert config.activation == "gelu_tanh", "the only one that a family without gates has"
-        hidden_size, size = config.hidden_size, config.intermediate_size
+        self._activate = PLAIN_ACTIVATIONS[config.plain_activation]
+        size = config.intermediate_size if intermediate_size is None else intermediate_size
         self._up, self._down = (
             LinearLayer(
                 build,
@@ -63,11 +67,11 @@ class PlainMLP:
                 bias=config.mlp_bias,
             )
             for module, in_features, out_features in (
-                (names.up, hidden_size, size),
-                (names.down, size, hidden_size),
+                (names.up, config.hidden_size, size),
+                (names.down, size, config.hidden_size),
             )
         )
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        return self._down(gelu_tanh(self._up(x, batch)), batch)
+        return self._down(self._activate(self._up(x, batch)), batch)

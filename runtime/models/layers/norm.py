@@ -63,7 +63,8 @@ class LayerNorm:
     to it in place first."""
 
     def __init__(self, build: ModelBuild, name: str, size: int) -> None:
-        self._weight = build.source.take(f"{name}.weight", (size,))
+        # Of LayerNorm the sum is in the model's dtype, as in Hugging Face.
+        self._weight = _weight(build, name, size).to(build.dtype)
         self._bias: Tensor | None = None
         if build.config.has_norm_bias:
             self._bias = build.source.take(f"{name}.bias", (size,))

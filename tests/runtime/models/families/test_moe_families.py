@@ -265,13 +265,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "nemotron": ("Nemotron", {"is_sharded": True}),
+    "nemotron-biases": (
+        "Nemotron",
+        {
+            "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "nemotron_h": ("NemotronH", {"init_std": 0.15, "is_sharded": True}),
+    "nemotron_h-latent-experts": (
+        "NemotronH",
+        {
+            "init_std": 0.15,
+            "layers_block_type": ["moe", "full_attention", "linear_attention", "moe"],
+            "moe_latent_size": 20, "n_group": 3, "topk_group": 2, "norm_topk_prob": False,
+            "routed_scaling_factor": 1.5, "mlp_bias": True, "use_bias": True,
+            "use_conv_bias": False, "conv_kernel": 2, "n_groups": 3,
+        },
+    ),
 }  # fmt: skip
 BFLOAT16_CASES = (
     "gpt_oss",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
     "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
     "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid", "llama4",
-    "gemma3n", "gemma4", "gemma4-experts",
+    "gemma3n", "gemma4", "nemotron", "nemotron_h",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
@@ -349,6 +369,7 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) ->
         *(("Glm4Moe", quantization) for quantization in ("int8", "int4")),
         *(("Llama4", quantization) for quantization in ("int8", "int4")),
         ("Gemma3n", "int4"),
+        ("NemotronH", "int8"),
         ("Gemma4", "int8"),
     ],
 )
