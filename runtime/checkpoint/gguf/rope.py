@@ -1,7 +1,8 @@
 """Converts GGUF's rotary embedding to the fields of config.json. Torch-free.
 
 A file stores Llama 3's scaling as one resulting factor for each frequency (`rope_freqs.weight`).
-They are converted back to its four parameters.
+They are converted back to its four parameters where these give the same factors, and else used as
+they are.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ....errors import ModelLoadError
 from .hyperparameters import Hyperparameters
 
 _FREQUENCIES = "rope_freqs.weight"
@@ -110,9 +110,19 @@ def _llama3(
                 "high_freq_factor": high,
                 "original_max_position_embeddings": length,
             }
-    raise ModelLoadError(
-        f"{model.path}: tensor {_FREQUENCIES!r}: expected Llama 3's scaling, found another"
-    )
+    return _as_stored(model, factors)
+
+
+def _as_stored(model: Hyperparameters, factors: list[float]) -> dict[str, Any]:
+    """Periods multiplied by these factors, whatever made them: LongRoPE's form, with the same ones
+    for short and long contexts."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": model.integer("context_length"),
+    }
 
 
 def _llama3_factor(wave: float, factor: float, low: float, high: float, length: int) -> float:

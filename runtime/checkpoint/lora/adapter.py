@@ -35,6 +35,11 @@ _PREFIX = "base_model.model."
 _TENSOR_NAME = re.compile(
     rf"{re.escape(_PREFIX)}(?P<module>.+)\.lora_(?P<kind>[AB])(\.\w+)?\.weight"
 )
+# What PEFT writes of embeddings and of their copies, beside or in place of A and B.
+_OTHER_TENSOR_NAME = re.compile(
+    rf"{re.escape(_PREFIX)}(?P<module>.+?)"
+    r"\.(base_layer|lora_(embedding_)?(?P<kind>[AB])|modules_to_save)(\.\w+){0,2}"
+)
 _DTYPES = ("BF16", "F16", "F32", "F64")
 _CHUNK_BYTES = 1 << 20
 
@@ -185,8 +190,8 @@ def _checked_pairs(
 
 def _place_of(tensor: str, file: Path, modules: Mapping[str, ModuleShape]) -> tuple[str, str]:
     """A tensor's module, and "A" or "B"."""
-    found = _TENSOR_NAME.fullmatch(tensor)
-    if found is None:
+    found = _TENSOR_NAME.fullmatch(tensor) or _OTHER_TENSOR_NAME.fullmatch(tensor)
+    if found is None or (found.re is _OTHER_TENSOR_NAME and found["module"] in modules):
         expected = "base_model.model.<module>.lora_A.weight or .lora_B.weight"
         raise ModelLoadError(f"{file}: tensor {tensor!r}: expected {expected}")
     module = found["module"]

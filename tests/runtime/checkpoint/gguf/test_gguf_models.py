@@ -62,6 +62,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     "llama3": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama3-other-length": (
+        "Llama",
+        {"rope_parameters": {**_LLAMA3, "original_max_position_embeddings": 32, "factor": 5.3}},
+    ),
+    "llama3-no-blend": (  # of too few frequencies to tell the parameters from
+        "Llama",
+        {
+            "rope_parameters": {
+                **_LLAMA3,
+                "original_max_position_embeddings": 77,
+                "factor": 3.7,
+                "low_freq_factor": 1.7,
+                "high_freq_factor": 1.9,
+            }
+        },
+    ),
     "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma": ("Gemma", {"head_dim": 32}),

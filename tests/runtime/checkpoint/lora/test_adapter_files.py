@@ -126,6 +126,30 @@ def test_modules_that_take_none_are_named(
         read(make_adapter(tmp_path, qv, targets))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save'.*lm_head"),
+        ({"modules_to_save": ["embed_tokens"]}, "'modules_to_save'.*embed_tokens"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "takes no adapter at lm_head"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "no adapter at model.embed_tokens"),
+        ({"target_modules": ["lm_head"]}, "takes no adapter at lm_head"),
+        ({"trainable_token_indices": [3, 5]}, "'trainable_token_indices'"),
+    ],
+)
+def test_embeddings_and_heads_that_peft_has_trained_are_refused_by_name(
+    options: dict[str, Any], message: str, tmp_path: Path, qv: Path
+) -> None:
+    import peft
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(qv)
+    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **options})
+    peft.get_peft_model(model, config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=message):
+        read(tmp_path)
+
+
 def test_tensors_that_are_no_floats_are_named(tmp_path: Path, qv: Path) -> None:
     make_adapter(tmp_path, qv, ("q_proj", "v_proj"), dtype=torch.int8)
     with pytest.raises(ModelLoadError, match=r"lora_A.* expected BF16, .* found I8"):
