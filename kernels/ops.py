@@ -452,8 +452,10 @@ class GatedDeltaRule(Protocol):
 
         q, k [T, num_key_heads, key_dim], each serving num_value_heads / num_key_heads consecutive
         value heads; v [T, num_value_heads, value_dim] -> [T, num_value_heads, value_dim], a new
-        tensor; log_decay [T, num_value_heads] <= 0, in the dtype of the states; beta likewise, of
-        any dtype; states [num_slots, num_value_heads, key_dim, value_dim], float32 or float64.
+        tensor; log_decay [T, num_value_heads] <= 0, in the dtype of the states, or [T,
+        num_value_heads, key_dim], one for each number of a key (Kimi Linear); beta [T,
+        num_value_heads] of any dtype; states [num_slots, num_value_heads, key_dim, value_dim],
+        float32 or float64.
         """
         ...
 

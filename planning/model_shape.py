@@ -135,7 +135,7 @@ def _attention_products(config: DecoderConfig) -> Iterator[Product]:
 
 
 def _latent_products(config: DecoderConfig, latent: LatentConfig) -> Iterator[Product]:
-    hidden, layers, heads = config.hidden_size, config.num_layers, config.num_heads
+    hidden, layers, heads = config.hidden_size, len(config.attention_layers), config.num_heads
     query_size = heads * (latent.nope_dim + latent.rope_dim)
     if latent.query_latent_dim is None:
         yield Product("query", hidden, query_size, layers, num_modules=1)
@@ -158,6 +158,13 @@ def _recurrent_products(config: DecoderConfig) -> Iterator[Product]:
     elif isinstance(mixer, Mamba2Config):
         out_size = inner_size + mixer.num_channels + mixer.num_heads
         yield Product("recurrent input", hidden, out_size, layers, num_modules=1)
+    elif mixer.has_channel_decays:
+        size, head_dim = inner_size, mixer.key_dim
+        yield Product("recurrent input", hidden, 3 * size, layers, num_modules=3)
+        rates = 2 * head_dim + mixer.num_value_heads
+        yield Product("recurrent rates", hidden, rates, layers, num_modules=3)
+        yield Product("recurrent decays", head_dim, size, layers, num_modules=1)
+        yield Product("recurrent gates", head_dim, size, layers, num_modules=1)
     else:
         num_modules = 1 if mixer.is_fused else 2
         out_size, rates = mixer.num_channels + inner_size, 2 * mixer.num_value_heads
@@ -190,6 +197,8 @@ def _recurrent_vectors(config: DecoderConfig) -> int:
         own = hidden * mixer.kernel_size + (5 * hidden if mixer.has_bias else 0)
     elif isinstance(mixer, GatedDeltaConfig):
         own = mixer.num_channels * mixer.kernel_size + 2 * mixer.num_value_heads + mixer.value_dim
+        if mixer.has_channel_decays:  # a step's bias for each of them
+            own += mixer.num_value_heads * (mixer.key_dim - 1)
     else:
         own = mixer.num_channels * (mixer.kernel_size + mixer.has_convolution_bias)
         own += 3 * mixer.num_heads + mixer.inner_size

@@ -29,6 +29,9 @@ from ..reference.recurrence import for_heads, normed_heads
 from ..state_rows import StateRows
 
 CHUNK_TOKENS = 64
+# With a decay for each number of a key (Kimi Linear, 2025) products between tokens are sums over
+# these, and not matrix products: shorter chunks have fewer of them. A guess.
+_CHANNEL_CHUNK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class DraftedWrites:
 
     pool: Tensor
     slot: int
-    decay: Tensor  # [heads, n] logarithms, summed up
+    decay: Tensor  # [heads, n, key_dim or 1] logarithms, summed up
     keys: Tensor  # [heads, n, key_dim]
     written: Tensor  # [heads, n, value_dim]
 
@@ -91,8 +94,8 @@ def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
             tail.pool[tail.slot] = tail.inputs[n : n + tail.pool.shape[1]]
     for kept in plan.writes:
         if n := numbers.get(kept.slot):
-            until_end = (kept.decay[:, n - 1 : n] - kept.decay[:, :n]).exp_().unsqueeze(-1)
-            state = kept.pool[kept.slot].mul_(kept.decay[:, n - 1, None, None].exp())
+            until_end = (kept.decay[:, n - 1 : n] - kept.decay[:, :n]).exp_()
+            state = kept.pool[kept.slot].mul_(kept.decay[:, n - 1, :, None].exp())
             state.baddbmm_((kept.keys[:, :n] * until_end).transpose(-1, -2), kept.written[:, :n])
 
 
@@ -178,7 +181,8 @@ def _scan(
     out = torch.empty_like(values)
     if len(plan.single_tokens):
         at = slice(None) if plan.is_all_single else plan.single_tokens
-        state = _taken(states, plan).mul_(log_decay[at].exp()[..., None, None])
+        decay = log_decay[at].exp()
+        state = _taken(states, plan).mul_(decay.view(*decay.shape[:2], -1, 1))
         key, change = keys[at].unsqueeze(-1), values[at].unsqueeze(-2)  # [N, heads, key_dim, 1]
         if rates is not None:
             change = (change - key.transpose(-1, -2) @ state) * rates[at][..., None, None]
@@ -187,14 +191,14 @@ def _scan(
         out[at] = (queries[at].unsqueeze(-2) @ state).squeeze(-2)
     for first, last, slot, is_first in plan.long:
         state = torch.zeros_like(states[slot]) if is_first else states[slot]
-        for at in _chunks(first, last):
-            chunk = _Chunk.of(log_decay[at].t())
+        for at in _chunks(first, last, log_decay.dim() == 3):
+            chunk = _Chunk.of(log_decay[at].transpose(0, 1))
             key, written = _compute(chunk, at, queries, keys, values, rates, state, out)
             state = chunk.write(key, written, state)
         states[slot] = state
     for first, last, slot in plan.drafted:
         at, state = slice(first, last), states[slot]
-        chunk = _Chunk.of(log_decay[at].t())
+        chunk = _Chunk.of(log_decay[at].transpose(0, 1))
         key, written = _compute(chunk, at, queries, keys, values, rates, state, out)
         kept = (each.clone() for each in (chunk.decay, key, written))  # not all of the step's
         plan.writes.append(DraftedWrites(states, slot, *kept))
@@ -221,30 +225,36 @@ def _compute(
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The decays within a chunk of C tokens."""
+    """The decays within a chunk of C tokens; K: key_dim, or 1 where a token has one of them."""
 
-    decay: Tensor  # [heads, C] logarithms, summed up
-    between: Tensor  # [heads, C, C] from each token to each later one; 0 to those before
-    since: Tensor  # [heads, C, 1] since the chunk's begin
-    until_end: Tensor  # [heads, C, 1]
+    decay: Tensor  # [heads, C, K] logarithms, summed up
+    between: Tensor  # [heads, C, C, K] from each token to each later one; 0 to those before
+    since: Tensor  # [heads, C, K] since the chunk's begin
+    until_end: Tensor  # [heads, C, K]
 
     @classmethod
     def of(cls, log_decay: Tensor) -> _Chunk:
-        """log_decay [heads, C]"""
-        decay = log_decay.cumsum(-1)
-        above = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool).triu_(1)
-        between = decay[..., None] - decay[..., None, :]
+        """log_decay [heads, C] or [heads, C, key_dim]"""
+        decay = log_decay.view(*log_decay.shape[:2], -1).cumsum(1)
+        above = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool).triu_(1)
+        between = decay[:, :, None] - decay[:, None]
         return cls(
             decay,
-            between.masked_fill_(above, float("-inf")).exp_(),
-            decay.exp().unsqueeze(-1),
-            (decay[..., -1:] - decay).exp().unsqueeze(-1),
+            between.masked_fill_(above[..., None], float("-inf")).exp_(),
+            decay.exp(),
+            (decay[:, -1:] - decay).exp(),
         )
+
+    def products(self, later: Tensor, earlier: Tensor) -> Tensor:
+        """[heads, C, key_dim] both -> [heads, C, C], decayed between the two."""
+        if self.between.shape[-1] == 1:
+            return later @ earlier.transpose(-1, -2) * self.between[..., 0]
+        return (later[:, :, None] * earlier[:, None] * self.between).sum(-1)
 
     def written(self, k: Tensor, v: Tensor, beta: Tensor, state: Tensor) -> Tensor:
         """What each token of the delta rule writes: its value, less what those before it have
         written for its key."""
-        system = (k * beta[..., None]) @ k.transpose(-1, -2) * self.between
+        system = self.products(k * beta[..., None], k)
         wanted = (v - (k * self.since) @ state) * beta[..., None]
         written: Tensor = torch.linalg.solve_triangular(
             system, wanted, upper=False, unitriangular=True
@@ -253,16 +263,16 @@ class _Chunk:
 
     def read(self, q: Tensor, k: Tensor, written: Tensor, state: Tensor) -> Tensor:
         """[heads, C, value_dim]"""
-        return (q * self.since) @ state + (q @ k.transpose(-1, -2) * self.between) @ written
+        return (q * self.since) @ state + self.products(q, k) @ written
 
     def write(self, k: Tensor, written: Tensor, state: Tensor) -> Tensor:
         """The state behind the chunk."""
-        return state * self.since[:, -1:] + (k * self.until_end).transpose(-1, -2) @ written
+        return state * self.since[:, -1, :, None] + (k * self.until_end).transpose(-1, -2) @ written
 
 
-def _chunks(first: int, last: int) -> list[slice]:
-    starts = range(first, last, CHUNK_TOKENS)
-    return [slice(start, min(start + CHUNK_TOKENS, last)) for start in starts]
+def _chunks(first: int, last: int, has_channels: bool) -> list[slice]:
+    size = _CHANNEL_CHUNK_TOKENS if has_channels else CHUNK_TOKENS
+    return [slice(start, min(start + size, last)) for start in range(first, last, size)]
 
 
 def _taken(pool: Tensor, plan: RecurrencePlan) -> Tensor:

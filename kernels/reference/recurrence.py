@@ -114,7 +114,7 @@ def _scan(
         behind: list[Tensor] = []
         for token in range(first, last):
             key, change = keys[token, :, :, None], values[token]  # [heads, key_dim, 1]
-            state *= decays[token, :, None, None]
+            state *= decays[token].view(len(state), -1, 1)  # [heads, key_dim or 1, 1]
             if rates is not None:
                 change = (change - (state * key).sum(1)) * rates[token, :, None]
             state += key * change[:, None]

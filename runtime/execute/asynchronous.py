@@ -13,7 +13,7 @@ import torch
 
 from ...kernels.registry import Kernels
 from ..memory.asynchronous_transfer import AsynchronousCopies, AsynchronousKVTransfer
-from ..models.decoder import Decoder
+from ..models.language_model import LanguageModel
 from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
@@ -30,7 +30,7 @@ class AsynchronousSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         kernels: Kernels,
         inputs: InputBuilder,
         forward: GraphForward,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...kernels.ops import Capture, Captured
-from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
+from ..models.language_model import LanguageModel
 
 # Above this many tokens the interpreter's share of a step is small, and so is the gain of a
 # recording (llama-160m, AMD EPYC: 15% of a step at 1 token, a guess for the limit).
@@ -42,7 +42,7 @@ class CapturedForward:
     The result is valid until the next call.
     """
 
-    def __init__(self, model: Decoder, capture: Capture | None) -> None:
+    def __init__(self, model: LanguageModel, capture: Capture | None) -> None:
         self._model = model
         self._capture = capture
         # By (number of tokens, with adapters); None: the pass does more than call kernels.

@@ -27,8 +27,8 @@ from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
-from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
+from ..models.language_model import LanguageModel
 from .accelerator import Accelerator
 from .inputs import NO_SOURCE, StepInputs, WantedLogits, plan_attentions
 from .staging import Field, Staged, num_bytes_of
@@ -86,7 +86,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         kernels: Kernels,
         pool: DeviceKVPool,
         accelerator: Accelerator,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...kernels.registry import Kernels
 from ...kernels.sampling_rows import AdjustedRows, SamplingRows, best_tokens, top_logprobs
-from ..models.decoder import Decoder
+from ..models.language_model import LanguageModel
 from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
 from ..schedule.sampling_params import SamplingParams
 from .inputs import WantedLogits
@@ -66,7 +66,7 @@ class Sampler:
     def launch(
         self,
         kernels: Kernels,
-        model: Decoder,
+        model: LanguageModel,
         hidden: Tensor,
         logits: Tensor | None,
         staged: Tensors,
@@ -218,7 +218,7 @@ class Scoring:
         return {"scored_tokens": self._tokens, "target_ids": self._target_ids}
 
     def launch(
-        self, kernels: Kernels, model: Decoder, hidden: Tensor, staged: Tensors
+        self, kernels: Kernels, model: LanguageModel, hidden: Tensor, staged: Tensors
     ) -> dict[str, Tensor]:
         tokens, targets = staged["scored_tokens"], staged["target_ids"]
         logprobs, best = [], []

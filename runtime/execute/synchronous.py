@@ -13,8 +13,8 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
-from ..models.decoder import Decoder
 from ..models.forward_batch import ForwardBatch
+from ..models.language_model import LanguageModel
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
 from .image_features import ImageFeatures
@@ -29,7 +29,7 @@ class SynchronousSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         kernels: Kernels,
         inputs: InputBuilder,
         pool: DeviceKVPool,

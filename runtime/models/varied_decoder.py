@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import math
+from statistics import NormalDist
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributions import Normal
 
 from ..checkpoint.config.model_config import ExpertsConfig
 from ..checkpoint.config.varied_layers import AltUpConfig, VariedLayers
@@ -192,8 +192,8 @@ class _SparseMLP:
         self._down = LinearLayer(
             build, [f"{name}.down_proj"], in_features=size, out_features=[hidden_size]
         )
-        cut = Normal(0.0, 1.0).icdf(torch.tensor(sparsity, dtype=torch.float32))
-        self._deviations = float(cut.to(build.dtype))
+        deviations = NormalDist().inv_cdf(sparsity)
+        self._deviations = torch.tensor(deviations, dtype=torch.float32).to(build.dtype).item()
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""

@@ -133,6 +133,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 9.0,
         "pad_token_id": 0,
     },
+    "KimiLinear": {
+        **{k: v for k, v in _LATENT.items() if k not in ("first_k_dense_replace", "q_lora_rank")},
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8,
+        "linear_num_heads": 3,
+        "linear_head_dim": 12,
+    },
     "Nemotron": _HEADS,
     "NemotronH": {
         **_HEADS,

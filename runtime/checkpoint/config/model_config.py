@@ -125,6 +125,9 @@ class GatedDeltaConfig:
     # The checkpoint has one projection for queries, keys, values and gates and one for rates and
     # decays, by key heads; or one each, queries, keys and values together.
     is_fused: bool = False
+    # Kimi's: a decay for each number of a key, gates by projections of low rank; as many heads of
+    # keys as of values, of one size.
+    has_channel_decays: bool = False
 
     @property
     def num_channels(self) -> int:

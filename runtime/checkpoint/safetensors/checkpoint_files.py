@@ -7,6 +7,7 @@ shards.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -55,6 +56,8 @@ PART_DECODER, MOVED_DECODER = f"{PART}model.", f"model.{PART}"
 DECODER = "model."
 _EMBEDDING = "embed_tokens.weight"
 BACKBONE = "backbone."  # Nemotron-H's decoder
+# As transformers writes Kimi Linear's dense layers; published ones have "mlp".
+_DENSE_BLOCK = re.compile(r"\.block_sparse_moe\.((gate|up|down)_proj\.)")
 _BACKBONE_EMBEDDING = f"{BACKBONE}embeddings.weight"
 
 
@@ -67,7 +70,7 @@ def names_asked_for(stored: Collection[str]) -> dict[str, str]:
     if _BACKBONE_EMBEDDING in stored:
         return {_name_in_model(name): name for name in stored}
     if _EMBEDDING not in stored:
-        return {name: name for name in stored}
+        return {_DENSE_BLOCK.sub(r".mlp.\1", name): name for name in stored}
     return {name if name.startswith(OUTPUT) else f"{DECODER}{name}": name for name in stored}
 
 

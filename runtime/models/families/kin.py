@@ -71,7 +71,7 @@ WINDOWS = Trait("sliding windows", _has_windows)
 CHUNKS = Trait("attention in chunks", _has_any("attention_chunk_size"))
 TOKEN_INPUTS = Trait("embeddings for each layer", _has_any("hidden_size_per_layer_input"))
 CONVOLUTIONS = Trait("short convolutions", _has_any("conv_L_cache"))
-DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads"))
+DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads", "linear_attn_config"))
 MAMBA_2 = Trait("Mamba-2", _has_any("mamba_n_heads", "mamba_num_heads"))
 PART = Trait("heads rotated in part", _rotates_in_part)
 NORMED = Trait("normed heads", _has_any("use_qk_norm", "qk_layernorm", "qk_norm"))
@@ -160,6 +160,7 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},
     "Gemma4ForCausalLM": _GEMMA_4,
     "Gemma4ForConditionalGeneration": _GEMMA_4 | {SENSES},
+    "KimiLinearForCausalLM": frozenset((EXPERTS, SHARED, DELTA_NETS, LATENT)),
     "NemotronForCausalLM": frozenset((PART,)),
     "NemotronHForCausalLM": frozenset((EXPERTS, SHARED, MAMBA_2)),
     "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),

@@ -27,6 +27,7 @@ from .gpt_oss import read_gpt_oss
 from .granite import read_granite, read_granite_hybrid
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
+from .kimi_linear import read_kimi_linear
 from .kin import nearest_kin
 from .lfm2 import read_lfm2, read_lfm2_moe
 from .llama import read_cwm, read_iquest_coder, read_llama
@@ -109,6 +110,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
     "NemotronForCausalLM": read_nemotron,
     "NemotronHForCausalLM": read_nemotron_hybrid,
+    "KimiLinearForCausalLM": read_kimi_linear,
     "Lfm2ForCausalLM": read_lfm2,
     "Lfm2MoeForCausalLM": read_lfm2_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,

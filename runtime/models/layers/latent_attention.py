@@ -33,7 +33,7 @@ class LatentAttention:
 
     def __init__(self, build: ModelBuild, name: str, layer_index: int) -> None:
         config, latent = build.config, _config_of(build)
-        self._layer_index = layer_index
+        self._layer_index = config.attention_layers.index(layer_index)
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
         self._num_heads = config.num_heads

@@ -43,7 +43,7 @@ class PlainExperts:
         """See `ops.Experts`."""
         taken = x if self._into is None else self._into(x)
         found = taken.new_empty((*expert_ids.shape, taken.shape[1]))
-        for expert in expert_ids.unique().tolist():
+        for expert in torch.unique(expert_ids).tolist():
             tokens, choices = torch.where(expert_ids == expert)
             up = self._activate(self._ups[expert](taken[tokens]))
             found[tokens, choices] = self._downs[expert](up)

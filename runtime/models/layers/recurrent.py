@@ -32,6 +32,8 @@ def recurrent_layer(build: ModelBuild, name: str, layer_index: int) -> Recurrent
         return ShortConvLayer(build, name, place, recurrent.mixer)
     if isinstance(recurrent.mixer, Mamba2Config):
         return Mamba2Layer(build, name, place, recurrent.mixer)
+    if recurrent.mixer.has_channel_decays:
+        return KimiDeltaLayer(build, name, place, recurrent.mixer)
     return GatedDeltaNet(build, name, place, recurrent.mixer)
 
 
@@ -141,6 +143,72 @@ class GatedDeltaNet:
         parts = rates.view(len(rates), self._config.num_key_heads, -1).chunk(2, -1)
         rate, step = (part.reshape(len(rates), -1) for part in parts)
         return rate, step
+
+
+class KimiDeltaLayer:
+    """Kimi Linear's: convolution, delta rule with a decay for each number of a key, norm and gate
+    (Kimi team, "Kimi Linear", 2025)."""
+
+    def __init__(
+        self, build: ModelBuild, name: str, state_index: int, config: GatedDeltaConfig
+    ) -> None:
+        hidden_size, heads, head_dim = (
+            build.config.hidden_size,
+            config.num_value_heads,
+            config.key_dim,
+        )
+        self._config = config
+        self._state_index = state_index
+        self._kernels = _kernels(build)
+        size = heads * head_dim
+        self._input = LinearLayer(
+            build, [f"{name}.{part}_proj" for part in "qkv"], in_features=hidden_size,
+            out_features=[size] * 3,
+        )  # fmt: skip
+        self._weight = torch.cat(
+            [
+                _convolution(build, f"{name}.{part}_conv1d", size, config.kernel_size)
+                for part in "qkv"
+            ]
+        )
+        sizes = [head_dim, head_dim, heads]
+        self._down = LinearLayer(
+            build, [f"{name}.{part}_proj" for part in ("f_a", "g_a", "b")],
+            in_features=hidden_size, out_features=sizes,
+        )  # fmt: skip
+        self._sizes = sizes
+        self._decay_up, self._gate_up = (
+            LinearLayer(build, [f"{name}.{part}"], in_features=head_dim, out_features=[size])
+            for part in ("f_b_proj", "g_b_proj")
+        )
+        wide = torch.promote_types(build.dtype, torch.float32)
+        decay = build.source.take(f"{name}.A_log", (1, 1, heads, 1), wide)
+        self._decay = -decay.view(heads, 1).exp()
+        self._step_bias = build.source.take(f"{name}.dt_bias", (size,), wide)
+        weight = build.source.take(f"{name}.o_norm.weight", (head_dim,))
+        self._norm = build.kernels.make_rms_norm(weight, build.config.rms_norm_eps)
+        self._output = LinearLayer(
+            build, [f"{name}.o_proj"], in_features=size, out_features=[hidden_size]
+        )
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """See `RecurrentLayer`."""
+        config, state = self._config, batch.states[self._state_index]
+        assert state.matrices is not None, "its states are matrices"
+        shape = (len(x), config.num_value_heads, config.key_dim)
+        mixed = self._kernels.short_convolution(
+            self._input(x, batch), self._weight, None, state.tails, batch.recurrence, has_silu=True
+        )
+        decay, gate, rates = torch.split(self._down(x, batch), self._sizes, -1)
+        steps = self._decay_up(decay.contiguous(), batch)
+        steps = F.softplus(widen(steps) + self._step_bias).view(shape)
+        q, k, v = (part.reshape(shape) for part in mixed.chunk(3, -1))
+        attended = self._kernels.gated_delta_rule(
+            q, k, v, self._decay * steps, sigmoid(widen(rates)), state.matrices, batch.recurrence
+        )
+        normed = self._norm(attended.view(-1, config.value_dim)).view(len(x), -1)
+        gates = sigmoid(widen(self._gate_up(gate.contiguous(), batch)))
+        return self._output((widen(normed) * gates).to(x.dtype), batch)
 
 
 class Mamba2Layer:

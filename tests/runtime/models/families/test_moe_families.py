@@ -265,6 +265,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "kimi_linear": ("KimiLinear", {"init_std": 0.15, "is_sharded": True}),
+    "kimi_linear-listed": (
+        "KimiLinear",
+        {
+            "init_std": 0.15, "num_hidden_layers": 4, "layer_types": None,
+            "linear_attn_config": {
+                "full_attn_layers": [1, 3], "kda_layers": [2, 4], "num_heads": 2, "head_dim": 20,
+                "short_conv_kernel_size": 2,
+            },
+            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"], "q_lora_rank": 24,
+            "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron": ("Nemotron", {"is_sharded": True}),
     "nemotron-biases": (
         "Nemotron",
@@ -291,7 +305,7 @@ BFLOAT16_CASES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe", "hunyuan_moe",
     "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2",
     "qwen3_next", "qwen3_5", "lfm2_moe", "granite_hybrid", "llama4",
-    "gemma3n", "gemma4", "nemotron", "nemotron_h",
+    "gemma3n", "gemma4", "nemotron", "nemotron_h", "kimi_linear",
 )  # fmt: skip
 PROMPT = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 TOKENS = [*PROMPT, 0]
