@@ -40,6 +40,15 @@ def _delta(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor
     return kernels.gated_delta_rule(q, k, v, decay, beta, pool, plan)
 
 
+def _channel_delta(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
+    """A decay for each number of a key, some of them strong enough to forget at once."""
+    q, k, v, rates = _parts(x)
+    decay = -torch.nn.functional.softplus(v.flatten(1)[:, : HEADS * KEY_DIM].to(pool.dtype))
+    beta = rates[:, HEADS:].to(pool.dtype).sigmoid()
+    by_channel = (20 * decay).view(len(x), HEADS, KEY_DIM)
+    return kernels.gated_delta_rule(q, k, v, by_channel, beta, pool, plan)
+
+
 def _scan(kernels: Recurrence, x: Tensor, pool: Tensor, plan: object) -> Tensor:
     q, k, v, rates = _parts(x)
     steps = torch.nn.functional.softplus(rates[:, :HEADS].to(pool.dtype))
@@ -58,6 +67,7 @@ WIDTH = 2 * GROUPS * KEY_DIM + HEADS * VALUE_DIM + 2 * HEADS
 OPS: dict[str, tuple[Op, tuple[int, ...]]] = {
     "short convolution": (_convolve, (KERNEL - 1, CHANNELS)),
     "gated delta rule": (_delta, (HEADS, KEY_DIM, VALUE_DIM)),
+    "channel delta rule": (_channel_delta, (HEADS, KEY_DIM, VALUE_DIM)),
     "state-space scan": (_scan, (HEADS, KEY_DIM, VALUE_DIM)),
 }
 

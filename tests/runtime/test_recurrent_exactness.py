@@ -52,6 +52,9 @@ def _lfm2(folder: Path) -> None:
 MODELS: dict[str, Callable[[Path], object]] = {
     "lfm2": _lfm2,
     "qwen3_next": partial(make_mixture, family="Qwen3Next", has_tokenizer=True, seed=5),
+    "kimi_linear": partial(
+        make_mixture, family="KimiLinear", has_tokenizer=True, seed=5, init_std=0.15
+    ),
     "nemotron_h": partial(
         make_mixture, family="NemotronH", has_tokenizer=True, seed=5, init_std=0.15
     ),

@@ -276,7 +276,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "mlp_layer_types": ["sparse", "dense", "dense", "sparse"], "q_lora_rank": 24,
             "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True,
-            "tie_word_embeddings": True,
         },
     ),
     "nemotron": ("Nemotron", {"is_sharded": True}),
