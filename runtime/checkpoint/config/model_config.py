@@ -103,6 +103,7 @@ class LatentConfig:
     value_dim: int  # of a head
     query_latent_dim: int | None  # q_lora_rank; None: queries are projected directly
     is_interleaved: bool = True  # rotated pairs are adjacent in the checkpoint's projections
+    has_indexer: bool = False  # which is not read: contexts end where it would begin to choose
 
 
 @dataclass(frozen=True, slots=True)

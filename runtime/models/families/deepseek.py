@@ -1,8 +1,9 @@
-"""DeepSeek-V2 and DeepSeek-V3: latent attention, shared experts, routing within groups. Kimi K2 is
+"""DeepSeek-V2 to V3.2: latent attention, shared experts, routing within groups. Kimi K2 is
 published as a DeepSeek-V3."""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -26,6 +27,19 @@ _DEFAULTS_3 = {
     "eos_token_id": 1,
 }
 
+_DEFAULTS_32 = {
+    **_DEFAULTS_3,
+    "max_position_embeddings": 163840,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "index_topk": 2048,
+}
+
+logger = logging.getLogger(__name__)
+
 
 def read_deepseek_v2(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS_2)
@@ -47,6 +61,47 @@ def read_deepseek_v3(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS_3)
     decoder = read_latent_decoder(config, architecture)
     return with_experts(decoder, config, sigmoid_experts(config, decoder))
+
+
+def read_deepseek_v32(config: Fields, architecture: str) -> DecoderConfig:
+    """Attention is to the `index_topk` tokens that an indexer chooses: to all of them as long as
+    there are no more, which is as far as a context goes here. The indexer is not read."""
+    config = config.with_defaults(_DEFAULTS_32)
+    most = config.integer("index_topk")
+    decoder = read_latent_decoder(config, architecture)
+    assert decoder.latent is not None, "it was just read"
+    scaling = decoder.rope_scaling
+    if scaling is not None:
+        scaling = replace(scaling, max_positions=min(scaling.max_positions, most))
+    if decoder.context_length > most:
+        logger.warning(
+            "%s: contexts end at index_topk=%d tokens: attention to chosen ones is not implemented",
+            config.file,
+            most,
+        )
+    decoder = replace(
+        decoder,
+        max_position_embeddings=min(decoder.max_position_embeddings, most),
+        rope_scaling=scaling,
+        latent=replace(decoder.latent, has_indexer=True),
+    )
+    experts = sigmoid_experts(config, decoder)
+    return with_experts(decoder, config, with_listed_layers(config, decoder, experts))
+
+
+def with_listed_layers(
+    config: Fields, decoder: DecoderConfig, experts: ExpertsConfig
+) -> ExpertsConfig:
+    """In the layers that `mlp_layer_types` calls sparse, if there is such a list."""
+    types = config.get("mlp_layer_types")
+    if types is None:
+        return experts
+    is_list = isinstance(types, list) and len(types) == decoder.num_layers
+    if not is_list or any(each not in ("dense", "sparse") for each in types):
+        expected = f"a list of {decoder.num_layers} names among dense, sparse"
+        raise config.fail("mlp_layer_types", expected)
+    layers = tuple(index for index, each in enumerate(types) if each == "sparse")
+    return replace(experts, layers=layers)
 
 
 def sigmoid_experts(config: Fields, decoder: DecoderConfig) -> ExpertsConfig:

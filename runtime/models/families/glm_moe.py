@@ -8,7 +8,12 @@ from dataclasses import replace
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from .decoder import read_decoder, with_experts
-from .deepseek import drafting_layer, read_latent_decoder, sigmoid_experts
+from .deepseek import (
+    drafting_layer,
+    read_latent_decoder,
+    sigmoid_experts,
+    with_listed_layers,
+)
 
 _DEFAULTS = {
     "num_key_value_heads": 8,
@@ -59,13 +64,6 @@ def read_glm4_moe_lite(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS_LITE)
     decoder = read_latent_decoder(config, architecture)
     experts = sigmoid_experts(config, decoder)
-    types = config.get("mlp_layer_types")
-    if types is None:
+    if config.get("mlp_layer_types") is None:
         config.restrict("first_k_dense_replace", 1)
-        return with_experts(decoder, config, experts)
-    is_list = isinstance(types, list) and len(types) == decoder.num_layers
-    if not is_list or any(each not in ("dense", "sparse") for each in types):
-        expected = f"a list of {decoder.num_layers} names among dense, sparse"
-        raise config.fail("mlp_layer_types", expected)
-    layers = tuple(index for index, each in enumerate(types) if each == "sparse")
-    return with_experts(decoder, config, replace(experts, layers=layers))
+    return with_experts(decoder, config, with_listed_layers(config, decoder, experts))

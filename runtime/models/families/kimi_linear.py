@@ -17,7 +17,7 @@ from ...checkpoint.config.model_config import (
     RecurrentConfig,
 )
 from .decoder import layers_of_type, with_experts
-from .deepseek import read_latent_decoder
+from .deepseek import read_latent_decoder, with_listed_layers
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 163840,
@@ -70,7 +70,8 @@ def read_kimi_linear(config: Fields, architecture: str) -> DecoderConfig:
         recurrent=RecurrentConfig(layers, _mixer(config)) if layers else None,
         names=_NAMES,
     )
-    return with_experts(decoder, config, _experts(config, decoder.num_layers))
+    experts = with_listed_layers(config, decoder, _experts(config, decoder.num_layers))
+    return with_experts(decoder, config, experts)
 
 
 def _with_one_name_each(config: Fields) -> Fields:
@@ -114,7 +115,7 @@ def _mixer(config: Fields) -> GatedDeltaConfig:
 def _experts(config: Fields, num_layers: int) -> ExpertsConfig:
     size = config.integer("moe_intermediate_size")
     return ExpertsConfig(
-        layers=_expert_layers(config, num_layers),
+        layers=tuple(range(config.count("first_k_dense_replace"), num_layers)),
         num_experts=config.integer("n_routed_experts"),
         intermediate_size=size,
         routing=RoutingOptions(
@@ -130,13 +131,3 @@ def _experts(config: Fields, num_layers: int) -> ExpertsConfig:
         has_selection_bias=True,
         names=_EXPERT_NAMES,
     )
-
-
-def _expert_layers(config: Fields, num_layers: int) -> tuple[int, ...]:
-    types = config.get("mlp_layer_types")
-    if types is None:
-        return tuple(range(config.count("first_k_dense_replace"), num_layers))
-    is_list = isinstance(types, list) and len(types) == num_layers
-    if not is_list or any(each not in ("dense", "sparse") for each in types):
-        raise config.fail("mlp_layer_types", f"a list of {num_layers} names among dense, sparse")
-    return tuple(index for index, each in enumerate(types) if each == "sparse")

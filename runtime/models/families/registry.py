@@ -15,7 +15,7 @@ from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from ...checkpoint.config.score_fields import ScoreLabels
 from .cohere import read_cohere, read_cohere2
-from .deepseek import read_deepseek_v2, read_deepseek_v3
+from .deepseek import read_deepseek_v2, read_deepseek_v3, read_deepseek_v32
 from .ernie import read_ernie, read_ernie_moe
 from .exaone import read_exaone4
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
@@ -115,6 +115,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "Lfm2MoeForCausalLM": read_lfm2_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "DeepseekV32ForCausalLM": read_deepseek_v32,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
     "MiniMaxM2ForCausalLM": read_minimax_m2,

@@ -57,6 +57,8 @@ class LatentAttention:
                 in_features=latent.query_latent_dim,
                 out_features=[query_size],
             )
+        if latent.has_indexer:
+            build.source.skip(f"{name}.indexer.")
         self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
         self._key_up, self._value_up = (
             build.kernels.make_head_linear(weight)

@@ -17,7 +17,7 @@ from model_scores import scores
 from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
-from stemma.errors import ModelLoadError
+from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.quantized_tensors import QuantizedWeight, experts_of
 from stemma.kernels.reference.quantized import dequantize
 from stemma.planning.served_model import ServedModel
@@ -465,6 +465,25 @@ def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
     assert shape.num_active_parameters == pytest.approx(32.9e9, rel=1e-2)
 
 
+@pytest.mark.parametrize("has_yarn", [False, True])
+def test_a_deepseek_v32_goes_as_far_as_it_attends_to_all(
+    has_yarn: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its indexer chooses all tokens as long as there are no more than it may choose."""
+    rope = {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}} if has_yarn else {}
+    model = make_mixture(tmp_path, "DeepseekV32", mlp_layer_types=["sparse", "dense"], **rope)
+    expected = _logprobs(model)[range(len(PROMPT)), TARGETS]
+    driver = PlanDriver(_runner(tmp_path, max_model_len=48, dtype="float32"))
+    for chunks in ([len(TOKENS)], [1], [len(TOKENS), 7, 1, 16]):
+        for logprobs in scores(driver, TOKENS, chunks):
+            torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=0)
+    assert "are not used" not in caplog.text
+    assert "contexts end at index_topk=48 tokens" in caplog.text
+    assert read_model_config(tmp_path).context_length == 48
+    with pytest.raises(InvalidRequest, match=r"max_model_len.*\[1, 48\]"):
+        _runner(tmp_path, max_model_len=49, dtype="float32")
+
+
 def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     for number in (0, None):
@@ -593,5 +612,6 @@ def _logprobs(model: torch.nn.Module) -> torch.Tensor:
 
 
 def _runner(folder: Path, **options: Any) -> ModelRunner:
-    settings = {"num_pages": 60, "max_running_requests": 8, "page_size": 4, **options}
-    return ModelRunner(folder, read_model_config(folder), max_model_len=100, **settings)
+    settings = {"num_pages": 60, "max_running_requests": 8, "page_size": 4}
+    settings |= {"max_model_len": 100, **options}
+    return ModelRunner(folder, read_model_config(folder), **settings)
