@@ -130,7 +130,7 @@ def _heads(config: Fields, decoder: DecoderConfig, layer: int) -> tuple[int, int
     listed = config.nested("per_layer_config")
     own: Fields | None = None
     if listed is not None:
-        own = listed.nested(str(layer))
+        own = _of_layer(listed, layer)
     elif not decoder.has_window(layer):
         own = Fields(config.file, {"head_dim": config.get("global_head_dim")})
         number = config.get("num_global_key_value_heads")
@@ -148,6 +148,15 @@ def _heads(config: Fields, decoder: DecoderConfig, layer: int) -> tuple[int, int
     if decoder.num_heads % number:
         raise own.fail("num_key_value_heads", f"a divisor of {decoder.num_heads}")
     return number, head_dim
+
+
+def _of_layer(listed: Fields, layer: int) -> Fields | None:
+    """Layers are written with leading zeros, as wide as the last one."""
+    for name in listed.values:
+        if not name.isdecimal():
+            raise listed.fail(name, "no such field, but numbers of layers")
+    names = [name for name in listed.values if int(name) == layer]
+    return listed.nested(names[0]) if names else None
 
 
 def _with_experts(decoder: DecoderConfig, config: Fields) -> DecoderConfig:

@@ -18,6 +18,12 @@ _CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "Mistral3ForConditionalGeneration": None,  # the text model's, see test_families
     "Gemma3ForConditionalGeneration": None,  # the text model's, see test_model_config
+    "Gemma3nForCausalLM": "Gemma3nTextConfig",
+    "Gemma3nForConditionalGeneration": None,  # the text model's
+    "Gemma4ForCausalLM": "Gemma4TextConfig",
+    "Gemma4ForConditionalGeneration": None,
+    "Llama4ForCausalLM": "Llama4TextConfig",
+    "Llama4ForConditionalGeneration": None,
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
     "Qwen3_5ForConditionalGeneration": None,  # the text model's
     "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig",
