@@ -68,10 +68,8 @@ GROUPS = Trait("experts in groups", lambda config: _number(config, "n_group") > 
 LATENT = Trait("latent attention", _has_any("kv_lora_rank"))
 INDEXED = Trait("attention to chosen tokens", _has_any("index_topk", "index_n_heads"))
 WINDOWS = Trait("sliding windows", _has_windows)
-CHUNKS = Trait("attention in chunks", _has_any("attention_chunk_size"))
-TOKEN_INPUTS = Trait("embeddings for each layer", _has_any("hidden_size_per_layer_input"))
 CONVOLUTIONS = Trait("short convolutions", _has_any("conv_L_cache"))
-DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads", "linear_attn_config"))
+DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads"))
 MAMBA_2 = Trait("Mamba-2", _has_any("mamba_n_heads", "mamba_num_heads"))
 PART = Trait("heads rotated in part", _rotates_in_part)
 NORMED = Trait("normed heads", _has_any("use_qk_norm", "qk_layernorm", "qk_norm"))
@@ -106,8 +104,8 @@ TRAITS = (EXPERTS, SHARED, GROUPS, LATENT, INDEXED, WINDOWS, CONVOLUTIONS, DELTA
           RECURRENT, CHUNKS, OF_LAYERS, SHARED_KV, PART, NORMED, CAPS, MULTIPLIERS, SENSES, ENCODER,
           LAYER_NORM, PARALLEL, POSITIONS)  # fmt: skip
 
-_GEMMA_4 = frozenset((EXPERTS, WINDOWS, CAPS, PART, TOKEN_INPUTS))
-_GEMMA_3N = frozenset((WINDOWS, CAPS, TOKEN_INPUTS))
+_GEMMA_4 = frozenset((EXPERTS, WINDOWS, CAPS, PART, OF_LAYERS, SHARED_KV))
+_GEMMA_3N = frozenset((WINDOWS, CAPS, OF_LAYERS, SHARED_KV))
 # What a family has beyond a plain decoder's layers, as Llama's; one that is not here has nothing.
 _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "MistralForCausalLM": frozenset((WINDOWS,)),
@@ -161,7 +159,7 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},
     "Gemma4ForCausalLM": _GEMMA_4,
     "Gemma4ForConditionalGeneration": _GEMMA_4 | {SENSES},
-    "KimiLinearForCausalLM": frozenset((EXPERTS, SHARED, DELTA_NETS, LATENT)),
+    "KimiLinearForCausalLM": frozenset((EXPERTS, SHARED, LATENT, RECURRENT)),
     "NemotronForCausalLM": frozenset((PART,)),
     "NemotronHForCausalLM": frozenset((EXPERTS, SHARED, MAMBA_2)),
     "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),
