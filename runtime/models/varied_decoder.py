@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 class VariedDecoder:
     """As `Decoder`: immutable after construction, KV lives in the batch's pool."""
 
+    vision: None = None  # of Gemma 3n and 4 the text half is read
+
     def __init__(self, build: ModelBuild) -> None:
         config, varied = build.config, build.config.varied
         assert varied is not None, "the config says how layers differ"

@@ -165,11 +165,8 @@ class KimiDeltaLayer:
             build, [f"{name}.{part}_proj" for part in "qkv"], in_features=hidden_size,
             out_features=[size] * 3,
         )  # fmt: skip
-        self._weight = torch.cat(
-            [
-                _convolution(build, f"{name}.{part}_conv1d", size, config.kernel_size)
-                for part in "qkv"
-            ]
+        self._taps = torch.cat(
+            [_taps(build, f"{name}.{part}_conv1d", size, config.kernel_size) for part in "qkv"], 1
         )
         sizes = [head_dim, head_dim, heads]
         self._down = LinearLayer(
@@ -197,11 +194,11 @@ class KimiDeltaLayer:
         assert state.matrices is not None, "its states are matrices"
         shape = (len(x), config.num_value_heads, config.key_dim)
         mixed = self._kernels.short_convolution(
-            self._input(x, batch), self._weight, None, state.tails, batch.recurrence, has_silu=True
+            self._input(x, batch), self._taps, None, state.tails, batch.recurrence, has_silu=True
         )
         decay, gate, rates = torch.split(self._down(x, batch), self._sizes, -1)
         steps = self._decay_up(decay.contiguous(), batch)
-        steps = F.softplus(widen(steps) + self._step_bias).view(shape)
+        steps = softplus(widen(steps) + self._step_bias).view(shape)
         q, k, v = (part.reshape(shape) for part in mixed.chunk(3, -1))
         attended = self._kernels.gated_delta_rule(
             q, k, v, self._decay * steps, sigmoid(widen(rates)), state.matrices, batch.recurrence

@@ -267,7 +267,10 @@ def test_an_end_that_is_not_named_is_the_familys(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported .*Qwen2"),
-        ({"architectures": ["Qwen2VLForCausalLM"]}, r"\(nearest: Qwen2ForCausalLM\); supported"),
+        (
+            {"architectures": ["Qwen2VLForCausalLM"]},
+            r"\(nearest: Qwen2_5_VLForConditionalGeneration",
+        ),
         ({"architectures": ["BertModel"]}, "'BertModel' is not supported; supported are: .*Gemma"),
         ({"architectures": None}, "'architectures': expected a list.*found None"),
         ({"hidden_size": "64"}, "'hidden_size': expected a positive integer, found '64'"),

@@ -24,6 +24,8 @@ _CONFIGS = {
     "Gemma4ForConditionalGeneration": None,
     "Llama4ForCausalLM": "Llama4TextConfig",
     "Llama4ForConditionalGeneration": None,
+    "Qwen2_5_VLForConditionalGeneration": None,  # the text model's, see test_image_parity
+    "Qwen3VLForConditionalGeneration": None,
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
     "Qwen3_5ForConditionalGeneration": None,  # the text model's
     "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig",
