@@ -8,8 +8,7 @@ being its history, and a case is right if every reply is the expected one, chara
 yes/no by `select`, behind the fact that decides where it is asked for, extractions under the JSON
 schema of the fields they name and compared as values. A ReAct case runs the real loop with a real
 calculator and the case's facts, and is right if every final answer is. Conversations with tools are
-asked for over HTTP (`tool_programs.py`), as a whole and by calls and texts; the shipped weights do
-not know them yet.
+asked for over HTTP (`tool_programs.py`), and judged as a whole and by calls and texts.
 """
 
 import argparse

@@ -162,6 +162,55 @@ def test_a_model_is_told_of_no_tools_that_it_may_not_call(client: openai.OpenAI)
     assert none.message.content == plain.content and not hasattr(none, "warnings")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_embedded_model_calls_a_tool_by_its_own_choice_and_answers_from_the_result(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    calls = called(client, stream, messages=ASK, tools=[WEATHER, CLOCK])
+    assert calls == [("weather", {"city": "Ulm"})]
+    function = {"name": "weather", "arguments": '{"city":"Ulm"}'}
+    made = [{"id": "call_1", "type": "function", "function": function}]
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny, 21 degrees"}
+    messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": made}, result]
+    answer = ask(client, messages=messages, tools=[WEATHER, CLOCK]).choices[0]
+    assert answer.finish_reason == "stop" and not answer.message.tool_calls
+    assert "Ulm" in answer.message.content and "sunny, 21 degrees" in answer.message.content
+
+
+def test_the_embedded_model_calls_no_tool_where_none_is_needed(client: openai.OpenAI) -> None:
+    hello = [{"role": "user", "content": "Hello!"}]
+    (choice,) = ask(client, messages=hello, tools=[WEATHER, CLOCK]).choices
+    assert choice.message.content == "Hello! How can I help you?"
+    assert choice.finish_reason == "stop" and not hasattr(choice, "warnings")
+
+
+def test_a_call_of_the_embedded_models_choice_meets_its_own_ids_in_the_cache(
+    client: openai.OpenAI,
+) -> None:
+    """Without jump-forward: the last forced run of an output is never computed."""
+    fields: dict[str, Any] = {"tools": [WEATHER], "extra_body": {"jump_forward": False}}
+    first = ask(client, **fields)
+    second = ask(client, messages=with_result(first.choices[0].message), **fields)
+    known = first.usage.prompt_tokens + first.usage.completion_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens >= known - 2
+
+
+def called(client: openai.OpenAI, stream: bool, **fields: Any) -> list[tuple[str, Any]]:
+    """The calls of an answer, by name and arguments."""
+    reply = ask(client, stream=stream, **fields)
+    if stream:
+        choices = [chunk.choices[0] for chunk in reply if chunk.choices]
+        assert choices[-1].finish_reason == "tool_calls"
+        assert not any(choice.delta.content for choice in choices)
+        parts = [part for choice in choices for part in choice.delta.tool_calls or ()]
+        (name,) = (part.function.name for part in parts if part.function.name)
+        return [(name, json.loads("".join(part.function.arguments or "" for part in parts)))]
+    (choice,) = reply.choices
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+    calls = [call.function for call in choice.message.tool_calls]
+    return [(function.name, json.loads(function.arguments)) for function in calls]
+
+
 def test_a_turn_of_calls_meets_its_own_ids_in_the_cache(knowing: openai.OpenAI) -> None:
     """Without jump-forward: the last forced run of an output is never computed."""
     pattern = CALL.replace("{", "\\{").replace("}", "\\}").replace("Ulm", "[A-Z][a-z]{4}")

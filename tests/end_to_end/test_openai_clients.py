@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import operator
 import shutil
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -487,6 +491,34 @@ def test_langchain_binds_tools(chat: ChatOpenAI) -> None:
         reply = chat.bind_tools([Person], tool_choice=choice).invoke(EXTRACT)
         (call,) = reply.tool_calls
         assert call["name"] == "Person" and Person.model_validate(call["args"])
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city."""
+    return f"sunny in {city}"
+
+
+def test_langchains_tools_are_called_by_the_models_choice(chat: ChatOpenAI) -> None:
+    agent = chat.bind_tools([multiply, get_weather])
+    asked = HumanMessage("What is 12 times 7?")
+    reply = agent.invoke([asked])
+    (call,) = reply.tool_calls
+    assert (call["name"], call["args"]) == ("multiply", {"a": 12, "b": 7})
+    final = agent.invoke([asked, reply, multiply.invoke(call)])
+    assert not final.tool_calls and "84" in final.text
+    (streamed,) = sum_of(agent.stream("What is the weather in Rome?")).tool_calls
+    assert (streamed["name"], streamed["args"]) == ("get_weather", {"city": "Rome"})
+
+
+def sum_of(chunks: Iterable[Any]) -> Any:
+    return functools.reduce(operator.add, chunks)
 
 
 def test_curl_gets_an_answer_and_a_stream(served: Any) -> None:

@@ -230,6 +230,14 @@ def test_training_that_begins_from_exported_weights_begins_with_these(
     assert all(again[name].equal(tensor) for name, tensor in shipped.items())
 
 
+def test_the_shipped_template_is_the_one_that_is_exported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    config = json.loads((EMBEDDED_MODEL / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == __import__("export").CHAT_TEMPLATE
+
+
 def test_the_shipped_checkpoint_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in EMBEDDED_MODEL.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
