@@ -1,4 +1,4 @@
-"""`stemma demo`: an agent, an extraction, a chat and a fork/join program on the embedded model."""
+"""`stemma demo`: agents, an extraction, a chat and a fork/join program on the embedded model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         start_s = time.perf_counter() - started
         _say(args, f"engine ready after {start_s:.2f} s: {_model_line(backend)}\n")
         parts = []
-        for make in (_agent, _extract, _chat, _fork_join):
+        for make in (_agent, _extract, _chat, _fork_join, _tools):
             part = make(backend)
             parts.append(part)
             _say(args, _shown(part))
@@ -163,6 +163,24 @@ def _fork_join(backend: Backend) -> Part:
     for fields, value in zip(programs.FORK_FIELDS, state["part"], strict=True):
         mark = part.check(_is_faithful(value, fields, programs.FORK_TEXT))
         part.lines.append(f"{mark} {fields}\n      {value}")
+    return part
+
+
+def _tools(backend: Backend) -> Part:
+    part = Part("(e) the model calls Python functions, and answers from what they return")
+    started = time.perf_counter()
+    states = [
+        programs.assistant_with_tools.run(question, backend=backend)
+        for question, _ in programs.TOOL_QUESTIONS
+    ]
+    part.wall_s = time.perf_counter() - started
+    part.count(states)
+    for (question, expected), state in zip(programs.TOOL_QUESTIONS, states, strict=True):
+        part.lines.append(f"{part.check(expected in state['answer'])} {question}")
+        for message in state.messages()[1:]:
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            part.lines += [f"      {call['name']} {call['arguments']}" for call in calls]
+            part.lines += [f"      {message['content']}"] if message["content"] else []
     return part
 
 

@@ -16,6 +16,8 @@ from ..frontend.dsl.expr import assistant, assistant_begin, assistant_end, syste
 from ..frontend.dsl.function import function
 from ..frontend.dsl.generation import gen
 from ..frontend.dsl.state import ProgramState
+from ..frontend.dsl.tool import tool
+from ..frontend.dsl.tool_loop import tool_loop
 
 AGENT_SYSTEM = """\
 Answer the question with the help of two tools.
@@ -71,6 +73,12 @@ CHAT = (
 FORK_TEXT = "Clara Voss is 41 years old. She works as a pilot. She lives in Geneva and likes chess."
 FORK_FIELDS = ("name, age", "job, city", "name, hobby")
 
+TOOL_QUESTIONS = (
+    ("What is the weather in Lisbon?", "sunny, 24 degrees"),
+    ("What is 48 times 17?", "816"),
+    ("How do you say good morning in French?", "bonjour"),
+)
+
 NUMBERS = ("age", "quantity", "price", "guests")  # which the model writes without quotes
 
 _ACTION = re.compile(r"Action: (calculator|lookup)\[(.*)\]\s*$")
@@ -106,6 +114,31 @@ def _value(node: ast.AST) -> float:
 def use_tool(name: str, argument: str) -> str:
     """What the agent observes."""
     return calculate(argument) if name == "calculator" else FACTS.get(argument, "not found")
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city."""
+    return {"Lisbon": "sunny, 24 degrees"}.get(city, "unknown")
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+@tool
+def translate(text: str, language: str) -> str:
+    """Translate a text."""
+    return {("good morning", "French"): "bonjour"}.get((text, language), "unknown")
+
+
+@function
+def assistant_with_tools(s: ProgramState, question: str) -> None:
+    """The model calls Python functions by its own choice, and answers from what they return."""
+    s += user(question)
+    tool_loop([get_weather, multiply, translate], max_turns=3, temperature=0)(s)
 
 
 @function

@@ -14,7 +14,7 @@ from extract import extract_many_sample, extract_sample, extract_whole_sample
 from react import react_sample
 from samples import Sample
 from tips import tips_sample
-from tools import tools_many_sample, tools_sample, tools_short_sample
+from tools import tools_many_sample, tools_sample
 from world import World
 from yes_no import (
     yes_no_many_sample,
@@ -43,7 +43,6 @@ SKILLS: dict[str, Callable[[World], Sample]] = {
     "copy": copy_sample,
     "tools": tools_sample,
     "tools_many": tools_many_sample,
-    "tools_short": tools_short_sample,
 }
 MIX = {
     "react": 0.05,
@@ -62,9 +61,8 @@ MIX = {
     "yes_no_pairs": 0.03,
     "tips": 0.07,
     "copy": 0.02,
-    "tools": 0.3,
-    "tools_many": 0.12,
-    "tools_short": 0.3,
+    "tools": 0.5,
+    "tools_many": 0.25,
 }
 WARMUP_MIX = {"copy": 0.25, "react": 0.16, "extract_many": 0.34, "chat": 0.25}
 

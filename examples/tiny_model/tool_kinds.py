@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tool_words import NOUNS
 from world import World
 
 Value = str | int | float | bool
@@ -81,22 +80,10 @@ class Tool:
 
 
 def tool_of(kind: Kind, world: World) -> Tool:
-    """One wording of a kind; the first ones are the likeliest."""
+    """One wording of a kind."""
     rng = world.rng
-    first = rng.random() < 0.4
-    name = kind.names[0] if first else rng.choice(kind.names)
-    if rng.random() < 0.08:
-        head, *tail = name.split("_")
-        name = (head.capitalize() if rng.random() < 0.4 else head) + "".join(
-            word.capitalize() for word in tail
-        )
-    if (
-        rng.random() < 0.3
-    ):  # as servers of many tools prefix them; and names are never learned by heart
-        word = world.syllables(1, 1) if rng.random() < 0.7 else rng.choice(NOUNS)
-        name = rng.choice([f"{word}_{name}", f"{word}_{name}", f"{name}_{word}"])
-    keys = {p.key: p.names[0] if rng.random() < 0.5 else rng.choice(p.names)
-            for p in kind.parameters}  # fmt: skip
+    name = rng.choice(kind.names)
+    keys = {p.key: rng.choice(p.names) for p in kind.parameters}
     description = "" if rng.random() < 0.08 else rng.choice(kind.descriptions)
     return Tool(name, description, kind, keys)
 

@@ -9,10 +9,8 @@
                </tool_response>
     assistant  The weather in Ulm is sunny.
 
-Some questions need two calls, in one message or one after the other, and some need none.
+A question needs one call, or none.
 """
-
-# ruff: noqa: SIM905 (word lists read best as words)
 
 import json
 import random
@@ -20,21 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from catalogue import (
-    CONTACT,
     KINDS,
     LOOKUP,
-    LOOKUPS,
-    OPERATIONS,
-    PLAIN_WEATHER,
-    STOCK,
-    TIME,
-    TRACK,
-    WEATHER,
-    WHOLE_OPERATIONS,
 )
 from chat import FACTS, OUT_OF_SCOPE, SYSTEMS, Chat
-from invented import invented_tool
-from react import BY_SUBJECT, CHAINS, OBJECTS, VALUES
 from samples import CHOICE_WEIGHT, Sample, compact
 from tool_kinds import Kind, Tool, Value, ask, tool_of
 from world import World, split_list
@@ -58,23 +45,8 @@ UNANSWERABLE = [
 OKAY = ("ok", "done", "success", "sent", "saved")
 RIVALS = [  # families that answer the same questions
     ({"calculator"}, {"add", "subtract", "multiply", "divide"}),
-    ({"get_weather"}, {"get_forecast"}),
     ({"search"}, {"lookup"}),
 ]
-DOUBLED = [WEATHER, PLAIN_WEATHER, TIME, STOCK, CONTACT, TRACK]
-BEGINNINGS = """
-What How Is Tell Which Who Where When Please Can Set Send Convert Translate
-""".split()
-TWO_SUMS = [
-    ("*+", "Multiply {a} by {b} and add {c}."), ("*+", "What is {a} times {b} plus {c}?"),
-    ("*+", "Multiply {a} and {b}, then add {c} to the result."), ("*+", "What is {a} * {b} + {c}?"),
-    ("+*", "Add {a} and {b}, then multiply by {c}."), ("+*", "What is ({a} + {b}) * {c}?"),
-    ("+*", "Add {a} and {b} and multiply the result by {c}."),
-]  # fmt: skip
-CAPITAL_WEATHER = (
-    "What is the weather in the capital of {x}?", "How is the weather in the capital of {x}?",
-)  # fmt: skip
-BY_SIGN = {"+": "add", "*": "multiply"}
 
 
 class Conversation:
@@ -91,8 +63,8 @@ class Conversation:
 
     def turn(self) -> None:
         """A question and all that it takes to answer it."""
-        moves = [self._one, self._chat, self._absent, self._failing, self._both, self._twice]
-        self.rng.choices(moves, weights=[60, 13, 6, 6, 7, 8])[0]()
+        moves = [self._one, self._chat, self._absent, self._failing]
+        self.rng.choices(moves, weights=[73, 18, 4, 5])[0]()
 
     def forced(self) -> None:
         """The call alone, as `tool_choice` forces it: any tool's, or the arguments of one."""
@@ -123,7 +95,7 @@ class Conversation:
 
     def _kind(self, tool: Tool) -> Kind:
         """What is asked of a tool: some have other questions too."""
-        share = 1.0 if tool.kind is LOOKUP else 0.35
+        share = 1.0 if tool.kind is LOOKUP else 0.15
         others = tool.kind.others
         return self.rng.choice(others) if others and self.rng.random() < share else tool.kind
 
@@ -134,68 +106,9 @@ class Conversation:
         self.sample.user(question)
         self._answered([(tool, kind, values)])
 
-    def _both(self) -> None:
-        """Two questions in one message."""
-        asked = []
-        for _ in range(2):
-            tool = self.rng.choice(self.tools)
-            kind = self._kind(tool)
-            asked.append((tool, kind, *ask(kind, self.world)))
-        first, second = asked[0][2], asked[1][2]
-        if self.rng.random() < 0.5 and second.split()[0] in BEGINNINGS:
-            second = "And " + second[0].lower() + second[1:]
-        first = first if first[-1] in ".?" else first + "."
-        self.sample.user(f"{first} {second}")
-        self._answered([(tool, kind, values) for tool, kind, _, values in asked])
-
-    def _twice(self) -> None:
-        """One question for two values, or a question whose answer takes two calls in a row."""
-        families = [tool.kind.family for tool in self.tools]
-        doubled = [tool for tool in self.tools if tool.kind in DOUBLED]
-        lookups = [tool for tool in self.tools if tool.kind is LOOKUP]
-        if "add" in families and "multiply" in families:
-            self._two_sums()
-        elif doubled and (not lookups or self.rng.random() < 0.4):
-            self._doubled(self.rng.choice(doubled))
-        elif lookups:
-            self._chain(lookups[0], doubled)
-        else:
-            self._both()
-
-    def _doubled(self, tool: Tool) -> None:
-        key = tool.kind.parameters[0].key
-        each = [tool.kind.parameters[0].make(self.world) for _ in "12"]
-        question = self.rng.choice(tool.kind.questions).format(**{key: f"{each[0]} and {each[1]}"})
-        self.sample.user(question)
-        self._answered([(tool, tool.kind, {key: value}) for value in each])
-
-    def _two_sums(self) -> None:
-        signs, form = self.rng.choice(TWO_SUMS)
-        a, b, c = (self.world.number(3) for _ in "123")
-        self.sample.user(form.format(a=a, b=b, c=c))
-        result = a
-        for sign, right in zip(signs, (b, c), strict=True):
-            tool = next(tool for tool in self.tools if tool.kind.family == BY_SIGN[sign])
-            values: dict[str, Value] = {"a": result, "b": right}
-            result = int(tool.kind.result(self.world, values))
-            self.sample.call([(tool.name, tool.arguments(values))], [str(result)])
-        self.sample.reply(f"The result is {result}.")
-
-    def _chain(self, lookup: Tool, others: Sequence[Tool]) -> None:
-        weather = [tool for tool in others if tool.kind in (WEATHER, PLAIN_WEATHER)]
-        first, second, questions = self.rng.choice(CHAINS)
-        if weather:
-            first, questions = "capital of {x}", CAPITAL_WEATHER
-        attribute = BY_SUBJECT[first]
-        x = OBJECTS[attribute.of](self.world)
-        self.sample.user(self.rng.choice(questions).format(x=x))
-        middle = VALUES[attribute.value](self.world)
-        call = lookup.name, lookup.arguments({"s": first.format(x=x)})
-        self.sample.call([call], [middle])
-        if weather:
-            self._answered([(weather[0], weather[0].kind, {"c": middle})])
-        else:
-            self._answered([(lookup, LOOKUPS[second], {"s": second.format(x=middle)})])
+    def _absent(self) -> None:
+        """What no tool can do."""
+        self.chat.say(self.chat.fill(self.rng.choice(UNANSWERABLE)), OUT_OF_SCOPE)
 
     def _failing(self) -> None:
         tool, question, values = self._drawn()
@@ -206,17 +119,6 @@ class Conversation:
         text = self.rng.choice(["error: {}", "error: {}", "Error: {}", "Error: {}."])
         self.sample.call([(tool.name, tool.arguments(values))], [text.format(message)])
         self.sample.reply(f"Sorry, that did not work: {message}.")
-
-    def _absent(self) -> None:
-        """What none of the tools can do."""
-        if self.rng.random() < 0.4:
-            return self.chat.say(self.chat.fill(self.rng.choice(UNANSWERABLE)), OUT_OF_SCOPE)
-        present = [tool.kind for tool in self.tools]
-        while True:
-            kind = self.rng.choice(KINDS)
-            if kind.family != "search" and fits(kind, present):
-                break
-        self.chat.say(ask(kind, self.world)[0], OUT_OF_SCOPE)
 
     def _chat(self) -> None:
         """What needs no tool is answered as in the chat skill."""
@@ -258,15 +160,6 @@ def tools_many_sample(world: World) -> Sample:
     return conversation.sample
 
 
-def tools_short_sample(world: World) -> Sample:
-    """The same over one or two tools, most of them made up: for the beginning of training, until
-    names are copied."""
-    conversation = Conversation(world, _some_tools(world, max_tools=2, invented=0.7))
-    for _ in range(world.rng.randint(2, 4)):
-        conversation.called()
-    return conversation.sample
-
-
 def fits(kind: Kind, others: Sequence[Kind]) -> bool:
     """Whether none of `others` is for the questions of `kind`."""
     families = {other.family for other in others}
@@ -276,23 +169,14 @@ def fits(kind: Kind, others: Sequence[Kind]) -> bool:
     return not families & rivals
 
 
-def _some_tools(world: World, max_tools: int = 5, invented: float = 0.35) -> list[Tool]:
+def _some_tools(world: World) -> list[Tool]:
     rng = world.rng
-    num = rng.choices([1, 2, 3, 4, 5][:max_tools], weights=[26, 26, 24, 20, 4][:max_tools])[0]
+    num = rng.choices([1, 2, 3, 4], weights=[28, 32, 26, 14])[0]
     tools: list[Tool] = []
-    if num >= 2 and rng.random() < 0.08:
-        addition, _, multiplication = rng.choice([WHOLE_OPERATIONS, OPERATIONS])
-        pair = rng.choice([(addition, multiplication), (LOOKUP, WEATHER), (LOOKUP, PLAIN_WEATHER)])
-        tools = [tool_of(kind, world) for kind in pair]
     while len(tools) < num:
         kind = rng.choice(KINDS)
-        if rng.random() < invented:
-            tool = invented_tool(world)
-        elif fits(kind, [tool.kind for tool in tools]):
-            tool = tool_of(kind, world)
-        else:
-            continue
-        if all(tool.name != other.name for other in tools):
+        tool = tool_of(kind, world)
+        if fits(kind, [tool.kind for tool in tools]) and tool.name not in {t.name for t in tools}:
             tools.append(tool)
     rng.shuffle(tools)
     return tools
@@ -311,13 +195,6 @@ def _result(kind: Kind, values: dict[str, Value], world: World) -> tuple[str, st
         return _object({key: found}, rng), answer
     if found in OKAY:
         return found, answer
-    if form < 0.25:
-        return _described(world)
-    if form < 0.32:
-        sentence = rng.choice(["It is {}.", "It's always {} there!", "This is {}.", "{} it is."])
-        text = sentence.format(found)
-        text = text[:1].upper() + text[1:]
-        return text, text
     return found, answer
 
 
@@ -325,20 +202,6 @@ def _answer(kind: Kind, values: dict[str, Value], found: str) -> str:
     if kind.answer:
         return kind.answer.format(**{"r": found, **values})
     return "Done." if found in OKAY else f"The result is {found}."
-
-
-def _described(world: World) -> tuple[str, str]:
-    """An object of several fields, told one after the other."""
-    rng = world.rng
-    makers = [World.made_up, World.full_name, World.city, World.date, World.price, World.time,
-              lambda w: str(w.number(4)), lambda w: w.pick("colours"), World.item]  # fmt: skip
-    keys = rng.sample(["name", "price", "color", "size", "time", "date", "status", "owner", "city",
-                       "temperature", "weather", "title", "wind", "level", "speed"],
-                      rng.randint(2, 3))  # fmt: skip
-    given = {key: rng.choice(makers)(world) for key in keys}
-    told = [f"the {key} is {value}" for key, value in given.items()]
-    text = f"{', '.join(told[:-1])} and {told[-1]}."
-    return _object(given, rng), text[0].upper() + text[1:]
 
 
 def _object(fields: dict[str, str], rng: random.Random) -> str:
