@@ -88,6 +88,7 @@ class Trainer:
         self.device = device
         self.model = Llama(Config()).to(device)
         self.average = copy.deepcopy(self.model)
+        self.teacher = load_teacher(args.teacher, device) if args.teacher else None
         self.optimizers = make_optimizers(self.model, args)
         self.step = 0
         self.num_tokens = 0
@@ -101,7 +102,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
         started = time.time()
-        loss = compute_loss(self.model, batch, self.device)
+        loss = compute_loss(self.model, batch, self.device, self.teacher)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -221,15 +222,34 @@ def _pad(rows: list[tuple[list[int], list[float], str]]) -> Batch:
     return Batch(ids, weights, [row[2] for row in rows])
 
 
-def compute_loss(model: Llama, batch: Batch, device: str) -> Tensor:
-    """Weighted mean cross-entropy over the target tokens."""
+def load_teacher(folder: Path, device: str) -> Llama:
+    """A model of export.py's whose distribution is followed where it knows the skill."""
+    teacher = Llama(Config())
+    load_hugging_face_state(teacher, load_file(folder / "model.safetensors"))
+    return teacher.to(device).requires_grad_(False)
+
+
+def compute_loss(model: Llama, batch: Batch, device: str, teacher: Llama | None = None) -> Tensor:
+    """Weighted mean over the target tokens of the cross-entropy, and of the distance to `teacher`
+    where it knows the skill (Hinton et al., "Distilling the knowledge in a neural network", 2015).
+    """
     ids, weights = batch.ids.to(device), batch.weights.to(device)[:, 1:]
     is_target = weights > 0
     with torch.autocast(device, torch.bfloat16):
         hidden = model(ids[:, :-1])
         logits = model.logits(hidden[is_target])
-    losses = F.cross_entropy(logits, ids[:, 1:][is_target], reduction="none")
-    return (losses * weights[is_target]).sum() / weights.sum()
+    losses = F.cross_entropy(logits, ids[:, 1:][is_target], reduction="none") * weights[is_target]
+    known = [row for row, skill in enumerate(batch.skills) if not skill.startswith("tools")]
+    if teacher and known:
+        of_rows = is_target.nonzero()[:, 0]
+        is_known = torch.isin(of_rows, torch.tensor(known, device=device))
+        followed = weights[known][is_target[known]]
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+            wanted = teacher.logits(teacher(ids[known][:, :-1])[is_target[known]]).float()
+        own = logits[is_known].float().log_softmax(-1)
+        apart = F.kl_div(own, wanted.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+        return (losses.sum() + (apart * followed).sum()) / weights.sum()
+    return losses.sum() / weights.sum()
 
 
 @torch.no_grad()
@@ -299,6 +319,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--init", type=Path, help="a folder of export.py's, to begin from")
+    parser.add_argument("--teacher", type=Path, help="a folder of export.py's: follow it in what it knows")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
