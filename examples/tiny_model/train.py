@@ -319,7 +319,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--init", type=Path, help="a folder of export.py's, to begin from")
-    parser.add_argument("--teacher", type=Path, help="a folder of export.py's: follow it in what it knows")
+    parser.add_argument(
+        "--teacher", type=Path, help="a folder of export.py's: follow it in what it knows"
+    )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()

@@ -14,6 +14,7 @@ EXPECTED = {
     "agent.py": ("-> 816", "-> 16450", "prompt tokens cached"),
     "extract.py": ("'name': 'Anna Berg'", "'age': 34", "'quantity': 3", "'city': 'Porto'"),
     "chat.py": ("Nora", "Bergen"),
+    "tools.py": ('calls get_weather {"city":"Oslo"}', "48 times 17 is 816", "How can I help"),
     "fork_join.py": ('"name":"Clara Voss"', '"job":"pilot"', '"hobby":"chess"', "cached)"),
 }
 

@@ -115,16 +115,6 @@ def test_a_call_fits_the_schema_of_a_tool_that_the_model_is_told_of(
     assert num_calls > 200 and num_texts > 200
 
 
-def test_made_up_tools_of_held_out_conversations_are_never_in_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    invented, world = __import__("invented"), __import__("world")
-    makers = [world.World(random.Random(seed), held_out=seed == 1) for seed in (0, 1)]
-    seen, held_out = ({invented.invented_tool(maker).name for _ in range(1000)} for maker in makers)
-    assert len(held_out) > 700 and not seen & held_out
-
-
 @pytest.fixture
 def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tokenizer, ChatTemplate]:
     """The embedded model's tokenizer, with the chat template that is exported."""
