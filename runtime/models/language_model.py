@@ -10,10 +10,13 @@ from .decoder import Decoder
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .varied_decoder import VariedDecoder
+from .vision.tower import VisionTower
 
 
 class LanguageModel(Protocol):
     """Decoder-only; immutable, KV lives in the batch's pool."""
+
+    vision: VisionTower | None  # None: it does not see
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """See `Decoder.forward`."""

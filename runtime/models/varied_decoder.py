@@ -25,6 +25,7 @@ from .layers.norm import wide_rms_norm
 from .layers.rotary import LayerRotary, Rotary
 from .layers.shared_kv_attention import SharedKVAttention
 from .layers.token_inputs import TokenInputGate, TokenInputs
+from .vision.tower import VisionTower
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,10 @@ logger = logging.getLogger(__name__)
 class VariedDecoder:
     """As `Decoder`: immutable after construction, KV lives in the batch's pool."""
 
-    vision: None = None  # of Gemma 3n and 4 the text half is read
-
     def __init__(self, build: ModelBuild) -> None:
         config, varied = build.config, build.config.varied
         assert varied is not None, "the config says how layers differ"
+        self.vision: VisionTower | None = None  # of Gemma 3n and 4 the text half is read
         name = f"{config.weight_prefix}model"
         self._vocab = VocabEmbedding(build)
         self._inputs = TokenInputs(build, name, varied) if varied.token_input_size else None

@@ -77,7 +77,21 @@ CASES: dict[str, tuple[str, Options]] = {
     "delta rule": ("Qwen3Next", {"state_interval": 64}),
     "delta rule in float32": ("Qwen3_5", {"dtype": "float32", "state_interval": 64}),
     "state-space scan": ("GraniteMoeHybrid", {}),
+    "decays by channel": ("KimiLinear", {}),
+    "layers of one block": ("NemotronH", {}),
+    "chunks": ("Llama4", {}),
+    "heads of two sizes": ("Gemma4", {}),
+    "streams": ("Gemma3n", {}),
     "state-space scan in float32": ("GraniteMoeHybrid", {"dtype": "float32"}),
+}
+
+
+VARIED: dict[str, Options] = {
+    "KimiLinear": {"init_std": 0.15},
+    "NemotronH": {"head_dim": 16, "init_std": 0.15},
+    "Llama4": {"head_dim": 16, "attention_chunk_size": 70},
+    "Gemma4": {"global_head_dim": 32, "sliding_window": 70},
+    "Gemma3n": {"sliding_window": 70},
 }
 
 
@@ -95,6 +109,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_mixture(folder, name, has_tokenizer=True)
         elif name in ("Qwen3Next", "Qwen3_5", "GraniteMoeHybrid"):
             make_mixture(folder, name, has_tokenizer=True, head_dim=16, init_std=0.3)
+        elif name in VARIED:
+            make_mixture(folder, name, has_tokenizer=True, **VARIED[name])
         elif name in ("GptOss", "mxfp4"):
             sizes = {"head_dim": 16, "sliding_window": 70, "intermediate_size": 64}
             make_mixture(folder, "GptOss", has_tokenizer=True, **sizes)

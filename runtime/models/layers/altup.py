@@ -5,10 +5,9 @@ low rank (Menghani et al., "LAuReL", 2024)."""
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ....kernels.reference.dense import widen
+from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.varied_layers import AltUpConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
@@ -26,7 +25,8 @@ class AltUp:
         own, count, hidden_size = f"{name}.altup", config.num_streams, build.config.hidden_size
         take = build.source.take
         self._count, self._active = count, config.active_stream
-        self._router = take(f"{own}.modality_router.weight", (count, hidden_size))
+        router = take(f"{own}.modality_router.weight", (count, hidden_size))
+        self._router = build.kernels.make_output_linear(router)
         self._router_norm = wide_rms_norm(build, f"{own}.router_norm", hidden_size)
         self._router_scale = hidden_size**-1.0
         self._prediction = take(f"{own}.prediction_coefs.weight", (count * count, count))
@@ -37,13 +37,16 @@ class AltUp:
     def predict(self, streams: Tensor) -> Tensor:
         """[num_streams, T, hidden_size] -> the same, a new tensor."""
         modes = self._modes(streams[self._active])
-        mixed = F.linear(modes, self._prediction).view(-1, self._count, self._count)
-        return torch.einsum("tos,sth->oth", mixed, streams) + streams
+        mixed = _products(modes, self._prediction).view(-1, self._count, self._count)
+        predicted = streams.clone()
+        for source, stream in enumerate(streams):  # one by one: equal bits in any step
+            predicted += mixed[:, :, source].T[..., None] * stream
+        return predicted
 
     def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
         """computed [T, hidden_size], of the active stream -> [num_streams, T, hidden_size]."""
         innovation = computed - predicted[self._active]
-        share = F.linear(self._modes(computed), self._correction) + 1.0
+        share = _products(self._modes(computed), self._correction) + 1.0
         return innovation * share.T[..., None] + predicted
 
     def scaled(self, streams: Tensor) -> Tensor:
@@ -53,8 +56,16 @@ class AltUp:
 
     def _modes(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, num_streams]"""
-        routed = F.linear(self._router_norm(x.contiguous()) * self._router_scale, self._router)
-        return torch.tanh(widen(routed)).to(x.dtype)
+        routed = self._router(self._router_norm(x.contiguous()) * self._router_scale)
+        return (2 * sigmoid(2 * routed) - 1).to(x.dtype)  # tanh, of equal bits in any step
+
+
+def _products(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, n], weight [m, n] -> [T, m], for few n, of equal bits in any step."""
+    out = x[:, :1] * weight[:, 0]
+    for index in range(1, x.shape[1]):
+        out += x[:, index : index + 1] * weight[:, index]
+    return out
 
 
 class Laurel:
