@@ -681,4 +681,4 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(http: httpx.Client) -> No
     content = [{"type": "image", "source": {"type": "url", "url": "http://example.com"}}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
     message = error_of(http.post("/v1/messages", json=body), 400)["message"]
-    assert message.startswith("messages.0.content.0: ") and "'image'" in message
+    assert message.startswith("messages.0.content.0.type=") and 'reads "text" only' in message

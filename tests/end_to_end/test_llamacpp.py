@@ -112,8 +112,8 @@ def test_ids_and_texts_make_one_prompt(http: httpx.Client) -> None:
 
 
 def test_why_it_stopped_is_told(http: httpx.Client) -> None:
-    text = ask(http, **KITE)["content"]
-    word = ask(http, **KITE, stop=[text[2:4]])
+    text = ask(http, **KITE, ignore_eos=True)["content"]
+    word = ask(http, **KITE, ignore_eos=True, stop=[text[2:4]])
     assert (word["stop_type"], word["stopping_word"]) == ("word", text[2:4])
     assert ask(http, **{**KITE, "n_predict": 1})["stop_type"] == "limit"
     chat = http.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})

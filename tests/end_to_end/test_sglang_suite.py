@@ -131,7 +131,7 @@ def test_a_scope_of_typed_fields_has_each_in_its_place() -> None:
         r'\{\n  "name": (".*),\n  "population": (-?\d+),\n  "latitude": (-?[\d.]+)\n\}',
         state["json_output"],
     )
-    assert found is not None and found[1] == state["name"]
+    assert found is not None and found[1] == state.text("name")
     assert int(found[2]) == int(state["population"]) and float(found[3]) is not None
 
 

@@ -444,7 +444,7 @@ def test_hints_say_what_came_of_them() -> None:
 
 def test_images_are_refused_by_a_text_model_and_videos_always() -> None:
     state = played_state()
-    with pytest.raises(InvalidProgram, match="model played reads only text"):
+    with pytest.raises(InvalidProgram, match="model played: it reads only text"):
         state += st.user(st.image("cat.png"))
     with pytest.raises(InvalidProgram, match="video"):
         st.video("cat.mp4", 8)

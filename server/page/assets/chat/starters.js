@@ -15,7 +15,7 @@ export const SCHEMAS = {
 };
 
 const TINY = {
-  note: "stemma-tiny has 4.6 million parameters and came with the package. It remembers what you tell it about yourself and turns short texts into JSON; more it cannot.",
+  note: "stemma-tiny has 4.6 million parameters and came with the package. It remembers what you tell it about yourself and turns short texts into JSON, and calls simple tools; more it cannot.",
   starters: [
     { title: "Tell it who you are", text: "Hi, my name is Nora. I live in Bergen." },
     { title: "A text into JSON", text: "Text: Anna Berg is 34 years old. She lives in Lisbon.\nExtract name, age, city as JSON.", schema: "Person" },
