@@ -108,6 +108,11 @@ def sigmoid_experts(config: Fields, decoder: DecoderConfig) -> ExpertsConfig:
     """V3's: scored by sigmoid, ranked with a bias, in groups that are ranked by their best two."""
     config.restrict("scoring_func", "sigmoid")
     config.restrict("topk_method", "noaux_tc")
+    return replace(_experts(config, decoder, routing_of_v3(config)), has_selection_bias=True)
+
+
+def routing_of_v3(config: Fields) -> RoutingOptions:
+    """V3's, which others have taken over."""
     routing = RoutingOptions(
         config.integer("num_experts_per_tok"),
         scoring="sigmoid",
@@ -115,8 +120,7 @@ def sigmoid_experts(config: Fields, decoder: DecoderConfig) -> ExpertsConfig:
         weight_factor=config.number("routed_scaling_factor", 1.0),
         group_rank="best_two",
     )
-    experts = _experts(config, decoder, _in_groups(routing, config))
-    return replace(experts, has_selection_bias=True)
+    return _in_groups(routing, config)
 
 
 def drafting_layer(config: Fields) -> tuple[str, ...]:

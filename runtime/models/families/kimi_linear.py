@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ....kernels.model_options import RoutingOptions
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import (
     DecoderConfig,
@@ -17,7 +16,7 @@ from ...checkpoint.config.model_config import (
     RecurrentConfig,
 )
 from .decoder import layers_of_type, with_experts
-from .deepseek import read_latent_decoder, with_listed_layers
+from .deepseek import read_latent_decoder, routing_of_v3, with_listed_layers
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 163840,
@@ -118,15 +117,7 @@ def _experts(config: Fields, num_layers: int) -> ExpertsConfig:
         layers=tuple(range(config.count("first_k_dense_replace"), num_layers)),
         num_experts=config.integer("n_routed_experts"),
         intermediate_size=size,
-        routing=RoutingOptions(
-            config.integer("num_experts_per_tok"),
-            scoring="sigmoid",
-            is_normalized=config.flag("norm_topk_prob", True),
-            weight_factor=config.number("routed_scaling_factor", 1.0),
-            num_groups=config.integer("n_group"),
-            num_chosen_groups=config.integer("topk_group"),
-            group_rank="best_two",
-        ),
+        routing=routing_of_v3(config),
         shared_intermediate_size=size * config.count("n_shared_experts"),
         has_selection_bias=True,
         names=_EXPERT_NAMES,

@@ -8,7 +8,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ....kernels.model_options import RoutingOptions
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import (
     Block,
@@ -20,6 +19,7 @@ from ...checkpoint.config.model_config import (
     RecurrentConfig,
 )
 from .decoder import MAX_LAYERS, read_decoder, with_experts
+from .deepseek import routing_of_v3
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 256000,
@@ -160,15 +160,7 @@ def _experts(config: Fields, blocks: tuple[Block, ...]) -> ExpertsConfig:
         layers=tuple(i for i, block in enumerate(blocks) if block == "experts"),
         num_experts=config.integer("n_routed_experts"),
         intermediate_size=config.integer("moe_intermediate_size"),
-        routing=RoutingOptions(
-            config.integer("num_experts_per_tok"),
-            scoring="sigmoid",
-            is_normalized=config.flag("norm_topk_prob", True),
-            weight_factor=config.number("routed_scaling_factor", 1.0),
-            num_groups=config.integer("n_group"),
-            num_chosen_groups=config.integer("topk_group"),
-            group_rank="best_two",
-        ),
+        routing=routing_of_v3(config),
         shared_intermediate_size=config.integer("moe_shared_expert_intermediate_size"),
         has_selection_bias=True,
         has_gates=False,
