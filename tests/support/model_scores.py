@@ -52,6 +52,8 @@ def hf_scores(
 
     auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    if isinstance(model, transformers.Llama4ForConditionalGeneration):
+        model = model.language_model  # of transformers 5.24 the whole needs an image
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([list(tokens)])).logits[0].double()
     return logits.log_softmax(-1)[range(len(tokens) - 1), list(tokens[1:])]

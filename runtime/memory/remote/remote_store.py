@@ -317,6 +317,9 @@ class RemoteStore:
         are_there = [False] * len(asked)
         try:
             are_there = self._client.ask([fetch.blocks[0].key for fetch in asked])
+        except Exception as error:
+            self._stop_using(error)  # before those who wait hear of it
+            raise
         finally:
             with self._changed:
                 for fetch, is_there in zip(asked, are_there, strict=True):
