@@ -15,7 +15,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .node import Checkpoint, Node
 
@@ -23,17 +23,17 @@ __all__ = ["Checkpoint", "Checkpoints"]
 
 
 class Checkpoints:
-    """Owns the slots 1 to `num_slots`: each is free, a checkpoint's, or a caller's.
+    """Owns `slots`, of a pool: each is free, a checkpoint's, or a caller's.
 
     Invariant: node.start < position <= node.end, and a position has at most one. The tree tells of
     its nodes' splits and ends (`RadixTree.checkpoints`).
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+    def __init__(self, slots: range) -> None:
+        self.slots = slots
         self.num_evicted = 0  # since the start, for other states
         self.num_unproven = 0
-        self._free = list(range(num_slots, 0, -1))
+        self._free = list(reversed(slots))
         self._by_use: dict[Checkpoint, None] = {}  # least recently used first
 
     def __len__(self) -> int:
@@ -52,14 +52,21 @@ class Checkpoints:
         """Those that nobody has."""
         return self._free[:]
 
-    def allocate(self, keep: Checkpoint | None = None) -> int | None:
+    def allocate(
+        self,
+        keep: Checkpoint | None = None,
+        on_evict: Callable[[Checkpoint], None] | None = None,
+    ) -> int | None:
         """A slot for the caller: a free one, or that of the checkpoint used least recently, those
-        under a lease last. None if all are callers', being written, or `keep`."""
+        under a lease last. None if all are callers', being written, or `keep`. `on_evict` is called
+        with a checkpoint that is about to go for it, and must not change this tree."""
         if not self._free:
             victim = self._victim(keep)
             if victim is None:
                 return None
             self.num_evicted += 1
+            if on_evict is not None:
+                on_evict(victim)
             self.drop(victim)
         return self._free.pop()
 
@@ -103,17 +110,19 @@ class Checkpoints:
                     return node.checkpoints[position]
         return None
 
-    def use(self, node: Node) -> Checkpoint | None:
-        """The last proven checkpoint on the path to the end of `node`; it is a use."""
+    def last(self, node: Node) -> Checkpoint | None:
+        """The last proven checkpoint on the path to the end of `node`."""
         for step in _upwards(node):
             for position in sorted(step.checkpoints or (), reverse=True):
                 assert step.checkpoints is not None
-                found = step.checkpoints[position]
-                if found.is_proven:
-                    del self._by_use[found]
-                    self._by_use[found] = None
-                    return found
+                if step.checkpoints[position].is_proven:
+                    return step.checkpoints[position]
         return None
+
+    def use(self, checkpoint: Checkpoint) -> None:
+        """Make it the most recently used one."""
+        del self._by_use[checkpoint]
+        self._by_use[checkpoint] = None
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """End a checkpoint, whose slot is then free; nothing happens if it is gone already."""

@@ -387,7 +387,8 @@ class LoadedModel:
         if runner.states is None:
             return None
         default = checkpoint_interval(runner.states.layout, runner.kv_layout)
-        return StateOptions(runner.states.num_slots, self.config.state_interval or default)
+        interval = self.config.state_interval or default
+        return StateOptions(runner.states.num_slots, interval, runner.states.num_host_slots)
 
     def _image_registry(self) -> ImageRegistry | None:
         """Where the vision tower is loaded. Raises ModelLoadError."""
@@ -567,8 +568,6 @@ def _require_no_states(config: EngineConfig, model: ModelConfig) -> None:
     if model.recurrent is None:
         return
     why = f"{model.architecture} has recurrent layers, whose states stay on the device"
-    if config.host_kv_tokens:
-        raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
     if config.kv_store is not None:
         raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}")
 

@@ -32,7 +32,7 @@ from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
-from ..memory.sizing import num_pages_for, num_state_slots, step_bytes
+from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots, step_bytes
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
@@ -164,7 +164,11 @@ class ModelRunner:
                 num_checkpoints=num_state_checkpoints,
                 kv_bytes=num_pages * page_size * self.kv_layout.bytes_per_token,
             )
-            self.states = StatePool(self.state_layout, num_slots, self.device)
+            host_kv_bytes = num_host_pages * page_size * self.kv_layout.bytes_per_token
+            num_host_slots = num_host_state_slots(self.state_layout, host_kv_bytes)
+            self.states = StatePool(
+                self.state_layout, num_slots, self.device, num_host_slots=num_host_slots
+            )
         if self.accelerator is None:
             self.steps: SynchronousSteps | AsynchronousSteps = self._in_order(
                 num_pages, num_host_pages

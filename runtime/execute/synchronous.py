@@ -60,6 +60,9 @@ class SynchronousSteps:
         payloads = self._transfer.run(plan.transfers)
         transfer_s = time.perf_counter() - started if plan.transfers else None
         errors = () if self._images is None else self._images.run(plan)
+        if self._states is not None:
+            self._accept_drafts(plan.state_accepts)
+            self._states.copy(plan.state_loads)
         if not plan.rows:
             return FinishedStep(
                 StepResult(plan.step_id, (), None, transfer_s, payloads, image_errors=errors)
@@ -69,9 +72,6 @@ class SynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
-        if self._states is not None:
-            self._accept_drafts(plan.state_accepts)
-            self._states.copy(plan.state_loads)
         hidden = self.forward(self._batch(plan, inputs))
         if self._states is not None:
             self._states.copy(plan.state_saves)

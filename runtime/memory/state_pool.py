@@ -18,21 +18,29 @@ from .state_layout import StateLayout, StatePart
 
 
 class StatePool:
-    """Owns the states' memory for the life of the runner: slots 0 to `num_slots`."""
+    """Owns the states' memory for the life of the runner: slots 0 to `num_slots` of the device, and
+    behind them `num_host_slots` of the host, which on a CPU are the same memory."""
 
     def __init__(
-        self, layout: StateLayout, num_slots: int, device: torch.device | str = "cpu"
+        self,
+        layout: StateLayout,
+        num_slots: int,
+        device: torch.device | str = "cpu",
+        *,
+        num_host_slots: int = 0,
     ) -> None:
         """num_slots: without slot 0."""
         self.layout = layout
         self.num_slots = num_slots
+        self.num_host_slots = num_host_slots
+        self._num_entries = 1 + num_slots + num_host_slots
         self._device = torch.device(device)
         self.layers = tuple(self._layer() for _ in range(layout.num_layers))
 
     @property
     def num_bytes(self) -> int:
         """Size of all slots in bytes."""
-        return (self.num_slots + 1) * self.layout.num_bytes
+        return self._num_entries * self.layout.num_bytes
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Make copies between slots, (from, to), in order."""
@@ -49,7 +57,7 @@ class StatePool:
         )
 
     def _tensor(self, part: StatePart) -> Tensor:
-        num_bytes = (self.num_slots + 1) * part.num_bytes
+        num_bytes = self._num_entries * part.num_bytes
         flat = zeros((num_bytes,), self._device).view(getattr(torch, part.dtype))
-        assert math.prod(part.shape) * (self.num_slots + 1) == len(flat)
-        return flat.view(self.num_slots + 1, *part.shape)
+        assert math.prod(part.shape) * self._num_entries == len(flat)
+        return flat.view(self._num_entries, *part.shape)

@@ -19,7 +19,6 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ...constrained.serving.follower import Follower
     from ...constrained.serving.grammar_state import PendingGrammar
-    from ...radix.checkpoints import Checkpoint
     from ...radix.leases import Lease
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
@@ -184,7 +183,6 @@ class Request:
     lease: Lease | None = None  # keeps its KV while it is preempted
     # Of a model with recurrent layers (cache/state_cache.py):
     state_slot: int = 0  # of its live state; 0: none
-    checkpoint: Checkpoint | None = None  # where it begins, until it has a live state
     branch_at: int = 0  # where its KV was cached and its state was not; 0: nowhere
 
     _adjustment: Adjustment | None = field(init=False, default=None)  # before any output

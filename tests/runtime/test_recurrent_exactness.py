@@ -76,6 +76,13 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "states every 16 tokens": {"state_interval": 16, "chunked_prefill_size": 40},
     "no checkpoints": {"state_checkpoints": 0, "max_running_requests": 2},
     "few checkpoints": {"state_checkpoints": 2, "max_running_requests": 2, "state_interval": 16},
+    "few checkpoints, and a host": {
+        "state_checkpoints": 2, "max_running_requests": 2, "state_interval": 16,
+        "host_kv_tokens": 2048
+    },
+    "a small pool, and a host": {
+        "max_total_tokens": 144, "page_size": 16, "state_interval": 16, "host_kv_tokens": 2048
+    },
     "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
     "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16, "state_interval": 16},
 }  # fmt: skip
@@ -123,14 +130,19 @@ def test_tokens_are_identical_missed_and_hit(
         assert outputs_of(hits) == alone[::-1]
     states = loaded.engine.describe()["states"]
     assert states["num_replayed_tokens"] > 0
+    if "host" in name:
+        assert states["num_loaded"] > 0
     if "checkpoints" not in name:
         assert sum(request.num_cached_tokens for request in hits) > 200
 
 
+@pytest.mark.parametrize("host_kv_tokens", [0, 2048])
 def test_tokens_are_identical_after_preemption(
-    folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, host_kv_tokens: int
 ) -> None:
-    loaded = load(folder, max_total_tokens=140, chunked_prefill_size=32)
+    loaded = load(
+        folder, max_total_tokens=140, chunked_prefill_size=32, host_kv_tokens=host_kv_tokens
+    )
     scheduler = loaded.engine.scheduler
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     for _ in range(3):
@@ -256,6 +268,7 @@ def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> Non
         {"max_total_tokens": 4096},
         {"max_total_tokens": 500, "state_checkpoints": 4, "max_running_requests": 6},
         {"max_total_tokens": 480, "page_size": 16, "state_interval": 32},
+        {"max_total_tokens": 480, "state_checkpoints": 4, "host_kv_tokens": 4096},
     ):
         with serving(folder, **options) as backend:
             said = said_by(backend)
@@ -263,11 +276,11 @@ def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> Non
         truth = truth or said
         assert said == truth
     assert num_computed[1] < num_computed[0] / 3
+    assert num_computed[-1] < num_computed[0] / 3
 
 
 def test_what_needs_states_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
     for options, named in (
-        ({"host_kv_tokens": 100}, "host_kv_tokens"),
         ({"kv_store": tmp_path / "store"}, "kv_store"),
         ({"device": "cuda", "dtype": "float32", "kernels": "auto"}, "device"),
     ):

@@ -111,7 +111,7 @@ class EngineHarness:
         assert not cache.tree.roots
         if cache.states is not None:
             slots = cache.states.checkpoints
-            assert slots.num_free == slots.num_slots, "a state's slot was lost"
+            assert slots.num_free == len(slots.slots), "a state's slot was lost"
 
 
 def hope(engine: Engine) -> None:

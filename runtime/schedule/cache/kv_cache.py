@@ -56,18 +56,19 @@ class KVCacheManager(PrefixCache):
         request.node = match.node
         request.pages = array("i", match.pages)
         request.num_published = match.num_tokens
-        done = match.num_tokens if self.states is None else self.states.begin(request)
-        request.num_computed_tokens = request.num_scheduled_tokens = done
+        request.num_computed_tokens = request.num_scheduled_tokens = match.num_tokens
         request.num_sent_pages = 0
 
     def load(self, request: Request) -> None:
         """Load the attached request's tokens that the host has and the device has not, if that
         pays; the step being planned may read them."""
-        if self.host is None or request.num_published != request.num_computed_tokens:
+        if self.host is None:
             return
-        done = request.num_computed_tokens
         match = self.host.match(request.namespace, request.token_ids, request.match_limit)
-        if match is None or not self.costs.can_pay(match.num_tokens - done):
+        if match is None or match.num_tokens <= request.num_published:
+            return
+        done = request.num_published if self.states is None else self.states.best(request)
+        if not self.costs.can_pay(match.num_tokens - done):
             return
         assert request.node is not None
         self._beneficiary = request
@@ -86,7 +87,7 @@ class KVCacheManager(PrefixCache):
     def restore(self, request: Request) -> None:
         """Copy the fetched blocks of an attached request's tokens into its pages, if there are any;
         the step being planned may read them."""
-        if self.stored is None or request.num_published != request.num_computed_tokens:
+        if self.stored is None:
             return
         start = request.num_computed_tokens
         num_pages = (self.stored.restorable_end(request, start) - start) // self.page_size
@@ -110,6 +111,14 @@ class KVCacheManager(PrefixCache):
             request.num_scheduled_tokens = end
             request.num_disk_tokens += end - start
             self._copies.extend(self.stored.restore(request, start, end))
+
+    def begin_state(self, request: Request) -> None:
+        """Give an attached request of a model with recurrent layers its live state: what is cached
+        beyond that is computed again, for the state alone. Raises OutOfPages if there is no
+        slot."""
+        if self.states is not None:
+            done = self.states.begin(request)
+            request.num_computed_tokens = request.num_scheduled_tokens = done
 
     def catch_up(self, request: Request) -> None:
         """Adopt what other requests have published of the request's tokens since it was attached.
@@ -141,11 +150,8 @@ class KVCacheManager(PrefixCache):
         """Give the request pages for its first `num_tokens` tokens. Evicts unused KV first, then
         KV that is only leased.
 
-        Raises OutOfPages if there are not enough, or there is no slot for its recurrent state; the
-        request's own pages are then unchanged.
+        Raises OutOfPages if there are not enough; the request's own pages are then unchanged.
         """
-        if self.states is not None and not request.state_slot:
-            self.states.take_slot(request)
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return
@@ -291,7 +297,7 @@ class KVCacheManager(PrefixCache):
     def _detach_state(self, request: Request, node: Node, *, keep: bool) -> int:
         """Take a leaving request's live slot; with `keep`, what it holds stays as a checkpoint,
         where nobody computes it any further. Returns the slot that is to be given back, or 0."""
-        slot, request.state_slot, request.checkpoint = request.state_slot, 0, None
+        slot, request.state_slot = request.state_slot, 0
         position = request.num_computed_tokens
         if self.states is None or not slot or not keep or request.num_scheduled_tokens != position:
             return slot
@@ -377,3 +383,5 @@ class KVCacheManager(PrefixCache):
             slots = [r.state_slot for r in running if r.state_slot]
             slots += [left.state_slot for left in remains if left.state_slot]
             check_checkpoints(self.states.checkpoints, self.tree, slots)
+            if self.states.host is not None and self.host is not None:
+                check_checkpoints(self.states.host, self.host.tree, ())

@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
+from ....radix.checkpoints import Checkpoint
 from ....radix.leases import Lease, Leases
 from ....radix.owners import age_path
 from ....radix.pages import PageAllocator, Pages
@@ -59,8 +60,7 @@ class KVCacheOptions:
     pin_share: float = DEFAULT_PIN_SHARE
     num_host_pages: int = 0
     stored: StoredPrefixes | None = None  # on disk
-    states: StateOptions | None = None  # set: the model has recurrent layers; colder tiers have no
-    # states, so there are none of them
+    states: StateOptions | None = None  # set: the model has recurrent layers
 
 
 class PrefixCache:
@@ -83,14 +83,13 @@ class PrefixCache:
         self.page_size = page_size
         self.clock = clock
         self.tree = RadixTree(page_size)
-        states = self.options.states
-        self.states = None if states is None else StateCache(self.tree, states)
         self.allocator = PageAllocator(num_pages)
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
         self.num_evicted_tokens = 0  # since the start
         self._copies: list[TierCopy] = []  # for the next plan, in order
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
+        self.states = self._state_cache(self.options.states)
         self.stored = self.options.stored
         at_once = min(MIN_EVICTED_TOKENS // page_size, num_pages // 32)
         self._min_evicted = at_once if num_host_pages else 0
@@ -120,6 +119,13 @@ class PrefixCache:
     def has_transfers(self) -> bool:
         """Whether a plan would have copies to make, even without rows."""
         return bool(self._copies)
+
+    def _state_cache(self, options: StateOptions | None) -> StateCache | None:
+        if options is None:
+            return None
+        if self.host is None:
+            return StateCache(self.tree, options)
+        return StateCache(self.tree, options, self.host, self._keep_state)
 
     def begin_step(self) -> None:
         """Called before a step is planned: end expired leases, load what is due."""
@@ -221,7 +227,9 @@ class PrefixCache:
         assert self.host is not None, "there is no host tier"
         node = self._node_of(namespace, token_ids)
         if node is not None:
-            self._copy_to_host(node)
+            self._copy_to_host(
+                node, [state for step in _upwards(node) for state in _states_of(step)]
+            )
             age_path(node, self.tree.use_order)
         return self.host.tree.match_length(namespace, token_ids)
 
@@ -332,15 +340,30 @@ class PrefixCache:
             num_tokens = (len(leaf.pages) - num_kept_pages) * self.page_size
             request.evicted[label] = request.evicted.get(label, 0) + num_tokens
         if self.host is not None and leaf.last_use:
-            self._copy_to_host(leaf)
+            end = leaf.start + num_kept_pages * self.page_size
+            self._copy_to_host(leaf, [state for state in _states_of(leaf) if state.position > end])
 
-    def _copy_to_host(self, node: Node) -> None:
+    def _keep_state(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is about to leave for another one: copy it to the host unless it was used
+        for the last time."""
+        node = checkpoint.node
+        if node is not None and node.last_use:
+            self._copy_to_host(node, [checkpoint])
+
+    def _copy_to_host(self, node: Node, states: Sequence[Checkpoint] = ()) -> None:
+        """Copy the path to a node, and states on it; of a model with recurrent layers no KV goes
+        beyond the last of them."""
         assert self.host is not None
         token_ids, pages = self.tree.path(node)
         end = self._num_proven(node)
+        if self.states is not None:
+            end = min(end, max((state.position for state in states), default=0))
         if end:
             in_pages = pages[: end // self.page_size]
-            self.host.store(node.namespace, token_ids[:end], in_pages, node.owner)
+            num_there = self.host.store(node.namespace, token_ids[:end], in_pages, node.owner)
+            for state in states:
+                if self.states is not None and state.position <= num_there:
+                    self.states.store(state, node.namespace, token_ids)
 
     def _num_proven(self, node: Node) -> int:
         """How many tokens of the path to `node` have their KV. What plans in flight are to write is
@@ -427,6 +450,11 @@ def _upwards(node: Node | None) -> Iterator[Node]:
     while node is not None:
         yield node
         node = node.parent
+
+
+def _states_of(node: Node) -> list[Checkpoint]:
+    """Those that somebody could go on from."""
+    return [state for state in (node.checkpoints or {}).values() if state.is_proven]
 
 
 def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:

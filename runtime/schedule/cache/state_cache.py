@@ -12,17 +12,21 @@ When it ends, or is preempted, its live slot becomes a checkpoint itself.
 A request begins at the last checkpoint of what it shares. Tokens between that and the end of the
 cached KV are *replayed*: computed for their state, their KV is not written again.
 
+With a host tier the pool has more slots, which are the host's; its tree has the checkpoints there.
+A checkpoint that leaves the device is copied to one, as is the KV at its position. It does not come
+back: who goes on from it copies it into the live slot, as from any other.
+
 A row with drafts leaves the state behind what is no draft. Once it is known how many were right,
 the live state is to move on behind those: the next plan does that first (`accepts`).
 
 Copies are collected for the next plan: `loads` are made in order before its rows, `saves` behind
-them. A slot that is given away while a copy from it is pending is written later in that order, so
-nobody has to hold it. No plan is made while one is in flight.
+them, between all tiers' slots. A slot that is given away while a copy from it is pending is written
+later in that order, so nobody has to hold it. No plan is made while one is in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +34,7 @@ from ....errors import OutOfPages
 from ....radix.checkpoints import Checkpoint, Checkpoints
 from ....radix.tree import Node, RadixTree
 from ..request import Request
+from .tiers import HostTier
 
 SlotCopy = tuple[int, int]  # from, to
 
@@ -38,13 +43,14 @@ SlotCopy = tuple[int, int]  # from, to
 class StateOptions:
     """Of a model with recurrent layers."""
 
-    num_slots: int  # of the pool, without slot 0: live ones and checkpoints
+    num_slots: int  # of the device, without slot 0: live ones and checkpoints
     interval: int  # tokens of a prompt between two checkpoints, at most
+    num_host_slots: int = 0  # behind those, where there is a host tier
 
 
 class StateCopies(NamedTuple):
-    """Of a plan. `accepts`: see `StepPlan`. `written`: checkpoints that its accepts and loads
-    write; gone if the plan fails."""
+    """Of a plan. `accepts`: see `StepPlan`. `written`: checkpoints, on any tier, that its accepts
+    and loads write; gone if the plan fails."""
 
     accepts: tuple[tuple[int, int], ...] = ()
     loads: tuple[SlotCopy, ...] = ()
@@ -62,26 +68,68 @@ class StateCache:
     `num_computed_tokens` tokens once the pending accepts and loads are made.
     """
 
-    def __init__(self, tree: RadixTree, options: StateOptions) -> None:
+    def __init__(
+        self,
+        tree: RadixTree,
+        options: StateOptions,
+        host: HostTier | None = None,
+        on_evict: Callable[[Checkpoint], None] | None = None,
+    ) -> None:
+        """`on_evict` is called with a checkpoint that is about to leave the device's tree for
+        another one; it may `store` it."""
         page_size = tree.page_size
-        self.checkpoints = tree.checkpoints = Checkpoints(options.num_slots)
+        first_of_host = 1 + options.num_slots
+        self.checkpoints = tree.checkpoints = Checkpoints(range(1, first_of_host))
+        self.host: Checkpoints | None = None
+        if host is not None:
+            of_host = range(first_of_host, first_of_host + options.num_host_slots)
+            self.host = host.tree.checkpoints = Checkpoints(of_host)
         self.interval = max(1, options.interval // page_size) * page_size
         self._tree = tree
+        self._host_tier = host
+        self._on_evict = on_evict
         self._accepts: dict[int, int] = {}  # by slot
         self._loads: list[SlotCopy] = []
         self._saves: list[SlotCopy] = []
         self._written: list[Checkpoint] = []
         self.num_replayed_tokens = 0  # since the start: computed though their KV was cached
+        self.num_stored = 0  # since the start: states copied to the host
+        self.num_loaded = 0  # and gone on from there
 
     def begin(self, request: Request) -> int:
-        """How many tokens of an attached request need not be computed."""
+        """Give an attached request its live slot, with the state at which it begins; returns how
+        many of its tokens need not be computed. Raises OutOfPages if there is no slot."""
         node = request.node
         assert node is not None
-        found = self.checkpoints.use(node)
-        request.checkpoint = found
+        found = self.checkpoints.last(node)
+        if found is not None:
+            self.checkpoints.use(found)
+        slot = self._allocate(keep=found)
+        if slot is None:  # the one that it begins with is the last: it becomes the live one
+            slot = self._allocate()
+        if slot is None:
+            raise OutOfPages("no slot for a recurrent state is free")
+        request.state_slot = slot
         done = 0 if found is None else found.position
-        request.branch_at = node.end if node.end > done else 0
+        on_host = self._on_host(request, node.end)
+        if on_host is not None and on_host.position > done:
+            self._use_on_host(on_host, request)
+            found, done = on_host, on_host.position
+        if found is not None and found.slot != slot:
+            self._loads.append((found.slot, slot))
+        known = max(node.end, self._num_on_host(request))
+        request.branch_at = known if known > done else 0
+        self.num_replayed_tokens += node.end - done
         return done
+
+    def best(self, request: Request) -> int:
+        """Where an attached request would begin."""
+        node = request.node
+        assert node is not None
+        found = self.checkpoints.last(node)
+        here = 0 if found is None else found.position
+        on_host = self._on_host(request, node.end)
+        return here if on_host is None else max(here, on_host.position)
 
     def must_wait(self, request: Request) -> bool:
         """Whether the step being computed, or planned, makes a checkpoint at which a waiting
@@ -92,22 +140,6 @@ class StateCache:
         path, end = self._tree.descend(root, request.token_ids[: request.match_limit])
         found = self.checkpoints.deepest(reversed(path), end)
         return found is not None and not found.is_proven
-
-    def take_slot(self, request: Request) -> None:
-        """Give an attached request its live slot, with the state at which it begins. Raises
-        OutOfPages if there is none."""
-        begin = request.checkpoint
-        assert begin is None or begin.node is not None, "it was given up since it was found"
-        slot = self.checkpoints.allocate(begin)
-        if slot is None and begin is not None:  # no other is left: it becomes the live one
-            self.checkpoints.drop(begin)
-            slot = self.checkpoints.allocate()
-        if slot is None:
-            raise OutOfPages("no slot for a recurrent state is free")
-        request.state_slot, request.checkpoint = slot, None
-        if begin is not None and begin.slot != slot:
-            self._loads.append((begin.slot, slot))
-        self.num_replayed_tokens += request.num_published - request.num_computed_tokens
 
     def cut(self, request: Request, num_tokens: int) -> int:
         """At most `num_tokens` of a request's next ones, no further than where a checkpoint is
@@ -124,7 +156,7 @@ class StateCache:
             return None
         if self.checkpoints.has(node, end):
             return None
-        slot = self.checkpoints.allocate()
+        slot = self._allocate()
         if slot is None:
             return None
         checkpoint = self.checkpoints.add(node, end, slot, is_proven=False)
@@ -143,7 +175,7 @@ class StateCache:
         node, position = request.node, request.num_computed_tokens
         if node is None or position != node.end:
             return
-        slot = self.checkpoints.allocate()
+        slot = self._allocate()
         if slot is None:
             return
         checkpoint = self.checkpoints.add(node, position, slot)
@@ -155,7 +187,7 @@ class StateCache:
 
     def copy_live(self, request: Request, source: Request) -> None:
         """Let a running request without a slot go on from where another one stands."""
-        slot = self.checkpoints.allocate()
+        slot = self._allocate()
         assert slot is not None, "it has just given one back"
         request.state_slot = slot
         self._loads.append((source.state_slot, slot))
@@ -169,6 +201,24 @@ class StateCache:
         if checkpoint is not None and slot in self._accepts:
             self._written.append(checkpoint)
         return checkpoint is not None
+
+    def store(self, checkpoint: Checkpoint, namespace: Hashable, token_ids: Sequence[int]) -> None:
+        """Copy a checkpoint of the device to the host, which has the KV of the tokens before it;
+        the states used least make room."""
+        assert self.host is not None and self._host_tier is not None, "there is no host tier"
+        position = checkpoint.position
+        node = self._host_tier.tree.match(namespace, token_ids[:position]).node
+        assert node.end == position, "the host has less than that"
+        if node.checkpoints is not None and position in node.checkpoints:
+            self.host.use(node.checkpoints[position])
+            return
+        slot = self.host.allocate()
+        if slot is not None:
+            stored = self.host.add(node, position, slot)
+            assert stored is not None, "the position has none"
+            self._loads.append((checkpoint.slot, slot))
+            self._written.append(stored)
+            self.num_stored += 1
 
     def take_copies(self) -> StateCopies:
         """The copies of the plan that is being made."""
@@ -192,20 +242,49 @@ class StateCache:
     def drop(self, checkpoints: Iterable[Checkpoint | None]) -> None:
         """These have not been written."""
         for checkpoint in checkpoints:
-            if checkpoint is not None:
+            if checkpoint is not None and checkpoint.slot in self.checkpoints.slots:
                 self.checkpoints.drop(checkpoint)
+            elif checkpoint is not None and self.host is not None:
+                self.host.drop(checkpoint)
 
     def describe(self) -> dict[str, int]:
         """Slots and counts as plain data."""
-        slots = self.checkpoints
+        slots, host = self.checkpoints, self.host
         return {
-            "num_slots": slots.num_slots,
+            "num_slots": len(slots.slots),
             "num_checkpoints": len(slots),
             "num_free": slots.num_free,
             "interval_tokens": self.interval,
             "num_evicted": slots.num_evicted,
             "num_replayed_tokens": self.num_replayed_tokens,
+            "num_host_slots": 0 if host is None else len(host.slots),
+            "num_host_checkpoints": 0 if host is None else len(host),
+            "num_stored": self.num_stored,
+            "num_loaded": self.num_loaded,
         }
+
+    def _allocate(self, keep: Checkpoint | None = None) -> int | None:
+        return self.checkpoints.allocate(keep, self._on_evict)
+
+    def _on_host(self, request: Request, limit: int) -> Checkpoint | None:
+        """The last checkpoint there of at most `limit` of its tokens."""
+        tier = self._host_tier
+        return (
+            None if tier is None else tier.last_state(request.namespace, request.token_ids, limit)
+        )
+
+    def _use_on_host(self, checkpoint: Checkpoint, request: Request) -> None:
+        assert self.host is not None and self._host_tier is not None
+        self._host_tier.tree.match(request.namespace, request.token_ids, checkpoint.position)
+        self.host.use(checkpoint)
+        self.num_loaded += 1
+
+    def _num_on_host(self, request: Request) -> int:
+        """How many of its tokens have their KV there."""
+        if self._host_tier is None:
+            return 0
+        tree, limit = self._host_tier.tree, request.match_limit
+        return tree.match_length(request.namespace, request.token_ids, limit)
 
     def _wanted(self, request: Request, start: int) -> list[int]:
         """Positions behind `start` and within the prompt where its state is to be kept."""

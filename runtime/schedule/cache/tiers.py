@@ -3,7 +3,8 @@
 A second radix tree with pages of its own, so that residency is prefix-closed on each tier by
 construction and the device's tree has no extra cost. KV evicted from the device is first stored
 here, with the ancestors that are missing; what a request finds here and not on the device is loaded
-if that costs less than computing it.
+if that costs less than computing it. Of a model with recurrent layers KV is found as far as there
+is a state behind it (state_cache.py).
 
 Copies are `Transfer`s of the next plan, made in order before the step computes. So a page may be
 evicted, stored, given away and loaded into within one plan: nothing here waits.
@@ -16,6 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ....radix.check import check
+from ....radix.checkpoints import Checkpoint
 from ....radix.leases import Lease, Leases
 from ....radix.pages import PageAllocator, Pages
 from ....radix.tree import Match, Node, RadixTree
@@ -110,8 +112,21 @@ class HostTier:
         """The cached part of a prefix here, None if empty; counts as a use."""
         if namespace not in self.tree.roots:
             return None
+        if self.tree.checkpoints is not None:
+            last = self.last_state(namespace, token_ids, limit)
+            limit = 0 if last is None else last.position
         match = self.tree.match(namespace, token_ids, limit)
         return match if match.num_tokens else None
+
+    def last_state(
+        self, namespace: Hashable, token_ids: Sequence[int], limit: int
+    ) -> Checkpoint | None:
+        """The last state here behind at most `limit` tokens of a prefix."""
+        states, root = self.tree.checkpoints, self.tree.roots.get(namespace)
+        if states is None or root is None:
+            return None
+        path, end = self.tree.descend(root, token_ids[:limit])
+        return states.deepest(reversed(path), end)
 
     def load(self, host_pages: Pages, device_pages: Pages) -> None:
         """Copy pages to the device."""

@@ -213,6 +213,7 @@ class Admission:
             self._require_room(request, running, cut)
             self._kv_cache.load(request)
             self._kv_cache.restore(request)
+            self._kv_cache.begin_state(request)
             most = self._kv_cache.max_chunk(request, budget)
             if self._images is not None and request.images:
                 most = self._images.computable(request, min(most, request.num_ready))

@@ -22,11 +22,16 @@ TEXT = FAMILIES[0]
 
 
 def harness_of(
-    num_checkpoints: int = 8, interval: int = 16, max_running: int = 8, **options: int | bool
+    num_checkpoints: int = 8,
+    interval: int = 16,
+    max_running: int = 8,
+    num_host_pages: int = 0,
+    num_host_states: int = 64,
+    **options: int | bool,
 ) -> EngineHarness:
-    states = StateOptions(max_running + num_checkpoints, interval)
+    states = StateOptions(max_running + num_checkpoints, interval, num_host_states)
     settings = {"num_pages": 512, "token_budget": 256, **options}
-    kv_cache = KVCacheOptions(states=states)
+    kv_cache = KVCacheOptions(states=states, num_host_pages=num_host_pages)
     return EngineHarness(max_running=max_running, kv_cache=kv_cache, **settings)  # type: ignore[arg-type]
 
 
@@ -207,17 +212,97 @@ def test_a_call_goes_on_where_an_earlier_one_ended_amid_its_drafts() -> None:
     assert harness.executor.num_computed == 30 + 5 + 2
 
 
+def test_a_state_that_the_device_evicts_with_its_kv_comes_back_with_it() -> None:
+    harness = harness_of(interval=512, num_pages=64, num_host_pages=512)
+    (first,) = ran(harness, TEXT[:40], max_tokens=5)
+    ran(harness, FAMILIES[1][:50], max_tokens=5)
+    assert num_computed(harness, [*first.token_ids, 1], max_tokens=1) == 2
+    states = states_of(harness)
+    assert states.num_replayed_tokens == 0 and (states.num_stored, states.num_loaded) == (2, 1)
+
+
+def test_a_state_that_gives_way_to_others_is_gone_on_from_on_the_host() -> None:
+    """Its KV is still on the device, and is not loaded."""
+    harness = harness_of(1, interval=512, max_running=1, num_host_pages=512)
+    (first,) = ran(harness, TEXT[:40], max_tokens=5)
+    for family in FAMILIES[1:]:
+        ran(harness, family[:40], max_tokens=5)
+    (again,) = ran(harness, [*first.token_ids, 1], max_tokens=1)
+    assert (again.num_cached_tokens, again.num_host_tokens) == (44, 0)
+    assert states_of(harness).num_replayed_tokens == 0
+
+
+def test_kv_goes_to_the_host_and_back_as_far_as_its_last_state() -> None:
+    harness = harness_of(interval=16, num_pages=64, num_host_pages=512)
+    harness.executor.fail_steps = {4}  # the end of the first call: there is no state of it
+    harness.submit(TEXT[:59], max_tokens=8)
+    harness.run()
+    ran(harness, FAMILIES[1][:60], max_tokens=1)
+    host = harness.engine.scheduler.kv_cache.host
+    assert host is not None and host.tree.num_pages == 48
+    (again,) = ran(harness, TEXT[:58], max_tokens=1)
+    assert again.num_cached_tokens == 48 and states_of(harness).num_replayed_tokens == 0
+
+
+def test_where_texts_part_on_the_host_the_second_leaves_a_state_for_the_third() -> None:
+    harness = harness_of(interval=512, num_pages=64, num_host_pages=512)
+    ran(harness, [*TEXT[:40], 1], max_tokens=2)
+    ran(harness, FAMILIES[1][:60], max_tokens=1)
+    ran(harness, [*TEXT[:40], 2], max_tokens=1)
+    (third,) = ran(harness, [*TEXT[:40], 3], max_tokens=1)
+    assert third.num_cached_tokens == 40
+
+
+def test_a_preempted_request_goes_on_from_the_host() -> None:
+    """It computes each token once, but for those of unfinished pages."""
+    harness = harness_of(interval=512, num_pages=96, num_host_pages=512, is_hopeful=True)
+    ran(harness, *[family[:30] for family in FAMILIES], max_tokens=30)
+    assert harness.engine.scheduler.stats.num_preemptions
+    assert states_of(harness).num_loaded and not states_of(harness).num_replayed_tokens
+    assert harness.executor.num_computed == 3 * (30 + 29)
+
+
+def test_what_is_demoted_has_its_states_on_the_host() -> None:
+    harness = harness_of(interval=16, num_host_pages=512)
+    (first,) = ran(harness, TEXT[:40], max_tokens=5)
+    cache = harness.engine.scheduler.kv_cache
+    assert cache.demote("", first.token_ids) == 44
+    assert states_of(harness).num_stored == 3  # at 16, at 32 and at the end
+    harness.run()
+    freed = cache.tree.evict(44)
+    cache.allocator.free(freed)
+    (again,) = ran(harness, [*first.token_ids, 1], max_tokens=1)
+    assert again.num_cached_tokens == 44 and len(freed) == 44
+
+
+def test_a_failed_step_leaves_no_state_on_the_host() -> None:
+    harness = harness_of(1, interval=512, max_running=1, num_host_pages=512)
+    (first,) = ran(harness, TEXT[:40], max_tokens=2)
+    ran(harness, FAMILIES[1][:40], max_tokens=2)
+    harness.executor.fail_steps = {len(harness.executor.plans) + 1}
+    harness.submit(FAMILIES[2][:40])  # for which the first one's state is stored
+    harness.run()
+    states = states_of(harness)
+    assert states.num_stored == 1 and states.host is not None and len(states.host) == 0
+    (again,) = ran(harness, [*first.token_ids, 1], max_tokens=1)
+    assert again.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize("has_drafts", [False, True])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("num_checkpoints", [0, 3, 30])
+@pytest.mark.parametrize(
+    ("page_size", "num_checkpoints", "num_host_states"),
+    [(1, 0, 0), (1, 3, 60), (1, 30, 3), (16, 0, 60), (16, 3, 40), (16, 30, 0)],
+)
 def test_random_requests_find_their_states(
-    page_size: int, num_checkpoints: int, has_drafts: bool
+    page_size: int, num_checkpoints: int, num_host_states: int, has_drafts: bool
 ) -> None:
-    """In a pool that is too small, with aborts, preemptions, failed rows and steps, and pauses."""
-    rng = random.Random(7 * page_size + num_checkpoints)
+    """In a pool that is too small, with aborts, preemptions, failed rows and steps, and pauses;
+    with a host tier, unless that has no states, which is too small as well."""
+    rng = random.Random(7 * page_size + num_checkpoints + num_host_states)
     harness = harness_of(
         num_checkpoints, 16, max_running=6, num_pages=150 // page_size, page_size=page_size,
-        token_budget=48,
+        token_budget=48, num_host_pages=400 // page_size if num_host_states else 0,
+        num_host_states=num_host_states,
     )  # fmt: skip
     harness.executor.fail_steps = set(rng.sample(range(900), 12))
     if has_drafts:
@@ -238,6 +323,7 @@ def test_random_requests_find_their_states(
     stats = harness.engine.scheduler.stats
     assert stats.num_preemptions or page_size > 1
     assert states_of(harness).num_replayed_tokens
+    assert bool(states_of(harness).num_loaded) == bool(num_host_states)
     assert stats.num_cached_tokens and bool(stats.num_accepted_tokens) == has_drafts
     harness.assert_nothing_held()
 
