@@ -37,7 +37,13 @@ from .config import (
 )
 from .execute.dtype_name import dtype_name
 from .images.registry import ImageLimits, ImageRegistry
-from .memory.disk.block_key import BlockLayout
+from .memory.disk.block_key import (
+    BLOCK_TOKENS,
+    BlockLayout,
+    StateBlockLayout,
+    StoredLayout,
+    states_share,
+)
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
@@ -171,6 +177,12 @@ class Engine:
         fetches, and closes it."""
         stored = self.scheduler.kv_cache.stored
         return None if stored is None else stored.store
+
+    @property
+    def state_store(self) -> BlockStore | None:
+        """The same for recurrent states, where the model has them."""
+        stored = self.scheduler.kv_cache.stored
+        return None if stored is None else stored.states
 
     def next_request_id(self) -> int:
         """Ids are unique within the process."""
@@ -320,7 +332,7 @@ class LoadedModel:
             else self.tokenizer.token_text(vision.image_token_id),
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
-        _require_no_states(self.config, self.model_config)
+        _require_known_states(self.config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner = ModelRunner(
                 self.folder,
@@ -388,7 +400,12 @@ class LoadedModel:
             return None
         default = checkpoint_interval(runner.states.layout, runner.kv_layout)
         interval = self.config.state_interval or default
-        return StateOptions(runner.states.num_slots, interval, runner.states.num_host_slots)
+        return StateOptions(
+            runner.states.num_slots,
+            interval,
+            runner.states.num_host_slots,
+            BLOCK_TOKENS if self.config.kv_store is not None else 0,
+        )
 
     def _image_registry(self) -> ImageRegistry | None:
         """Where the vision tower is loaded. Raises ModelLoadError."""
@@ -452,9 +469,18 @@ class LoadedModel:
             dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
             self.runner.kv_layout,
         )
-        return StoredPrefixes(self._block_store(layout), config.page_size)
+        max_bytes = config.kv_store_gb * 1e9
+        if self.runner.state_layout is None:
+            return StoredPrefixes(self._block_store(layout, max_bytes), config.page_size)
+        of_states = StateBlockLayout(layout, self.runner.state_layout)
+        for_states = max_bytes * states_share(of_states)
+        return StoredPrefixes(
+            self._block_store(layout, max_bytes - for_states),
+            config.page_size,
+            states=self._block_store(of_states, for_states),
+        )
 
-    def _block_store(self, layout: BlockLayout) -> BlockStore:
+    def _block_store(self, layout: StoredLayout, max_bytes: float) -> BlockStore:
         where = str(self.config.kv_store)
         if where.startswith(REDIS_SCHEMES):
             from .memory.remote.redis_client import RedisClient
@@ -464,7 +490,7 @@ class LoadedModel:
             from .memory.remote.mooncake_client import MooncakeClient
 
             return RemoteStore(MooncakeClient(where, layout), layout)
-        return DiskStore(Path(where), layout, max_bytes=int(self.config.kv_store_gb * 1e9))
+        return DiskStore(Path(where), layout, max_bytes=int(max_bytes))
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.folder, self.tokenizer)
@@ -563,13 +589,14 @@ class LoadedModel:
         }
 
 
-def _require_no_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises InvalidRequest for options that would need recurrent states where there are none."""
-    if model.recurrent is None:
-        return
-    why = f"{model.architecture} has recurrent layers, whose states stay on the device"
-    if config.kv_store is not None:
-        raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}")
+def _require_known_states(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises InvalidRequest for a store that does not tell which recurrent states it has."""
+    if model.recurrent is not None and str(config.kv_store).startswith(MOONCAKE_SCHEME):
+        allowed = (
+            f"a folder or redis://HOST:PORT/DB: {model.architecture} has recurrent layers, and "
+            "Mooncake has no list of the states that it keeps"
+        )
+        raise InvalidRequest.of("kv_store", str(config.kv_store), allowed)
 
 
 def _max_lora_rank(config: EngineConfig) -> int:

@@ -11,6 +11,7 @@ import torch
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
+from ..memory.disk.block_file import Payload
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
 from ..models.forward_batch import ForwardBatch
@@ -60,13 +61,13 @@ class SynchronousSteps:
         payloads = self._transfer.run(plan.transfers)
         transfer_s = time.perf_counter() - started if plan.transfers else None
         errors = () if self._images is None else self._images.run(plan)
+        states: tuple[Payload, ...] = ()
         if self._states is not None:
             self._accept_drafts(plan.state_accepts)
-            self._states.copy(plan.state_loads)
+            states = self._states.copy(plan.state_loads)
         if not plan.rows:
-            return FinishedStep(
-                StepResult(plan.step_id, (), None, transfer_s, payloads, image_errors=errors)
-            )
+            result = StepResult(plan.step_id, (), None, transfer_s, payloads, states, errors)
+            return FinishedStep(result)
         started = time.perf_counter()
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
@@ -86,7 +87,7 @@ class SynchronousSteps:
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
         duration_s = time.perf_counter() - started
         return FinishedStep(
-            StepResult(plan.step_id, rows, duration_s, transfer_s, payloads, image_errors=errors)
+            StepResult(plan.step_id, rows, duration_s, transfer_s, payloads, states, errors)
         )
 
     def _batch(self, plan: StepPlan, inputs: StepInputs) -> ForwardBatch:

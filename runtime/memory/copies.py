@@ -1,4 +1,5 @@
-"""Copies of KV between tiers, as plain data: a step lists them, `memory/` executes them."""
+"""Copies of KV and of recurrent states between tiers, as plain data: a step lists them, `memory/`
+executes them."""
 
 from __future__ import annotations
 
@@ -32,5 +33,24 @@ class BlockRestore(NamedTuple):
     first_token: int
     pages: array[int]  # 'i', at most (BLOCK_TOKENS - first_token) / page_size
 
+
+class StateSave(NamedTuple):
+    """A copy of a recurrent state out of a slot; the result carries its payload."""
+
+    block: Block
+    slot: int
+
+
+class StateRestore(NamedTuple):
+    """A copy of a recurrent state into a slot."""
+
+    payload: Payload
+    slot: int
+
+
+SlotCopy = tuple[int, int]
+"""From a slot of the pool of states to another one, on any tier."""
+
+StateCopy = SlotCopy | StateSave | StateRestore
 
 TierCopy = Transfer | BlockSave | BlockRestore

@@ -7,13 +7,15 @@ who owns the others (schedule/cache/state_cache.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from ...kernels.ops import RecurrentState
+from .copies import StateCopy, StateRestore, StateSave
 from .device_pool import zeros
+from .disk.block_file import Payload
 from .state_layout import StateLayout, StatePart
 
 
@@ -42,13 +44,39 @@ class StatePool:
         """Size of all slots in bytes."""
         return self._num_entries * self.layout.num_bytes
 
-    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Make copies between slots, (from, to), in order."""
-        for source, target in copies:
-            for layer in self.layers:
-                layer.tails[target] = layer.tails[source]
-                if layer.matrices is not None:
-                    layer.matrices[target] = layer.matrices[source]
+    def copy(self, copies: Iterable[StateCopy]) -> tuple[Payload, ...]:
+        """Make copies in order. Returns the payloads of the StateSaves."""
+        payloads = []
+        for copy in copies:
+            if isinstance(copy, StateSave):
+                payloads.append(self._payload(copy.slot))
+            elif isinstance(copy, StateRestore):
+                self._restore(copy.payload, copy.slot)
+            else:
+                source, target = copy
+                for tensor in self._tensors():
+                    tensor[target] = tensor[source]
+        return tuple(payloads)
+
+    def _payload(self, slot: int) -> Payload:
+        """A copy of a slot's bytes, layer after layer."""
+        parts = [tensor[slot].contiguous().view(-1).view(torch.uint8) for tensor in self._tensors()]
+        return torch.cat(parts).numpy()
+
+    def _restore(self, payload: Payload, slot: int) -> None:
+        start = 0
+        for tensor in self._tensors():
+            flat = tensor[slot].view(-1).view(torch.uint8)
+            flat.numpy()[:] = payload[start : start + len(flat)]
+            start += len(flat)
+        assert start == payload.size, f"{payload.size} bytes for a state of {start}"
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """By layer, [num_slots, ...]."""
+        for layer in self.layers:
+            yield layer.tails
+            if layer.matrices is not None:
+                yield layer.matrices
 
     def _layer(self) -> RecurrentState:
         matrix = self.layout.matrix

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..memory.copies import TierCopy
+from ..memory.copies import SlotCopy, StateCopy, TierCopy
 from ..memory.disk.block_file import Payload
 from .sampling_params import SamplingParams
 
@@ -181,9 +181,9 @@ class StepPlan:
     # Of recurrent states, first of all: (slot, how many of the drafts that its row had in the plan
     # before were right, from 1 on). A row leaves the state behind its inputs that are no drafts.
     state_accepts: tuple[tuple[int, int], ...] = ()
-    # Copies between slots of recurrent states, (from, to), in order: before the rows, behind them.
-    state_loads: tuple[tuple[int, int], ...] = ()
-    state_saves: tuple[tuple[int, int], ...] = ()
+    # Copies of recurrent states, in order: before the rows, between all tiers, and behind them.
+    state_loads: tuple[StateCopy, ...] = ()
+    state_saves: tuple[SlotCopy, ...] = ()
     dropped_images: tuple[int, ...] = ()  # keys whose features are not needed: before the next
     encodes: tuple[EncodeSlice, ...] = ()  # in order, before the rows are computed
 
@@ -233,6 +233,7 @@ class StepResult:
     duration_s: float | None = None
     transfer_s: float | None = None  # of the transfers before
     payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in order
+    state_payloads: tuple[Payload, ...] = ()  # and of its StateSaves
     image_errors: tuple[tuple[int, str], ...] = ()  # keys that have no features, and why
 
 

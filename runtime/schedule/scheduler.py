@@ -268,7 +268,8 @@ class Scheduler:
         if not draft.rows and not encodes and not self._in_flight:
             self._sleep()
         transfers, unsettled = self.kv_cache.take_transfers()
-        if not (draft.rows or transfers or dropped or encodes):
+        saves = self.kv_cache.states is not None and self.kv_cache.states.has_saves
+        if not (draft.rows or transfers or saves or dropped or encodes):
             return None
         self._step_id += 1
         planned = draft.finish(self._step_id, transfers, unsettled, dropped, encodes)
@@ -537,8 +538,10 @@ class Scheduler:
             self._give_back(planned.held)
         if self.kv_cache.states is not None:
             for planned in plans:
-                self.kv_cache.states.drop((*planned.checkpoints, *planned.written))
-            self.kv_cache.states.drop(self.kv_cache.states.take_copies().written)
+                written = (*planned.checkpoints, *planned.written)
+                self.kv_cache.undo_states(planned.plan.state_loads, written)
+            pending = self.kv_cache.states.take_copies()
+            self.kv_cache.undo_states(pending.loads, pending.written)
         for planned in plans:
             self.kv_cache.unpublish((*planned.suspects, *planned.publications_of(planned.requests)))
             self.kv_cache.undo_transfers(planned.plan.transfers, planned.unsettled)

@@ -4,6 +4,7 @@ an empty cache against prefix hits, chunks, batches, page sizes, preemption, for
 from __future__ import annotations
 
 import random
+import select
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from stemma.frontend.client.backend import Backend
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.memory.disk.block_store import BlockStore
 from stemma.runtime.schedule.beam_search import BeamParams
 from stemma.runtime.schedule.plan import FinishedStep, RowResult, StepPlan, StepResult
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
@@ -279,9 +281,37 @@ def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> Non
     assert num_computed[-1] < num_computed[0] / 3
 
 
-def test_what_needs_states_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
+LONG = random.Random(6).choices(range(256), k=600)
+LONG_JOBS = [
+    ((*LONG[start:end], *own), SamplingParams(max_tokens=6, seed=end, ignore_eos=True))
+    for start, end, own in [(0, 280, ()), (300, 562, (1, 2)), (0, 257, (3,))]
+]
+
+
+def test_a_second_engine_goes_on_from_stored_states(folder: Path, tmp_path: Path) -> None:
+    """What it says is the same, and nearly nothing is computed again; if the states' files are
+    damaged, all of it is."""
+    truth = outputs_of(serve(load(folder), LONG_JOBS))
+    num_computed = []
+    for index in range(3):
+        loaded = load(folder, kv_store=tmp_path / "store", chunked_prefill_size=400)
+        assert outputs_of(serve(loaded, LONG_JOBS)) == truth
+        num_computed.append(loaded.engine.scheduler.stats.num_computed_tokens)
+        kept = loaded.engine.describe()["kv_store"]
+        assert kept["num_restored_tokens"] == (512 if index == 1 else 0)
+        for store in stores_of(loaded):
+            assert store.flush(30.0)
+            store.close()
+        of_states = stores_of(loaded)[1].layout.digest.hex()
+        for path in (tmp_path / "store" / of_states).glob("*/*.kv") if index == 1 else ():
+            path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+    assert kept["states"]["num_corrupt"] > 0
+    assert num_computed[1] < num_computed[0] / 3 and num_computed[2] == num_computed[0]
+
+
+def test_what_needs_states_elsewhere_is_refused(folder: Path) -> None:
     for options, named in (
-        ({"kv_store": tmp_path / "store"}, "kv_store"),
+        ({"kv_store": "mooncake://127.0.0.1:1"}, "kv_store"),
         ({"device": "cuda", "dtype": "float32", "kernels": "auto"}, "device"),
     ):
         with pytest.raises(InvalidRequest, match="recurrent layers") as caught:
@@ -341,10 +371,22 @@ def run(loaded: LoadedModel, requests: Sequence[Request]) -> None:
     """To their ends, with the invariants checked after each step."""
     for request in requests:
         loaded.engine.submit(request)
-    while loaded.engine.has_work:
-        loaded.engine.step()
-        loaded.engine.scheduler.check()
+    while loaded.engine.has_work or loaded.engine.scheduler.num_waiting:
+        if loaded.engine.has_work:
+            loaded.engine.step()
+            loaded.engine.scheduler.check()
+        else:  # blocks come from a store
+            ready = select.select(stores_of(loaded), [], [], 30.0)[0]
+            assert ready, "no fetch was done"
+            for store in ready:
+                store.collect()
     assert all(request.is_finished for request in requests)
+
+
+def stores_of(loaded: LoadedModel) -> list[BlockStore]:
+    """Of KV and of states."""
+    stores = (loaded.engine.kv_store, loaded.engine.state_store)
+    return [store for store in stores if store is not None]
 
 
 def serve(

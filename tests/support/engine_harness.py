@@ -86,7 +86,7 @@ class EngineHarness:
             raise defect
         self.engine.scheduler.check()
         for plan in self.executor.plans[num_before:]:
-            assert plan.rows or plan.transfers
+            assert plan.rows or plan.transfers or plan.state_loads
             assert len(plan.rows) <= plan.num_tokens <= self.token_budget
             assert len(plan.rows) <= self.max_running
 

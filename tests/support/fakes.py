@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stemma.constrained.matcher import Mask
-from stemma.runtime.memory.copies import BlockRestore, BlockSave, Transfer
+from stemma.runtime.memory.copies import (
+    BlockRestore,
+    BlockSave,
+    StateRestore,
+    StateSave,
+    Transfer,
+)
 from stemma.runtime.memory.disk.block_file import Payload
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS
 from stemma.runtime.schedule.plan import (
@@ -280,23 +286,32 @@ class ScriptedExecutor:
         # A row may build on KV that another row of this plan stores, in any order.
         for row in sorted(plan.rows, key=lambda row: row.start):
             self._store(row)
-        if self.has_states:
-            self._advance_states(plan, spoils=will_fail)
+        states = self._advance_states(plan, spoils=will_fail) if self.has_states else ()
         if will_fail:
             self._poison([slot for row in plan.rows for slot in self._fresh_slots(row)])
             raise StepFailed(f"step {len(self.plans)} was told to fail")
         results = tuple(self._answer(row, plan) for row in plan.rows)
         self._sampled = [(row.request_id, r.token_id) for row, r in zip(plan.rows, results)]
         self._poison_failed_rows(plan)
-        return StepResult(plan.step_id, results, payloads=tuple(payloads))
+        return StepResult(
+            plan.step_id, results, payloads=tuple(payloads), state_payloads=tuple(states)
+        )
 
-    def _advance_states(self, plan: StepPlan, *, spoils: bool) -> None:
-        """Copies, rows, copies; `spoils`: all that is written is worthless."""
+    def _advance_states(self, plan: StepPlan, *, spoils: bool) -> list[Payload]:
+        """Copies, rows, copies; `spoils`: all that is written is worthless. Returns the payloads of
+        saves, 8 bytes each."""
         for slot, num_right in plan.state_accepts:
             self.states[slot] = self.behind_drafts[slot][num_right - 1]
         self.behind_drafts.clear()
-        for source, target in plan.state_loads:
-            self.states[target] = self.states[source]
+        payloads = []
+        for copy in plan.state_loads:
+            if isinstance(copy, StateSave):
+                assert self.states[copy.slot], "a worthless state is saved"
+                payloads.append(np.array([self.states[copy.slot]], "<u8").view(np.uint8))
+            elif isinstance(copy, StateRestore):
+                self.states[copy.slot] = int(copy.payload.view("<u8")[0])
+            else:
+                self.states[copy[1]] = self.states[copy[0]]
         slots = [row.state_slot for row in plan.rows]
         assert 0 not in slots and len(set(slots)) == len(slots), "rows share a state"
         for row in plan.rows:
@@ -315,9 +330,11 @@ class ScriptedExecutor:
             assert source in slots and target not in slots
             self.states[target] = self.states[source]
         if spoils:
-            written = [target for _, target in (*plan.state_loads, *plan.state_saves)]
+            copies = (*plan.state_loads, *plan.state_saves)
+            written = [copy[1] for copy in copies if not isinstance(copy, StateSave)]
             written += [slot for slot, _ in plan.state_accepts]
             self.states.update(dict.fromkeys((*written, *slots), 0))
+        return payloads
 
     def _completed(self, row: Row) -> Row:
         """The row with the token that the plan did not know yet."""

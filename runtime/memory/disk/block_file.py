@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .block_key import BLOCK_TOKENS, KEY_BYTES, TOKEN_BYTES, Block, BlockLayout
+from .block_key import BLOCK_TOKENS, KEY_BYTES, TOKEN_BYTES, Block, StoredLayout
 
 Payload = npt.NDArray[np.uint8]  # [layout.block_bytes], contiguous
 
@@ -51,12 +51,12 @@ class CorruptBlock(Exception):
     """A file that is not what its name says; the text says how."""
 
 
-def file_bytes(layout: BlockLayout) -> int:
+def file_bytes(layout: StoredLayout) -> int:
     """Size of every file of a layout."""
     return _HEADER_BYTES + layout.block_bytes + _CRC.size
 
 
-def write_block(path: Path, layout: BlockLayout, block: Block, payload: Payload) -> None:
+def write_block(path: Path, layout: StoredLayout, block: Block, payload: Payload) -> None:
     """Make the file, replacing what was there. Raises OSError; then there is no new file."""
     crc = _CRC.pack(zlib.crc32(payload.data))
     parts = [memoryview(_header(layout, block)), payload.data, memoryview(crc)]
@@ -74,7 +74,7 @@ def write_block(path: Path, layout: BlockLayout, block: Block, payload: Payload)
         raise
 
 
-def read_block(path: Path, layout: BlockLayout, block: Block) -> Payload:
+def read_block(path: Path, layout: StoredLayout, block: Block) -> Payload:
     """The payload of just this block. Raises CorruptBlock, or OSError where there is no file."""
     header = bytearray(_HEADER_BYTES)
     payload: Payload = np.empty(layout.block_bytes, dtype=np.uint8)
@@ -93,13 +93,13 @@ def read_block(path: Path, layout: BlockLayout, block: Block) -> Payload:
     return payload
 
 
-def packed(layout: BlockLayout, block: Block, payload: Payload) -> bytes:
+def packed(layout: StoredLayout, block: Block, payload: Payload) -> bytes:
     """What the file of a block would contain."""
     crc = _CRC.pack(zlib.crc32(payload.data))
     return b"".join((_header(layout, block), payload.data, crc))
 
 
-def unpacked(data: bytes, layout: BlockLayout, block: Block) -> Payload:
+def unpacked(data: bytes, layout: StoredLayout, block: Block) -> Payload:
     """The payload of just this block. Raises CorruptBlock."""
     if len(data) != file_bytes(layout):
         raise CorruptBlock(f"{len(data)} bytes in place of {file_bytes(layout)}")
@@ -113,7 +113,7 @@ def unpacked(data: bytes, layout: BlockLayout, block: Block) -> Payload:
     return payload
 
 
-def read_header(path: Path, layout: BlockLayout) -> Block:
+def read_header(path: Path, layout: StoredLayout) -> Block:
     """Which block a file holds, its payload unchecked. Raises CorruptBlock or OSError."""
     header = bytearray(_HEADER_BYTES)
     descriptor = os.open(path, os.O_RDONLY)
@@ -136,7 +136,7 @@ def will_read(path: Path) -> None:
                 os.close(descriptor)
 
 
-def _header(layout: BlockLayout, block: Block) -> bytes:
+def _header(layout: StoredLayout, block: Block) -> bytes:
     parent = block.parent or _NO_PARENT
     fields = _FIELDS.pack(
         _MAGIC, _VERSION, BLOCK_TOKENS, layout.digest, block.key, parent, layout.block_bytes
@@ -145,7 +145,7 @@ def _header(layout: BlockLayout, block: Block) -> bytes:
     return checked + _CRC.pack(zlib.crc32(checked))
 
 
-def _parse(header: bytearray, layout: BlockLayout) -> Block:
+def _parse(header: bytearray, layout: StoredLayout) -> Block:
     """Raises CorruptBlock unless it is a header of this layout."""
     checked = bytes(header[: -_CRC.size])
     magic, version, num_tokens, digest, key, parent, size = _FIELDS.unpack_from(checked)
@@ -158,7 +158,7 @@ def _parse(header: bytearray, layout: BlockLayout) -> Block:
     return Block(key, None if parent == _NO_PARENT else parent, checked[_FIELDS.size :])
 
 
-def _require_size(descriptor: int, layout: BlockLayout) -> None:
+def _require_size(descriptor: int, layout: StoredLayout) -> None:
     size = os.fstat(descriptor).st_size
     if size != file_bytes(layout):
         raise CorruptBlock(f"{size} bytes in place of {file_bytes(layout)}")

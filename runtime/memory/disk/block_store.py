@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from .block_file import Payload
-from .block_key import Block, BlockLayout
+from .block_key import Block, StoredLayout
 
 
 class StoreMode(Enum):
@@ -57,7 +57,7 @@ class Fetch:
 class BlockStore(Protocol):
     """The blocks of one layout. Its methods belong to one thread (the engine's)."""
 
-    layout: BlockLayout
+    layout: StoredLayout
     stats: StoreStats
     num_fetches_ended: int
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from .block_key import KEY_BYTES, BlockLayout
+from .block_key import KEY_BYTES, StoredLayout
 
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _BLOCK = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})\.(kv|tmp)")
@@ -30,7 +30,7 @@ _BLOCK = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})\.(kv|tmp)")
 class StoreFolder:
     """The paths of one layout's store. Holds the lock from `try_lock` to `unlock`."""
 
-    def __init__(self, root: Path, layout: BlockLayout) -> None:
+    def __init__(self, root: Path, layout: StoredLayout) -> None:
         self.path = root / layout.digest.hex()
         self.journal_path = self.path / "journal"
         self._layout = layout

@@ -36,7 +36,7 @@ from .block_file import (
     will_read,
     write_block,
 )
-from .block_key import Block, BlockLayout
+from .block_key import Block, StoredLayout
 from .block_store import Fetch, StoreMode, StoreStats
 from .folder import StoreFolder
 from .index import StoreIndex
@@ -62,7 +62,7 @@ class DiskStore:
     def __init__(
         self,
         folder: Path,
-        layout: BlockLayout,
+        layout: StoredLayout,
         *,
         max_bytes: int,
         max_pending_bytes: int = MAX_PENDING_BYTES,

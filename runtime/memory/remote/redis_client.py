@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....errors import InvalidRequest, MissingDependency
-from ..disk.block_key import KEY_BYTES, Block, BlockLayout
+from ..disk.block_key import KEY_BYTES, Block, StoredLayout
 from .remote_store import ANSWER_S, News
 
 MAX_KEYS = 1_000_000  # of the stream; beyond, the oldest are forgotten by those who come
@@ -29,7 +29,7 @@ class RedisClient:
     name = "Redis"
     ask: Callable[[Sequence[bytes]], list[bool]] | None = None
 
-    def __init__(self, url: str, layout: BlockLayout) -> None:
+    def __init__(self, url: str, layout: StoredLayout) -> None:
         """`url`: redis://HOST:PORT/DB, rediss:// or unix://PATH. Raises MissingDependency,
         InvalidRequest; nothing for a server that does not answer."""
         self._redis = _connected(url)

@@ -31,7 +31,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 from ..disk.block_file import CorruptBlock, Payload, packed, unpacked
-from ..disk.block_key import Block, BlockLayout
+from ..disk.block_key import Block, StoredLayout
 from ..disk.block_store import Fetch, StoreMode, StoreStats
 from ..disk.index import StoreIndex
 
@@ -89,7 +89,7 @@ class RemoteStore:
     def __init__(
         self,
         client: RemoteClient,
-        layout: BlockLayout,
+        layout: StoredLayout,
         *,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         max_fetch_bytes: int = MAX_FETCH_BYTES,

@@ -89,8 +89,25 @@ class KVCacheManager(PrefixCache):
         the step being planned may read them."""
         if self.stored is None:
             return
-        start = request.num_computed_tokens
-        num_pages = (self.stored.restorable_end(request, start) - start) // self.page_size
+        if self.states is None:
+            self._restore_kv(request, self.stored.restorable_end(request, request.num_published))
+            return
+        found = self.stored.restorable_state(request)
+        if found is None or found[0] <= self.states.best(request):
+            return
+        end, payload = found
+        if self.stored.restorable_end(request, request.num_published) >= end:
+            self._restore_kv(request, end)
+        assert request.node is not None
+        if request.node.end >= end:
+            self.states.restore(request.node, end, payload)
+            self.stored.num_restored_states += 1
+
+    def _restore_kv(self, request: Request, end: int) -> None:
+        """As far as there are pages."""
+        assert self.stored is not None
+        start = request.num_published
+        num_pages = (end - start) // self.page_size
         if num_pages <= 0:
             return
         self._beneficiary = request
@@ -278,8 +295,7 @@ class KVCacheManager(PrefixCache):
         if keep and self.stored is not None and request.state is RequestState.RUNNING:
             num_proven = self._num_proven(node)
             end = request.num_computed_tokens if num_proven == node.end else num_proven
-            done = request.token_ids[:end]
-            self._copies.extend(self.stored.saves(request.namespace, done, request.pages))
+            self._save(node, request.token_ids[:end], request.pages)
         num_whole = request.num_computed_tokens // self.page_size - start
         if keep and num_whole > 0:
             tokens = request.token_ids[request.num_published :][: num_whole * self.page_size]
@@ -353,7 +369,8 @@ class KVCacheManager(PrefixCache):
         on_host = None if self.host is None else self.host.match(namespace, token_ids, limit)
         if on_host is not None:
             num_cached = max(num_cached, on_host.num_tokens)
-        return self.stored.look_up(request, num_cached)
+        known = None if self.states is None else self.states.known(request)
+        return self.stored.look_up(request, num_cached, known)
 
     @property
     def has_fetched(self) -> bool:

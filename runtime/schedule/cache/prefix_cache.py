@@ -29,7 +29,7 @@ from ....radix.pages import PageAllocator, Pages
 from ....radix.recent import recent_nodes
 from ....radix.snapshot import NodeSnapshot, snapshot_of
 from ....radix.tree import Node, RadixTree
-from ...memory.copies import BlockSave, TierCopy
+from ...memory.copies import BlockSave, StateCopy, StateSave, TierCopy
 from ..plan import StepPlan, StepResult
 from ..request import Request
 from .state_cache import StateCache, StateOptions
@@ -118,7 +118,7 @@ class PrefixCache:
     @property
     def has_transfers(self) -> bool:
         """Whether a plan would have copies to make, even without rows."""
-        return bool(self._copies)
+        return bool(self._copies) or (self.states is not None and self.states.has_saves)
 
     def _state_cache(self, options: StateOptions | None) -> StateCache | None:
         if options is None:
@@ -151,6 +151,16 @@ class PrefixCache:
             self.costs.note(plan, result, self.page_size)
         if self.stored is not None:
             self.stored.settle(_saves(plan.transfers), result.payloads)
+            self.stored.settle_states(_state_saves(plan.state_loads), result.state_payloads)
+
+    def undo_states(
+        self, copies: Sequence[StateCopy], checkpoints: Iterable[Checkpoint | None]
+    ) -> None:
+        """Undo a failed plan's copies of states, and end the checkpoints that it was to write."""
+        if self.states is not None:
+            self.states.drop(checkpoints)
+        if self.stored is not None:
+            self.stored.settle_states(_state_saves(copies), ())
 
     def undo_transfers(self, transfers: Sequence[TierCopy], unsettled: PendingCopies) -> None:
         """Undo a failed plan's copies, which may not have been made; no request reads them."""
@@ -227,9 +237,7 @@ class PrefixCache:
         assert self.host is not None, "there is no host tier"
         node = self._node_of(namespace, token_ids)
         if node is not None:
-            self._copy_to_host(
-                node, [state for step in _upwards(node) for state in _states_of(step)]
-            )
+            self._copy_to_host(node, _states_above(node))
             age_path(node, self.tree.use_order)
         return self.host.tree.match_length(namespace, token_ids)
 
@@ -263,8 +271,20 @@ class PrefixCache:
             return 0
         match = self.tree.match(namespace, token_ids)
         cached = array("i", token_ids[: self._num_proven(match.node)])
-        self._copies.extend(self.stored.saves(namespace, cached, match.pages))
-        return self.stored.num_kept_tokens(namespace, cached)
+        return self._save(match.node, cached, match.pages)
+
+    def _save(self, node: Node, token_ids: array[int], pages: Sequence[int]) -> int:
+        """Save the whole blocks of these tokens, the proven ones of the path to a node, with the
+        states behind them; returns how many of the tokens will be there, those with a state where
+        the model has one."""
+        assert self.stored is not None
+        self._copies.extend(self.stored.saves(node.namespace, token_ids, pages))
+        if self.states is None:
+            return self.stored.num_kept_tokens(node.namespace, token_ids)
+        states = [s for s in _states_above(node) if s.position <= len(token_ids)]
+        saves, num_tokens = self.stored.state_saves(node.namespace, token_ids, states)
+        self.states.save_blocks(saves)
+        return num_tokens
 
     def flush(self) -> int:
         """Drop all that no request uses, leased or not, on every tier. Returns the number of tokens
@@ -455,6 +475,15 @@ def _upwards(node: Node | None) -> Iterator[Node]:
 def _states_of(node: Node) -> list[Checkpoint]:
     """Those that somebody could go on from."""
     return [state for state in (node.checkpoints or {}).values() if state.is_proven]
+
+
+def _states_above(node: Node) -> list[Checkpoint]:
+    """Those on the path to the end of a node."""
+    return [state for step in _upwards(node) for state in _states_of(step)]
+
+
+def _state_saves(copies: Sequence[StateCopy]) -> list[StateSave]:
+    return [copy for copy in copies if isinstance(copy, StateSave)]
 
 
 def _saves(transfers: Sequence[TierCopy]) -> list[BlockSave]:

@@ -19,6 +19,10 @@ back: who goes on from it copies it into the live slot, as from any other.
 A row with drafts leaves the state behind what is no draft. Once it is known how many were right,
 the live state is to move on behind those: the next plan does that first (`accepts`).
 
+With a store (stored_prefixes.py), checkpoints are also made where its blocks end, next before the
+places above and the prompt's end, and saved with what a request has computed. A state that comes
+from there is made a checkpoint of the device.
+
 Copies are collected for the next plan: `loads` are made in order before its rows, `saves` behind
 them, between all tiers' slots. A slot that is given away while a copy from it is pending is written
 later in that order, so nobody has to hold it. No plan is made while one is in flight.
@@ -33,10 +37,10 @@ from typing import NamedTuple
 from ....errors import OutOfPages
 from ....radix.checkpoints import Checkpoint, Checkpoints
 from ....radix.tree import Node, RadixTree
+from ...memory.copies import SlotCopy, StateCopy, StateRestore, StateSave
+from ...memory.disk.block_file import Payload
 from ..request import Request
 from .tiers import HostTier
-
-SlotCopy = tuple[int, int]  # from, to
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class StateOptions:
     num_slots: int  # of the device, without slot 0: live ones and checkpoints
     interval: int  # tokens of a prompt between two checkpoints, at most
     num_host_slots: int = 0  # behind those, where there is a host tier
+    block_tokens: int = 0  # where there is a store: of its blocks
 
 
 class StateCopies(NamedTuple):
@@ -53,7 +58,7 @@ class StateCopies(NamedTuple):
     and loads write; gone if the plan fails."""
 
     accepts: tuple[tuple[int, int], ...] = ()
-    loads: tuple[SlotCopy, ...] = ()
+    loads: tuple[StateCopy, ...] = ()
     saves: tuple[SlotCopy, ...] = ()
     written: tuple[Checkpoint, ...] = ()
 
@@ -87,9 +92,10 @@ class StateCache:
         self.interval = max(1, options.interval // page_size) * page_size
         self._tree = tree
         self._host_tier = host
+        self._block_tokens = options.block_tokens
         self._on_evict = on_evict
         self._accepts: dict[int, int] = {}  # by slot
-        self._loads: list[SlotCopy] = []
+        self._loads: list[StateCopy] = []
         self._saves: list[SlotCopy] = []
         self._written: list[Checkpoint] = []
         self.num_replayed_tokens = 0  # since the start: computed though their KV was cached
@@ -130,6 +136,16 @@ class StateCache:
         here = 0 if found is None else found.position
         on_host = self._on_host(request, node.end)
         return here if on_host is None else max(here, on_host.position)
+
+    def known(self, request: Request) -> int:
+        """Where a request that is not attached would begin, on any tier."""
+        root, limit = self._tree.roots.get(request.namespace), request.match_limit
+        here = None
+        if root is not None:
+            path, end = self._tree.descend(root, request.token_ids[:limit])
+            here = self.checkpoints.deepest(reversed(path), end)
+        found = (here, self._on_host(request, limit))
+        return max((state.position for state in found if state is not None), default=0)
 
     def must_wait(self, request: Request) -> bool:
         """Whether the step being computed, or planned, makes a checkpoint at which a waiting
@@ -194,7 +210,8 @@ class StateCache:
 
     def hand_over(self, node: Node, position: int, slot: int) -> bool:
         """Make a live slot the checkpoint at `position` on the path to `node`; whether it is."""
-        is_loaded = all(target != slot for _, target in self._loads)
+        targets = (copy[1] for copy in self._loads if not isinstance(copy, StateSave))
+        is_loaded = all(target != slot for target in targets)
         if not (is_loaded and 0 < position <= node.end):
             return False
         checkpoint = self.checkpoints.add(node, position, slot)
@@ -219,6 +236,28 @@ class StateCache:
             self._loads.append((checkpoint.slot, slot))
             self._written.append(stored)
             self.num_stored += 1
+
+    def restore(self, node: Node, position: int, payload: Payload) -> None:
+        """Make what a store has kept the checkpoint at a position on the path to a node, if there
+        is a slot."""
+        slot = self._allocate()
+        if slot is None:
+            return
+        checkpoint = self.checkpoints.add(node, position, slot)
+        if checkpoint is None:
+            self.checkpoints.free(slot)
+            return
+        self._loads.append(StateRestore(payload, slot))
+        self._written.append(checkpoint)
+
+    def save_blocks(self, saves: Iterable[StateSave]) -> None:
+        """Have the next plan copy checkpoints out."""
+        self._loads.extend(saves)
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether the next plan copies any out, which is worth a plan."""
+        return any(isinstance(copy, StateSave) for copy in self._loads)
 
     def take_copies(self) -> StateCopies:
         """The copies of the plan that is being made."""
@@ -295,5 +334,9 @@ class StateCache:
         regular = (start // self.interval + 1) * self.interval
         if num_prompt - regular >= self.interval // 2:  # a step for a few tokens is not worth it
             wanted.append(regular)
-        wanted = [position - position % page_size for position in wanted]
-        return [position for position in wanted if start < position < num_prompt]
+        ends = [position - position % page_size for position in wanted]
+        found = [position for position in ends if start < position < num_prompt]
+        if size := self._block_tokens:
+            blocks = [position - position % size for position in (*wanted, num_prompt)]
+            found += [position for position in blocks if position > start]
+        return found

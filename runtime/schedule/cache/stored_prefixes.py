@@ -8,20 +8,25 @@ restore at it, save after it.
 
 Requests that wait for the same blocks share one fetch. A request does not wait longer than a limit:
 then it computes. A block that could not be read ends the restored prefix, and has no other effect.
+
+Of a model with recurrent layers a second store keeps states, each that behind one of these blocks.
+A prefix is then fetched as far as the last state that there is of it, and restored whole with that
+state, or not at all.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ....errors import InvalidRequest
-from ...memory.copies import BlockRestore, BlockSave
+from ....radix.checkpoints import Checkpoint
+from ...memory.copies import BlockRestore, BlockSave, StateSave
 from ...memory.disk.block_file import Payload
-from ...memory.disk.block_key import BLOCK_TOKENS, Block, blocks_of
+from ...memory.disk.block_key import BLOCK_TOKENS, Block, BlockLayout, blocks_of, state_block
 from ...memory.disk.block_store import BlockStore, Fetch, StoreMode
 from ..request import Request
 
@@ -44,31 +49,40 @@ class _Wanted:
     first_block: int
     places: list[tuple[_SharedFetch, int]]  # for each block: which fetch, and where in it
     give_up_s: float  # until when it waits
+    state: tuple[_SharedFetch, int] | None = None  # the same of the state behind the last of them
+    state_end: int = 0  # the tokens before it
 
     def fetches(self) -> set[_SharedFetch]:
-        return {shared for shared, _ in self.places}
+        places = self.places if self.state is None else (*self.places, self.state)
+        return {shared for shared, _ in places}
 
     def is_done(self) -> bool:
         return all(shared.fetch.is_done for shared in self.fetches())
 
 
 class StoredPrefixes:
-    """Owns the store and the requests' fetches, and nothing of the pool."""
+    """Owns the stores and the requests' fetches, and nothing of the pool."""
 
     def __init__(
         self,
         store: BlockStore,
         page_size: int,
         *,
+        states: BlockStore | None = None,
         max_fetch_s: float = MAX_FETCH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidRequest unless blocks are whole pages."""
+        """`states`: of a model with recurrent layers. Raises InvalidRequest unless blocks are
+        whole pages."""
         if BLOCK_TOKENS % page_size:
             allowed = f"a divisor of {BLOCK_TOKENS}, the tokens of a block of the KV store"
             raise InvalidRequest.of("page_size", page_size, allowed)
         self.store = store
+        self.states = states
         self.num_restored_tokens = 0
+        self.num_restored_states = 0
+        assert isinstance(store.layout, BlockLayout), "a store of KV"
+        self._layout = store.layout
         self._page_size = page_size
         self._max_fetch_s = max_fetch_s
         self._clock = clock
@@ -77,6 +91,7 @@ class StoredPrefixes:
         self._num_fetches_seen = 0  # ended when no held request was ready
         self._arriving: dict[bytes, tuple[_SharedFetch, int]] = {}  # by key; includes arrived ones
         self._saving: set[bytes] = set()  # keys of blocks that a plan copies out
+        self._saving_states: set[bytes] = set()
 
     # --- arrival ----------------------------------------------------------------------------------
 
@@ -93,6 +108,8 @@ class StoredPrefixes:
         if first is None:
             return False
         now_s, num_ended = self._clock(), self.store.num_fetches_ended
+        if self.states is not None:
+            num_ended += self.states.num_fetches_ended
         if num_ended == self._num_fetches_seen:
             return now_s >= self._wanted[first].give_up_s
         if any(self._is_ready(request, now_s) for request in self._held):
@@ -100,19 +117,29 @@ class StoredPrefixes:
         self._num_fetches_seen = num_ended
         return False
 
-    def look_up(self, request: Request, num_cached_tokens: int) -> bool:
+    def look_up(
+        self, request: Request, num_cached_tokens: int, num_known_tokens: int | None = None
+    ) -> bool:
         """Fetch the request's tokens that the store has beyond those in the pool; whether the
-        request must wait until `take_ready` returns it."""
-        blocks = blocks_of(self.store.layout, request.namespace, request.token_ids)
+        request must wait until `take_ready` returns it. `num_known_tokens`: as far as the pool has
+        a state, too; without it as far as it has KV."""
+        blocks = blocks_of(self._layout, request.namespace, request.token_ids)
         num_stored = self.store.longest(blocks)
+        if self.states is not None:
+            num_there = max(num_stored, num_cached_tokens // BLOCK_TOKENS)
+            num_stored = self._num_with_state(blocks[:num_there], request.match_limit)
         end = min(num_stored * BLOCK_TOKENS, request.match_limit)
-        if end - num_cached_tokens < MIN_FETCHED_TOKENS:
+        known = num_cached_tokens if num_known_tokens is None else num_known_tokens
+        if end - known < MIN_FETCHED_TOKENS:
             return False
         first = num_cached_tokens // BLOCK_TOKENS
-        places = self._places(blocks[first:num_stored])
-        if not places:
-            return False
+        places = self._places(self.store, blocks[first:num_stored])
         wanted = _Wanted(first, places, self._clock() + self._max_fetch_s)
+        if self.states is not None:
+            of_state = self._places(self.states, [state_block(blocks[num_stored - 1])])
+            wanted.state, wanted.state_end = next(iter(of_state), None), end
+        if not wanted.fetches():
+            return False
         self._wanted[request] = wanted
         for shared in wanted.fetches():
             shared.num_users += 1
@@ -120,6 +147,15 @@ class StoredPrefixes:
             return False
         self._held[request] = None
         return True
+
+    def _num_with_state(self, blocks: Sequence[Block], limit: int) -> int:
+        """How many of these blocks there are up to the last one, of at most `limit` tokens, whose
+        state is stored."""
+        assert self.states is not None
+        num_blocks = min(len(blocks), limit // BLOCK_TOKENS)
+        while num_blocks and not self.states.longest([state_block(blocks[num_blocks - 1])]):
+            num_blocks -= 1
+        return num_blocks
 
     def take_ready(self) -> list[Request]:
         """Requests that no longer wait, in order of arrival."""
@@ -144,11 +180,11 @@ class StoredPrefixes:
         wanted = self._wanted[request]
         return wanted.is_done() or now_s >= wanted.give_up_s
 
-    def _places(self, blocks: Sequence[Block]) -> list[tuple[_SharedFetch, int]]:
+    def _places(self, store: BlockStore, blocks: Sequence[Block]) -> list[tuple[_SharedFetch, int]]:
         """Where these blocks arrive, up to the first that is not fetched."""
         new = [block for block in blocks if block.key not in self._arriving]
         if new:
-            shared = _SharedFetch(self.store.fetch(new))
+            shared = _SharedFetch(store.fetch(new))
             for place, block in enumerate(shared.fetch.blocks):
                 self._arriving[block.key] = (shared, place)
         places = []
@@ -179,6 +215,12 @@ class StoredPrefixes:
         limit = request.match_limit
         return max(num_cached_tokens, min(end, limit - limit % self._page_size))
 
+    def restorable_state(self, request: Request) -> tuple[int, Payload] | None:
+        """The state that has arrived for a request, and the number of tokens before it."""
+        wanted = self._wanted.get(request)
+        payload = None if wanted is None or wanted.state is None else _payload(wanted.state)
+        return None if wanted is None or payload is None else (wanted.state_end, payload)
+
     def restore(self, request: Request, start: int, end: int) -> list[BlockRestore]:
         """The copies that put the tokens [start, end) into the request's pages; `end` is at most
         `restorable_end`. This ends the request's use of its fetches."""
@@ -204,18 +246,20 @@ class StoredPrefixes:
 
     def num_kept_tokens(self, namespace: Hashable, token_ids: array[int]) -> int:
         """How many tokens of a sequence are in the store, or being written."""
-        blocks = blocks_of(self.store.layout, namespace, token_ids)
+        return BLOCK_TOKENS * self._num_kept(blocks_of(self._layout, namespace, token_ids))
+
+    def _num_kept(self, blocks: Sequence[Block]) -> int:
         num_blocks = self.store.note_use(blocks)
         while num_blocks < len(blocks) and blocks[num_blocks].key in self._saving:
             num_blocks += 1
-        return num_blocks * BLOCK_TOKENS
+        return num_blocks
 
     def saves(
         self, namespace: Hashable, token_ids: array[int], pages: Sequence[int]
     ) -> list[BlockSave]:
         """The copies out of a sequence's pages of the blocks that the store lacks, as many as it
         accepts."""
-        blocks = blocks_of(self.store.layout, namespace, token_ids)
+        blocks = blocks_of(self._layout, namespace, token_ids)
         per_block = BLOCK_TOKENS // self._page_size
         room = self.store.num_accepted() - len(self._saving)
         saves: list[BlockSave] = []
@@ -227,6 +271,37 @@ class StoredPrefixes:
                 saves.append(BlockSave(blocks[index], own))
         self._saving.update(save.block.key for save in saves)
         return saves
+
+    def state_saves(
+        self, namespace: Hashable, token_ids: array[int], states: Iterable[Checkpoint]
+    ) -> tuple[list[StateSave], int]:
+        """The copies of those of a sequence's states that the store lacks and that stand behind
+        blocks which it keeps, as many as it accepts; and behind how many tokens the last one stands
+        that it will have."""
+        assert self.states is not None
+        blocks = blocks_of(self._layout, namespace, token_ids)
+        num_kept, last = self._num_kept(blocks), 0
+        room = self.states.num_accepted() - len(self._saving_states)
+        saves: list[StateSave] = []
+        for state in states:
+            num_blocks, rest = divmod(state.position, BLOCK_TOKENS)
+            if rest or num_blocks > num_kept:
+                continue
+            block = state_block(blocks[num_blocks - 1])
+            if block.key not in self._saving_states and not self.states.note_use([block]):
+                if len(saves) >= room:
+                    continue
+                saves.append(StateSave(block, state.slot))
+            last = max(last, state.position)
+        self._saving_states.update(save.block.key for save in saves)
+        return saves, last
+
+    def settle_states(self, saves: Sequence[StateSave], payloads: Sequence[Payload]) -> None:
+        """The same as `settle` for states."""
+        if self.states is not None:
+            for save, payload in zip(saves, payloads, strict=False):
+                self.states.save(save.block, payload)
+            self._saving_states.difference_update(save.block.key for save in saves)
 
     def settle(self, saves: Sequence[BlockSave], payloads: Sequence[Payload]) -> None:
         """Write the payloads that a plan copied out; no payloads: it failed."""
@@ -240,6 +315,8 @@ class StoredPrefixes:
             **self.store.describe(),
             "num_held_requests": len(self._held),
             "num_restored_tokens": self.num_restored_tokens,
+            "num_restored_states": self.num_restored_states,
+            "states": {} if self.states is None else self.states.describe(),
         }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import make_checkpoint
 from kv_blocks import LAYOUT, fetched, payload_of, save_all, sequence, wait_for
 from redis_server import RedisServer
 from shared_kv import assert_the_second_engine_computes_less
@@ -120,3 +121,11 @@ def test_an_engine_says_the_same_with_kv_that_another_one_computed(
     checkpoint: Path, server: RedisServer
 ) -> None:
     assert_the_second_engine_computes_less(checkpoint, server.url)
+
+
+def test_an_engine_goes_on_from_states_that_another_one_computed(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    types = ["conv", "full_attention", "conv"]
+    folder = make_checkpoint(tmp_path / "model", "lfm2", num_layers=3, layer_types=types)
+    assert_the_second_engine_computes_less(folder, server.url)

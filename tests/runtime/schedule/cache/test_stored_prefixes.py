@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import threading
 from array import array
@@ -20,11 +21,18 @@ from waiting import PATIENCE_S
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
-from stemma.runtime.memory.disk.block_key import Block, blocks_of
+from stemma.runtime.memory.disk.block_key import (
+    BLOCK_TOKENS,
+    Block,
+    StateBlockLayout,
+    blocks_of,
+)
 from stemma.runtime.memory.disk.block_store import Fetch
 from stemma.runtime.memory.disk.folder import StoreFolder
 from stemma.runtime.memory.disk.store import DiskStore
+from stemma.runtime.memory.state_layout import StateLayout, StatePart
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.cache.state_cache import StateOptions
 from stemma.runtime.schedule.cache.stored_prefixes import StoredPrefixes
 from stemma.runtime.schedule.request import FinishReason, Request
 
@@ -55,21 +63,37 @@ class Shop(EngineHarness):
     num_host_pages: int = 0
     max_blocks: int = 1000
     max_fetch_s: float = 30.0
+    num_states: int = 0  # slots of recurrent states; 0: the model has none
 
     def __post_init__(self) -> None:
         self.store = DiskStore(self.folder, LAYOUT, max_bytes=self.max_blocks * FILE_BYTES)
-        self.stored = StoredPrefixes(self.store, self.page_size, max_fetch_s=self.max_fetch_s)
-        self.kv_cache = KVCacheOptions(num_host_pages=self.num_host_pages, stored=self.stored)
+        states, self.state_store = None, None
+        if self.num_states:
+            self.state_store = DiskStore(self.folder, STATE_LAYOUT, max_bytes=1 << 20)
+            states = StateOptions(self.num_states, 512, self.num_states, BLOCK_TOKENS)
+        self.stored = StoredPrefixes(
+            self.store, self.page_size, states=self.state_store, max_fetch_s=self.max_fetch_s
+        )
+        self.kv_cache = KVCacheOptions(
+            num_host_pages=self.num_host_pages, stored=self.stored, states=states
+        )
         super().__post_init__()
 
+    @property
+    def stores(self) -> list[DiskStore]:
+        return [self.store] if self.state_store is None else [self.store, self.state_store]
+
     def restart(self) -> None:
-        self.store.close()
+        for store in self.stores:
+            store.close()
         self.__post_init__()
 
     def wait(self, max_s: float = PATIENCE_S) -> None:
         """For a fetch to be done, as the gateway's poller does."""
-        assert select.select([self.store], [], [], max_s)[0], "no fetch was done"
-        self.store.collect()
+        ready = select.select(self.stores, [], [], max_s)[0]
+        assert ready, "no fetch was done"
+        for store in ready:
+            store.collect()
 
     def with_slow_disk(self) -> threading.Event:
         """Nothing is read before it is set."""
@@ -92,16 +116,23 @@ class Shop(EngineHarness):
         request = self.submit(tokens, max_tokens, **fields)
         self.run()
         assert_right(request)
-        assert self.store.flush(PATIENCE_S)
+        for store in self.stores:
+            assert store.flush(PATIENCE_S)
         return request
 
     def close(self) -> None:
         """Nothing is held, by anybody."""
         assert not self.stored._wanted and not self.stored._arriving and not self.stored._saving
-        with self.store._changed:
-            assert self.store._changed.wait_for(lambda: not self.store._num_fetched, PATIENCE_S)
+        assert not self.stored._saving_states
+        for store in self.stores:
+            with store._changed:
+                assert store._changed.wait_for(lambda: not store._num_fetched, PATIENCE_S)  # noqa: B023
         self.assert_nothing_held()
-        self.store.close()
+        for store in self.stores:
+            store.close()
+
+
+STATE_LAYOUT = StateBlockLayout(LAYOUT, StateLayout(1, StatePart((1,), "float64"), None))
 
 
 OpenShop = Callable[..., Shop]
@@ -492,3 +523,108 @@ def test_stores_change_no_output_and_leak_nothing_for_long(
     case: Case,
 ) -> None:
     play(tmp_path_factory.mktemp("store"), case)
+
+
+# --- models with recurrent layers -----------------------------------------------------------------
+
+
+def with_states(open_shop: OpenShop, **options: object) -> Shop:
+    return open_shop(**{"num_states": 24, "max_running": 4, **options})
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_after_a_restart_a_call_goes_on_from_a_stored_state(
+    open_shop: OpenShop, page_size: int
+) -> None:
+    shop = with_states(open_shop, page_size=page_size, num_pages=4096 // page_size)
+    first = shop.serve(prompt(1, 1000))
+    assert shop.state_store is not None and shop.state_store.stats.num_saved == 2  # 512 and 768
+    shop.restart()
+    again = shop.serve(prompt(1, 1000))
+    assert again.num_disk_tokens == again.num_cached_tokens == 768
+    assert shop.executor.num_computed == 1000 - 768 + len(again.output_ids) - 1
+    assert again.output_ids == first.output_ids
+    shop.engine.flush_cache()
+    longer = shop.serve([*prompt(1, 700), 1, 2])  # 512 of it have a state
+    assert longer.num_disk_tokens == longer.num_cached_tokens == 512
+    stored = shop.engine.describe()["kv_store"]
+    assert (stored["num_restored_states"], stored["states"]["num_blocks"]) == (2, 2)
+
+
+def test_where_a_program_forks_a_state_is_stored(open_shop: OpenShop) -> None:
+    shop = with_states(open_shop)
+    shop.serve([*prompt(1, 600), 1] + prompt(2, 600), shared_ends=(300,))
+    shop.restart()
+    assert shop.serve(prompt(1, 300) + prompt(3, 300)).num_disk_tokens == 256
+
+
+def test_requests_that_arrive_together_restore_a_state_once(open_shop: OpenShop) -> None:
+    shop = with_states(open_shop)
+    shop.serve(prompt(1, 600))
+    shop.restart()
+    for tail in (1, 2, 3):
+        shop.submit([*prompt(1, 540), tail])
+    shop.run()
+    for request in shop.requests[-3:]:
+        assert_right(request)
+        assert request.num_cached_tokens >= 512
+    assert shop.stored.num_restored_states == 1
+
+
+def test_a_state_alone_comes_back_where_the_pool_has_the_kv(open_shop: OpenShop) -> None:
+    shop = with_states(open_shop, num_states=2, max_running=1)
+    first = shop.serve(prompt(1, 600))
+    for number in (2, 3):
+        shop.serve(prompt(number, 100))  # whose states take the slots
+    again = shop.serve([*prompt(1, 600), 1])
+    assert (again.num_disk_tokens, again.num_cached_tokens) == (0, 512)
+    assert first.num_disk_tokens == 0 and shop.stored.num_restored_states == 1
+
+
+def test_a_damaged_state_is_a_miss(open_shop: OpenShop) -> None:
+    """What it was is computed, and saved again."""
+    shop = with_states(open_shop)
+    shop.serve(prompt(1, 600))
+    for path in (shop.folder / STATE_LAYOUT.digest.hex()).glob("*/*.kv"):
+        damaged = bytearray(path.read_bytes())
+        damaged[-6] ^= 1
+        path.write_bytes(damaged)
+    shop.restart()
+    again = shop.serve(prompt(1, 600))
+    assert again.num_cached_tokens == 0 and shop.state_store is not None
+    assert shop.state_store.stats.num_corrupt == 1
+    shop.restart()
+    assert shop.serve(prompt(1, 600)).num_cached_tokens == 512
+
+
+def test_a_failed_step_saves_no_state(open_shop: OpenShop) -> None:
+    shop = with_states(open_shop)
+    shop.executor.fail_steps = {6}  # behind two chunks and three tokens: the copies
+    shop.serve(prompt(1, 600))
+    assert shop.state_store is not None and shop.state_store.stats.num_saved == 0
+    shop.serve(prompt(1, 600))
+    assert shop.state_store.stats.num_saved == 1
+
+
+def test_random_requests_over_restarts_find_their_states(open_shop: OpenShop) -> None:
+    rng = random.Random(2)
+    shop = with_states(open_shop, num_pages=1200, num_host_pages=1500, num_states=7)
+    num_restored = 0
+    for _ in range(6):
+        shop.executor.fail_steps = set(rng.sample(range(60), 2))
+        for _ in range(8):
+            for _ in range(rng.randrange(4)):
+                tokens = prompt(rng.randrange(3), rng.choice((250, 520, 700))) + [
+                    rng.randrange(1, 5)
+                ]
+                shop.submit(tokens, rng.choice((1, 20)), shared_ends=(rng.randrange(500),))
+            shop.run()
+            if rng.random() < 0.3:
+                shop.engine.flush_cache()
+        for store in shop.stores:
+            assert store.flush(PATIENCE_S)
+        for request in shop.requests:
+            assert_right(request)
+        num_restored += shop.stored.num_restored_states
+        shop.restart()
+    assert num_restored > 5
