@@ -218,7 +218,7 @@ def _share(
             num_rows=config.max_running_requests,
         )
     else:
-        own_bytes = config.host_kv_tokens * model.kv_bytes_per_token
+        own_bytes = model.host_bytes(config.host_kv_tokens)
     lengths = Lengths(
         config.max_model_len or model_config.context_length,
         config.max_running_requests,

@@ -10,6 +10,7 @@ from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.memory.sizing import (
     DEFAULT_CPU_MEM_FRACTION,
     DEFAULT_GPU_MEM_FRACTION,
+    num_host_state_slots,
     num_state_slots,
 )
 from ..runtime.memory.state_layout import StateLayout
@@ -101,6 +102,14 @@ class ServedModel:
             kv_bytes=kv_bytes,
         )
         return num_slots * states.num_bytes
+
+    def host_bytes(self, kv_tokens: int) -> int:
+        """Bytes of a host tier of so many tokens of KV, with recurrent states where there are."""
+        kv_bytes = kv_tokens * self.kv_bytes_per_token
+        states = StateLayout.of(self.config, self.format.dtype)
+        if states is None:
+            return kv_bytes
+        return kv_bytes + num_host_state_slots(states, kv_bytes) * states.num_bytes
 
     def fit(
         self, memory_bytes: int, *, is_gpu: bool, max_running_requests: int = DEFAULT_RUNNING

@@ -140,7 +140,8 @@ class EngineConfig:
         integer(16, 1 << 20),
     )
     host_kv_tokens: int = flag(
-        0, "tokens of KV to keep in host memory when the pool is full (default: none)",
+        0, "tokens of KV to keep in host memory when the pool is full (default: none); recurrent "
+        "states take as much beside it",
         integer(0, 1 << 31),
     )
     kv_store: str | Path | None = flag(
@@ -148,7 +149,7 @@ class EngineConfig:
         "or mooncake://HOST:PORT for all engines that know it", metavar="WHERE",
     )
     kv_store_gb: float = flag(
-        4.0, "largest size of the folder (default: %(default)s)",
+        4.0, "largest size of the folder, with recurrent states (default: %(default)s)",
         Allowed("a number in [0.001, 1000000]", lambda size: 0.001 <= size <= 1e6), metavar="GB",
     )
 

@@ -126,8 +126,10 @@ def num_state_slots(
 
 
 def num_host_state_slots(states: StateLayout, host_kv_bytes: int) -> int:
-    """Slots for states in host memory: as many as take the memory of the KV there, and one."""
-    return min(_MAX_CHECKPOINTS, 1 + host_kv_bytes // states.num_bytes) if host_kv_bytes else 0
+    """Slots for states in host memory: as many as take the memory of the KV there, at least one."""
+    if not host_kv_bytes:
+        return 0
+    return min(_MAX_CHECKPOINTS, max(1, host_kv_bytes // states.num_bytes))
 
 
 def _states_share(states: StateLayout | None, max_running_requests: int) -> str:

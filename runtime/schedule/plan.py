@@ -164,7 +164,7 @@ class EncodeSlice:
 class StepPlan:
     """One step: rows in depth-first order of the radix tree, and the segments they share.
 
-    A plan may have transfers or images to encode, and no rows.
+    A plan may have copies or images to encode, and no rows.
 
     Segments may be nested; the outermost come first, and those of a row cover its tokens from 0 on
     without a gap.
