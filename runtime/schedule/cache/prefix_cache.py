@@ -271,16 +271,19 @@ class PrefixCache:
             return 0
         match = self.tree.match(namespace, token_ids)
         cached = array("i", token_ids[: self._num_proven(match.node)])
-        return self._save(match.node, cached, match.pages)
+        with_state = self._save(match.node, cached, match.pages)
+        if with_state is not None:
+            return with_state
+        return self.stored.num_kept_tokens(namespace, cached)
 
-    def _save(self, node: Node, token_ids: array[int], pages: Sequence[int]) -> int:
+    def _save(self, node: Node, token_ids: array[int], pages: Sequence[int]) -> int | None:
         """Save the whole blocks of these tokens, the proven ones of the path to a node, with the
-        states behind them; returns how many of the tokens will be there, those with a state where
-        the model has one."""
+        states behind them; returns how many of the tokens will be there with a state, None where
+        the model has none."""
         assert self.stored is not None
         self._copies.extend(self.stored.saves(node.namespace, token_ids, pages))
         if self.states is None:
-            return self.stored.num_kept_tokens(node.namespace, token_ids)
+            return None
         states = [s for s in _states_above(node) if s.position <= len(token_ids)]
         saves, num_tokens = self.stored.state_saves(node.namespace, token_ids, states)
         self.states.save_blocks(saves)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from kv_blocks import sequence
 from mixtures import make_mixture
 
 from stemma.errors import InvalidRequest
+from stemma.runtime.memory.copies import StateRestore, StateSave
 from stemma.runtime.memory.kv_layout import KVLayout
-from stemma.runtime.memory.sizing import num_pages_for, num_state_slots
+from stemma.runtime.memory.sizing import num_host_state_slots, num_pages_for, num_state_slots
 from stemma.runtime.memory.state_layout import StateLayout, checkpoint_interval
 from stemma.runtime.memory.state_pool import StatePool
 from stemma.runtime.models.model_config import read_model_config
@@ -56,6 +58,35 @@ def test_copies_are_made_in_order(folder: Path) -> None:
         assert layer.tails[:, 0, 0].tolist() == [0, 4, 1, 1, 4]
         assert layer.matrices[:, 0, 0, 0].tolist() == [0, 40, 10, 10, 40]
     assert all(torch.equal(a.tails, b.tails) for a, b in zip(pool.layers, pool.layers[1:]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_a_saved_state_comes_back_bit_for_bit_and_in_order(folder: Path, dtype: str) -> None:
+    layout = StateLayout.of(read_model_config(folder), dtype)
+    assert layout is not None
+    pool = StatePool(layout, 2, num_host_slots=2)
+    generator = torch.Generator().manual_seed(1)
+    tensors = [t for layer in pool.layers for t in (layer.tails, layer.matrices) if t is not None]
+    bits = [tensor.view(torch.uint8) for tensor in tensors]
+    for tensor in bits:  # any bits: NaNs, too
+        tensor.random_(0, 256, generator=generator)
+    before = [tensor.clone() for tensor in bits]
+    block = sequence(1)[0]
+    (payload,) = pool.copy([(1, 4), StateSave(block, 4), (2, 4)])
+    assert payload.nbytes == layout.num_bytes
+    payload.flags.writeable = False  # as from a server
+    assert pool.copy([StateRestore(payload, 2), (2, 3)]) == ()
+    for tensor, was in zip(bits, before):
+        for slot, source in enumerate((0, 1, 1, 1, 2)):
+            assert torch.equal(tensor[slot], was[source])
+
+
+def test_the_host_has_states_as_large_as_its_kv(folder: Path) -> None:
+    state = StateLayout.of(read_model_config(folder), "float32")
+    assert state is not None
+    size = state.num_bytes
+    found = [num_host_state_slots(state, kv_bytes) for kv_bytes in (0, 1, 7 * size, 10**9 * size)]
+    assert found == [0, 1, 7, 4096]
 
 
 def test_states_are_kept_as_far_apart_as_their_size_asks(folder: Path) -> None:
