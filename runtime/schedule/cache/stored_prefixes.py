@@ -136,8 +136,14 @@ class StoredPrefixes:
         places = self._places(self.store, blocks[first:num_stored])
         wanted = _Wanted(first, places, self._clock() + self._max_fetch_s)
         if self.states is not None:
-            of_state = self._places(self.states, [state_block(blocks[num_stored - 1])])
-            wanted.state, wanted.state_end = next(iter(of_state), None), end
+            if first + len(places) < num_stored:  # more than are fetched at a time
+                num_there = first + len(places)
+                num_stored = self._num_with_state(blocks[:num_there], request.match_limit)
+            of_state = self._places(
+                self.states, [state_block(block) for block in blocks[:num_stored][-1:]]
+            )
+            wanted.state = next(iter(of_state), None)
+            wanted.state_end = num_stored * BLOCK_TOKENS
         if not wanted.fetches():
             return False
         self._wanted[request] = wanted

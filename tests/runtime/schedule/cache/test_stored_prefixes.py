@@ -558,6 +558,16 @@ def test_where_a_program_forks_a_state_is_stored(open_shop: OpenShop) -> None:
     assert shop.serve(prompt(1, 300) + prompt(3, 300)).num_disk_tokens == 256
 
 
+def test_a_prefix_longer_than_a_fetch_comes_back_to_the_last_state_within_it(
+    open_shop: OpenShop,
+) -> None:
+    shop = with_states(open_shop)
+    shop.serve(prompt(1, 1000))
+    shop.restart()
+    shop.store._max_fetched = 2
+    assert shop.serve(prompt(1, 1000)).num_disk_tokens == 512
+
+
 def test_requests_that_arrive_together_restore_a_state_once(open_shop: OpenShop) -> None:
     shop = with_states(open_shop)
     shop.serve(prompt(1, 600))
