@@ -31,7 +31,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ....errors import InvalidRequest, MissingDependency
 from ....piped_process import PipedProcess, ProcessStopped, framed
 from ..disk.block_file import file_bytes
-from ..disk.block_key import Block, BlockLayout
+from ..disk.block_key import Block, StoredLayout
 from .remote_store import ANSWER_S, News
 
 DEFAULT_PORT = 50051
@@ -88,7 +88,7 @@ class MooncakeClient:
 
     name = "Mooncake"
 
-    def __init__(self, url: str, layout: BlockLayout) -> None:
+    def __init__(self, url: str, layout: StoredLayout) -> None:
         """Raises InvalidRequest, and MissingDependency where the library cannot be loaded; nothing
         for a master that does not answer."""
         self._address = MooncakeAddress.of(url)
