@@ -332,7 +332,7 @@ class LoadedModel:
             else self.tokenizer.token_text(vision.image_token_id),
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
-        _require_known_states(self.config, self.model_config)
+        _require_states_fit(self.config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner = ModelRunner(
                 self.folder,
@@ -589,14 +589,20 @@ class LoadedModel:
         }
 
 
-def _require_known_states(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises InvalidRequest for a store that does not tell which recurrent states it has."""
-    if model.recurrent is not None and str(config.kv_store).startswith(MOONCAKE_SCHEME):
-        allowed = (
-            f"a folder or redis://HOST:PORT/DB: {model.architecture} has recurrent layers, and "
-            "Mooncake has no list of the states that it keeps"
-        )
-        raise InvalidRequest.of("kv_store", str(config.kv_store), allowed)
+def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises InvalidRequest for tiers that cannot keep a model's recurrent states."""
+    if model.recurrent is None:
+        return
+    why, store = f"{model.architecture} has recurrent layers", config.kv_store
+    if config.device != "cpu":
+        why += ", whose states are copied to other tiers on a CPU alone"
+        if config.host_kv_tokens:
+            raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
+        if store is not None:
+            raise InvalidRequest.of("kv_store", str(store), f"none: {why}")
+    if str(store).startswith(MOONCAKE_SCHEME):
+        why += ", and Mooncake has no list of the states that it keeps"
+        raise InvalidRequest.of("kv_store", str(store), f"a folder or redis://HOST:PORT/DB: {why}")
 
 
 def _max_lora_rank(config: EngineConfig) -> int:

@@ -310,10 +310,14 @@ def test_a_second_engine_goes_on_from_stored_states(folder: Path, tmp_path: Path
 
 
 def test_what_needs_states_elsewhere_is_refused(folder: Path) -> None:
-    for options, named in (
+    on_gpu = {"device": "cuda", "dtype": "float32", "kernels": "auto"}
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"kv_store": "mooncake://127.0.0.1:1"}, "kv_store"),
-        ({"device": "cuda", "dtype": "float32", "kernels": "auto"}, "device"),
-    ):
+        ({"kv_store": "store", **on_gpu}, "kv_store"),
+        ({"host_kv_tokens": 100, **on_gpu}, "host_kv_tokens"),
+        (on_gpu, "device"),
+    ]
+    for options, named in cases:
         with pytest.raises(InvalidRequest, match="recurrent layers") as caught:
             load(folder, **options)
         assert caught.value.field == named
