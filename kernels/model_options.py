@@ -40,6 +40,8 @@ class LatentOptions:
     """Multi-head latent attention in its absorbed form, see `ops.LatentAttention`."""
 
     scale: float  # of the scores
+    # Queries that see more keys attend to so many of them, see `ops.SelectKeys`. None: to all.
+    num_selected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,6 +310,7 @@ class DevicePlan:
 
     arrays: HostArrays
     bind: Callable[[DeviceArrays, Tensor], object]  # -> the plan that `paged_attention` takes
+    is_replayable: bool = True  # its arrays' shapes depend on `padded_tokens` alone
 
 
 class PlanAttention(Protocol):
@@ -388,6 +389,36 @@ class LatentAttention(Protocol):
         """q_latent [T, num_heads, latent_dim], queries times each head's W_UK; q_rope [T,
         num_heads, rope_dim], rotated; kv_layer [num_slots, latent_dim + rope_dim], latents first
         -> [T, num_heads, latent_dim], input of each head's W_UV. Otherwise as PagedAttention.
+        """
+        ...
+
+
+class PlanSelection(Protocol):
+    def __call__(self, rows: AttentionRows, num_selected: int) -> object:
+        """The plan of a step for `select_keys` of the same backend; made once a step.
+
+        rows: of queries that see more than num_selected keys each. A backend of an accelerator
+        returns a DevicePlan.
+        """
+        ...
+
+
+class SelectKeys(Protocol):
+    """The keys that a query attends to, by an index of all (DeepSeek-V3.2, section 2.1): those with
+    the highest
+
+        score = sum over heads of weight * relu(q . key)
+
+    of all at its position and before, which its row alone decides.
+    """
+
+    def __call__(self, q: Tensor, weights: Tensor, index_keys: Tensor, plan: object) -> Tensor:
+        """q [T, num_heads, head_dim], weights [T, num_heads] float32 (float64 for float64 queries),
+        index_keys [num_slots, head_dim], one a token for all heads -> the slots of each query's
+        num_selected keys [T, num_selected] int32, in the order of their positions.
+
+        Scores in float32 or better; of equal ones the earlier key wins. Scores that are not
+        finite select some of the query's keys.
         """
         ...
 

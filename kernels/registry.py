@@ -19,6 +19,7 @@ from . import ops
 from .cpu import adjust as cpu_adjust
 from .cpu import dense as cpu_dense
 from .cpu import experts as cpu_experts
+from .cpu import key_selection as cpu_selection
 from .cpu import latent_attention as cpu_latent
 from .cpu import linear as cpu_linear
 from .cpu import lora as cpu_lora
@@ -39,6 +40,7 @@ from .native.capture import capture as native_capture
 from .reference import dense as reference_dense
 from .reference import experts as reference_experts
 from .reference import experts as reference_routing
+from .reference import key_selection as reference_selection
 from .reference import kv_store as reference_page_copy
 from .reference import kv_store as reference_page_table
 from .reference import kv_store as reference_store
@@ -96,6 +98,8 @@ class Kernels:
     store_latent: ops.StoreLatent
     plan_latent_attention: ops.PlanLatentAttention
     latent_attention: ops.LatentAttention
+    plan_selection: ops.PlanSelection
+    select_keys: ops.SelectKeys
     recurrence: ops.Recurrence | None  # None: this backend has no kernels of recurrent layers
     adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
@@ -167,6 +171,8 @@ def _reference(reason: str) -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=reference_latent.plan_latent_attention,
         latent_attention=reference_latent.latent_attention,
+        plan_selection=reference_selection.plan_selection,
+        select_keys=reference_selection.select_keys,
         recurrence=reference_recurrence.RECURRENCE,
         adjust_logits=reference_adjust.adjust_logits,
         apply_token_mask=reference_mask.apply_token_mask,
@@ -221,6 +227,8 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=cpu_latent.plan_latent_attention,
         latent_attention=cpu_latent.latent_attention,
+        plan_selection=cpu_selection.plan_selection,
+        select_keys=cpu_selection.select_keys,
         recurrence=cpu_recurrence.RECURRENCE,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=cpu_mask.apply_token_mask,
@@ -265,6 +273,8 @@ def _native() -> Kernels:
         store_latent=reference_latent.store_latent,
         plan_latent_attention=native_latent.plan_latent_attention,
         latent_attention=native_latent.latent_attention,
+        plan_selection=cpu_selection.plan_selection,
+        select_keys=cpu_selection.select_keys,
         recurrence=cpu_recurrence.RECURRENCE,
         adjust_logits=cpu_adjust.adjust_logits,
         apply_token_mask=native_mask.apply_token_mask,
@@ -312,12 +322,18 @@ def _deterministic(dtype: torch.dtype, device: torch.device) -> Kernels:
         plan_lora=native_lora.plan_fixed_lora,
         plan_attention=native_deterministic.plan_attention,
         plan_latent_attention=native_deterministic.plan_latent_attention,
+        plan_selection=reference_selection.plan_selection,
+        select_keys=reference_selection.select_keys,
         recurrence=reference_recurrence.RECURRENCE,
         segment_cost_tokens=native_deterministic.SEGMENT_COST_TOKENS,
         choices=_choices(
             "native",
             "no row depends on another",
-            {**_ON_A_CPU, **dict.fromkeys(_RECURRENCE, ("reference", "token by token"))},
+            {
+                **_ON_A_CPU,
+                "select_keys": ("reference", "query by query"),
+                **dict.fromkeys(_RECURRENCE, ("reference", "token by token")),
+            },
         ),
     )
     return fixed if dtype is torch.bfloat16 else _in_float32(fixed)
@@ -343,6 +359,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         adjust,
         dense,
         experts,
+        key_selection,
         kv_store,
         latent_attention,
         logprobs,
@@ -382,6 +399,8 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         store_latent=latent_attention.store_latent,
         plan_latent_attention=latent_attention.plan_latent_attention,
         latent_attention=latent_attention.latent_attention,
+        plan_selection=key_selection.plan_selection,
+        select_keys=cpu_selection.select_keys,
         recurrence=None,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
@@ -397,6 +416,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
             _why_triton(device),
             {
                 "linear": ("torch", "cuBLAS has the fastest products"),
+                "select_keys": ("torch", "a few calls a row; such steps are not captured"),
                 **_without_recurrence(),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
             },
@@ -433,6 +453,7 @@ _OPS = (
     "paged_attention",
     "store_latent",
     "latent_attention",
+    "select_keys",
     *_RECURRENCE,
     "adjust_logits",
     "apply_token_mask",
@@ -451,6 +472,7 @@ _ON_A_CPU = {
     "experts": ("cpu", "sorted by expert, linears as above"),
     "store_latent": ("reference", "one torch call"),
     "latent_attention": ("cpu", "all heads of a row in one product"),
+    "select_keys": ("cpu", "all heads of a row in one product"),
     "lora": ("cpu", "two products an adapter"),
     **dict.fromkeys(
         _RECURRENCE, ("cpu", "torch calls: rows of one token together, others in chunks")

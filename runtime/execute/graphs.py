@@ -132,7 +132,7 @@ class GraphForward:
         attention = plan_attentions(
             self._kernels, inputs.attention_rows, self._pool.layers, self._config, padded
         )
-        if not all(isinstance(plan, DevicePlan) for plan in attention):
+        if not all(isinstance(plan, DevicePlan) and plan.is_replayable for plan in attention):
             padded = None  # the plan contains this step's integers: it cannot be replayed
         adapters = None
         if inputs.adapters is not None:
@@ -196,7 +196,13 @@ class GraphForward:
     ) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(
-            token_ids, at["positions"], at["slots"], self._pool.layers, attention, adapters
+            token_ids,
+            at["positions"],
+            at["slots"],
+            self._pool.layers,
+            attention,
+            adapters,
+            index_keys=self._pool.index_keys,
         )
         return self._model.forward(token_ids, batch.positions, batch)
 

@@ -22,6 +22,7 @@ from ...kernels.attention_rows import AttentionRows
 from ...kernels.model_options import AttentionOptions, LatentOptions
 from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
+from ...kernels.sparse_latent import plan_latent_attention
 from ...kernels.state_rows import StateRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..schedule.plan import Row, StepPlan
@@ -330,7 +331,7 @@ def _plan(
 ) -> object:
     if isinstance(options, LatentOptions):
         assert isinstance(kv_layer, Tensor), "latents are not quantized"
-        return kernels.plan_latent_attention(
-            rows, kv_layer, config.num_heads, options.scale, padded_tokens
+        return plan_latent_attention(
+            kernels, rows, kv_layer, config.num_heads, options, padded_tokens
         )
     return kernels.plan_attention(rows, kv_layer, config.num_heads, options, padded_tokens)

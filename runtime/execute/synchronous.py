@@ -103,6 +103,7 @@ class SynchronousSteps:
             adapters=adapters,
             states=() if self._states is None else self._states.layers,
             recurrence=self._recurrence(inputs),
+            index_keys=self._pool.index_keys,
             images=None if self._images is None else self._images.rows(plan, inputs.layout),
         )
 

@@ -2,6 +2,7 @@
 
     layers[i]     [2, num_kv_heads, num_slots, head_dim]: [0] keys (after rotation), [1] values;
                   the same in 8 bits (QuantizedKV); or [num_slots, latent_dim + rope_dim]
+    index_keys[i] [num_slots, head_dim of the indexer], if the layers select keys
     parts[p][i]   the same memory as bytes: [num_vectors, num_slots, vector_bytes]
 
 with num_slots = (num_pages + num_spare_pages) * page_size and slot = page * page_size + offset.
@@ -50,6 +51,12 @@ class DeviceKVPool:
         self.layers: tuple[KVLayer, ...] = tuple(
             _layer(layout.parts, tensors) for tensors in zip(*self.parts, strict=True)
         )
+        self.index_keys: tuple[Tensor, ...] = tuple(
+            tensor.view(getattr(torch, part.dtype))[0]
+            for part, tensors in zip(layout.parts, self.parts, strict=True)
+            if part.name == "index"
+            for tensor in tensors
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +91,7 @@ def _layer(parts: tuple[KVPart, ...], tensors: tuple[Tensor, ...]) -> KVLayer:
     views = [
         tensor.view(getattr(torch, part.dtype)) for part, tensor in zip(parts, tensors, strict=True)
     ]
-    if len(views) == 1 and parts[0].name == "latent":
+    if parts[0].name == "latent":
         return views[0][0]
     heads = [view.view(2, -1, *view.shape[1:]) for view in views]
     return heads[0] if len(heads) == 1 else QuantizedKV(heads[0], heads[1][..., 0])

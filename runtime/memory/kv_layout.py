@@ -4,6 +4,7 @@
     quantized     values  2 * num_kv_heads vectors of head_dim      one byte a number
                   scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_kv.py
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
+                  index   one vector of the indexer's head_dim      where it selects keys
 
 Code that moves KV sees only parts: vectors of a number of bytes. Torch-free.
 """
@@ -73,7 +74,10 @@ def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tup
         if kv_cache_dtype != "auto":
             allowed = "auto: this model keeps one small latent a token (latent attention)"
             raise InvalidRequest.of("kv_cache_dtype", kv_cache_dtype, allowed)
-        return (KVPart("latent", 1, latent.latent_dim + latent.rope_dim, dtype),)
+        row = KVPart("latent", 1, latent.latent_dim + latent.rope_dim, dtype)
+        if latent.indexer is None:
+            return (row,)
+        return (row, KVPart("index", 1, latent.indexer.head_dim, dtype))
     if kv_cache_dtype == "auto":
         return (KVPart("kv", num_vectors, config.head_dim, dtype),)
     return (

@@ -35,4 +35,5 @@ class ForwardBatch:
     adapters: object | None = None
     states: tuple[RecurrentState, ...] = ()  # of all slots, a layer each
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
+    index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary

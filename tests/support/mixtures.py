@@ -68,7 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "DeepseekV2": {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "DeepseekV3": _LATENT,
-    "DeepseekV32": {**_LATENT, "index_topk": 48, "index_head_dim": 24, "index_n_heads": 2},
+    "DeepseekV32": {**_LATENT, "index_topk": 12, "index_head_dim": 24, "index_n_heads": 2},
     "GptOss": {
         **_HEADS,
         "head_dim": 24,

@@ -93,6 +93,15 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """What selects the keys that latent attention is to (DeepSeek-V3.2, section 2.1): the cache
+    holds one more key a token. How many are selected is an option of the layers' attention."""
+
+    num_heads: int  # of its queries
+    head_dim: int  # of its queries and keys, of which the first rope_dim numbers are rotated
+
+
+@dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one latent and one
     rotated key a token for all heads."""
@@ -103,7 +112,7 @@ class LatentConfig:
     value_dim: int  # of a head
     query_latent_dim: int | None  # q_lora_rank; None: queries are projected directly
     is_interleaved: bool = True  # rotated pairs are adjacent in the checkpoint's projections
-    has_indexer: bool = False  # which is not read: contexts end where it would begin to choose
+    indexer: IndexerConfig | None = None  # set: queries attend to selected keys
 
 
 @dataclass(frozen=True, slots=True)

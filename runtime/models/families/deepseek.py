@@ -3,13 +3,17 @@ published as a DeepSeek-V3."""
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 
 from ....kernels.model_options import LatentOptions, RoutingOptions
 from ...checkpoint.config.fields import Fields
-from ...checkpoint.config.model_config import DecoderConfig, ExpertsConfig, LatentConfig
+from ...checkpoint.config.model_config import (
+    DecoderConfig,
+    ExpertsConfig,
+    IndexerConfig,
+    LatentConfig,
+)
 from .decoder import read_decoder, with_experts
 
 _DEFAULTS_2 = {
@@ -36,9 +40,9 @@ _DEFAULTS_32 = {
     "n_group": 8,
     "topk_group": 4,
     "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
 }
-
-logger = logging.getLogger(__name__)
 
 
 def read_deepseek_v2(config: Fields, architecture: str) -> DecoderConfig:
@@ -64,29 +68,28 @@ def read_deepseek_v3(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def read_deepseek_v32(config: Fields, architecture: str) -> DecoderConfig:
-    """Attention is to the `index_topk` tokens that an indexer chooses: to all of them as long as
-    there are no more, which is as far as a context goes here. The indexer is not read."""
+    """V3 with an indexer, which selects the tokens that attention is to."""
     config = config.with_defaults(_DEFAULTS_32)
-    most = config.integer("index_topk")
-    decoder = read_latent_decoder(config, architecture)
-    assert decoder.latent is not None, "it was just read"
-    scaling = decoder.rope_scaling
-    if scaling is not None:
-        scaling = replace(scaling, max_positions=min(scaling.max_positions, most))
-    if decoder.context_length > most:
-        logger.warning(
-            "%s: contexts end at index_topk=%d tokens: attention to chosen ones is not implemented",
-            config.file,
-            most,
-        )
-    decoder = replace(
-        decoder,
-        max_position_embeddings=min(decoder.max_position_embeddings, most),
-        rope_scaling=scaling,
-        latent=replace(decoder.latent, has_indexer=True),
-    )
+    decoder = with_indexer(read_latent_decoder(config, architecture), config)
     experts = sigmoid_experts(config, decoder)
     return with_experts(decoder, config, with_listed_layers(config, decoder, experts))
+
+
+def with_indexer(decoder: DecoderConfig, config: Fields) -> DecoderConfig:
+    """The decoder whose queries attend to `index_topk` tokens."""
+    latent, (options,) = decoder.latent, decoder.attention_kinds
+    assert latent is not None and isinstance(options, LatentOptions), "it was just read"
+    if latent.query_latent_dim is None:
+        raise config.fail("q_lora_rank", "an integer: the indexer's queries are made of that latent")
+    head_dim = config.integer("index_head_dim")
+    if head_dim < latent.rope_dim:
+        raise config.fail("index_head_dim", f"at least qk_rope_head_dim, {latent.rope_dim}")
+    indexer = IndexerConfig(config.integer("index_n_heads"), head_dim)
+    return replace(
+        decoder,
+        latent=replace(latent, indexer=indexer),
+        attention_kinds=(replace(options, num_selected=config.integer("index_topk")),),
+    )
 
 
 def with_listed_layers(

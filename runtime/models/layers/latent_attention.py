@@ -11,15 +11,19 @@ with W_UK and W_UV are made once a query, not once a key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ....kernels.ops import RMSNorm
 from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
+from ....kernels.sparse_latent import SparseLatentPlan, latent_attention
 from ...checkpoint.config.model_config import LatentConfig
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
+from .indexer import Indexer
 from .linear import LinearLayer
 from .rotary import Rotary
 
@@ -57,8 +61,9 @@ class LatentAttention:
                 in_features=latent.query_latent_dim,
                 out_features=[query_size],
             )
-        if latent.has_indexer:
-            build.source.skip(f"{name}.indexer.")
+        self._indexer: Indexer | None = None
+        if latent.indexer is not None:
+            self._indexer = Indexer(build, f"{name}.indexer", latent, latent.indexer)
         self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
         self._key_up, self._value_up = (
             build.kernels.make_head_linear(weight)
@@ -75,8 +80,10 @@ class LatentAttention:
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size], rotary of rope_dim -> [T, hidden_size]."""
         query, latent, key = torch.split(self._down(x, batch), self._sizes, -1)
+        query_latent = query
         if not self._is_direct:
-            query = self._query_up(self._query_norm(query.contiguous()), batch)
+            query_latent = self._query_norm(query.contiguous())
+            query = self._query_up(query_latent, batch)
         query = query.view(len(x), self._num_heads, -1)
         nope, rope = torch.split(query, [self._latent.nope_dim, self._latent.rope_dim], -1)
         rotated = self._rotate(torch.cat((rope, key[:, None]), 1), rotary)
@@ -84,10 +91,26 @@ class LatentAttention:
         assert isinstance(kv_layer, Tensor), "latents are not quantized"
         stored = torch.cat((self._norm(latent.contiguous()), rotated[:, -1]), -1)
         self._kernels.store_latent(stored, kv_layer, batch.slot_mapping)
-        attended = self._kernels.latent_attention(
-            self._key_up(nope), rotated[:, :-1], kv_layer, batch.attention[self._kind]
-        )
+        queries, plan = (self._key_up(nope), rotated[:, :-1]), batch.attention[self._kind]
+        if self._indexer is None:
+            attended = self._kernels.latent_attention(*queries, kv_layer, plan)
+        else:
+            select = self._selection(self._indexer, x, query_latent, rotary, batch)
+            attended = latent_attention(self._kernels, queries, kv_layer, plan, select)
         return self._output(self._value_up(attended).reshape(len(x), -1), batch)
+
+    def _selection(
+        self, indexer: Indexer, x: Tensor, query_latent: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Callable[[SparseLatentPlan], Tensor]:
+        """Stores the tokens' index keys; returns what selects keys for sparse queries."""
+        index_keys = batch.index_keys[self._layer_index]
+        self._kernels.store_latent(indexer.keys(x, rotary), index_keys, batch.slot_mapping)
+
+        def select(plan: SparseLatentPlan) -> Tensor:
+            q, weights = indexer.queries(x, query_latent, rotary, plan.sparse_tokens)
+            return self._kernels.select_keys(q, weights, index_keys, plan.selection)
+
+        return select
 
     def _rotate(self, heads: Tensor, rotary: Rotary) -> Tensor:
         """heads [T, N, rope_dim] -> their rotation, a new tensor, its halves apart.
