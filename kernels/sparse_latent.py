@@ -1,5 +1,5 @@
-"""Latent attention of queries that attend to selected keys (DeepSeek-V3.2, section 2.1), made of any
-backend's latent attention.
+"""Latent attention of queries that attend to selected keys (DeepSeek-V3.2, section 2.1), made of
+any backend's latent attention.
 
     whole queries    attend to all they see, as without selection
     sparse queries   attend to selected keys: each is a row of its own, whose page table is the
@@ -49,8 +49,8 @@ def plan_latent_attention(
     options: LatentOptions,
     padded_tokens: int | None = None,
 ) -> object:
-    """The plan of `kernels.latent_attention`, or where some queries are sparse a SparseLatentPlan or
-    a DevicePlan of one; see `ops.PlanLatentAttention`."""
+    """The plan of `kernels.latent_attention`, or where some queries are sparse a SparseLatentPlan
+    or a DevicePlan of one; see `ops.PlanLatentAttention`."""
 
     def plan(rows: AttentionRows, padded_tokens: int | None = None) -> object:
         return kernels.plan_latent_attention(

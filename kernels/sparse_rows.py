@@ -5,8 +5,8 @@
 
 A whole query sees no more keys than may be selected, and attends to all of them, as without
 selection; a sparse one attends to `num_selected` of them. So which kind it is depends on its
-position alone. Attention to selected keys is that of a row of one query whose pages are the slots of
-these keys, so that every kernel of attention can compute it.
+position alone. Attention to selected keys is that of a row of one query whose pages are the slots
+of these keys, so that every kernel of attention can compute it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .varied_shape import varied_parameters, varied_products
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """`count` layers with the same attention window."""
+    """`count` layers with the same attention window, or that select as many keys."""
 
     count: int
     num_visible: int | None  # keys that a query sees at most, including its own; None: all before
@@ -118,7 +118,7 @@ def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
 def _num_visible(config: DecoderConfig, kind: int) -> int | None:
     options = config.attention_kinds[kind]
     if not isinstance(options, AttentionOptions):
-        return None
+        return options.num_selected
     if options.window is None:
         return options.chunk
     return options.window + options.num_sink_tokens
@@ -144,6 +144,11 @@ def _latent_products(config: DecoderConfig, latent: LatentConfig) -> Iterator[Pr
         yield Product("query up", latent.query_latent_dim, query_size, layers, num_modules=1)
     row_size = latent.latent_dim + latent.rope_dim
     yield Product("latent", hidden, row_size, layers, num_modules=1)
+    if latent.indexer is not None:
+        size = latent.indexer.num_heads * latent.indexer.head_dim
+        yield Product("index query", latent.query_latent_dim or 0, size, layers)
+        yield Product("index key", hidden, latent.indexer.head_dim, layers)
+        yield Product("index weights", hidden, latent.indexer.num_heads, layers, is_quantized=False)
     up_size = heads * (latent.nope_dim + latent.value_dim)
     yield Product("latent up", latent.latent_dim, up_size, layers, is_quantized=False)
     yield Product("attention output", heads * latent.value_dim, hidden, layers, num_modules=1)
@@ -247,7 +252,9 @@ def _norms(config: DecoderConfig) -> int:
     """Parameters of all layers' norms, and of the last."""
     own = 0
     if config.latent is not None:
-        own = config.latent.latent_dim + (config.latent.query_latent_dim or 0)
+        latent = config.latent
+        own = latent.latent_dim + (latent.query_latent_dim or 0)
+        own += 0 if latent.indexer is None else 2 * latent.indexer.head_dim
     elif config.query_key_norm == "head":
         own = 2 * config.head_dim
     elif config.query_key_norm in ("whole", "layer"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .devices import DeviceModel
 from .formats import DTYPE_BYTES
+from .model_shape import AttentionLayers
 from .served_model import ServedModel
 
 
@@ -90,7 +91,7 @@ class CostModel:
 
     def _attention_s(self, num_tokens: int, before: int) -> float:
         """A row's attention. A chunk reads its keys once for all of its tokens; in layers with a
-        window, keys before it cost nothing."""
+        window, keys before it cost nothing; where keys are selected, all index keys are read."""
         config, device = self.model.config, self.device
         key_bytes = self.model.kv_bytes_per_token / len(config.attention_layers)
         if config.latent is None:
@@ -98,7 +99,14 @@ class CostModel:
         else:
             latent = config.latent
             flop_a_pair = 2 * config.num_heads * (2 * latent.latent_dim + latent.rope_dim)
-        total_s = 0.0
+        total_s, indexer = 0.0, None if config.latent is None else config.latent.indexer
+        if indexer is not None:
+            index_bytes = indexer.head_dim * DTYPE_BYTES[self.model.format.dtype]
+            key_bytes -= index_bytes
+            every = AttentionLayers(len(config.attention_layers), None)
+            read_s = every.num_keys(num_tokens, before) * index_bytes / device.kv_bytes_s
+            flop = every.num_pairs(num_tokens, before) * 2 * indexer.num_heads * indexer.head_dim
+            total_s += every.count * max(read_s, flop / device.attention_flop_s)
         for layers in self.model.shape.attention:
             read_s = layers.num_keys(num_tokens, before) * key_bytes / device.kv_bytes_s
             flop = layers.num_pairs(num_tokens, before) * flop_a_pair

@@ -1,5 +1,5 @@
-"""Selection of keys by an index in torch calls: all heads of a block of a row's queries are the rows
-of one product over its keys, which are gathered once.
+"""Selection of keys by an index in torch calls: all heads of a block of a row's queries are the
+rows of one product over its keys, which are gathered once.
 
 The highest scores of a query are found by the lowest of them, which `topk` gives in time linear in
 the keys; a running count of those equal to it decides which of them are in.
@@ -79,4 +79,8 @@ def _best(scores: Tensor, count: int) -> Tensor:
     is_above, is_equal = scores > least, scores == least
     num_wanted = count - is_above.sum(-1, keepdim=True)
     is_in = is_above | (is_equal & (is_equal.cumsum(-1) <= num_wanted))
-    return is_in.nonzero()[:, 1].view(len(scores), count)
+    # Each to the column of its rank, the others to one column more: that waits for no device.
+    column = is_in.cumsum(-1).sub_(1).masked_fill_(~is_in, count)
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(column)
+    best = places.new_empty(len(scores), count + 1).scatter_(1, column, places)
+    return best[:, :count]

@@ -1,5 +1,5 @@
-"""Selection of keys by an index on a GPU: the torch calls of a CPU, over slots that are read from the
-device's page table. Nothing here waits for the device, but the calls are several a row and layer.
+"""Selection of keys by an index on a GPU: the torch calls of a CPU, over slots that are read from
+the device's page table. Nothing here waits for the device, but the calls are many a row and layer.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ CASES: dict[str, tuple[str, Options]] = {
     "learned sinks in float32": ("GptOss", {"dtype": "float32"}),
     "latents": ("DeepseekV3", {}),
     "latents in float32": ("DeepseekV3", {"dtype": "float32"}),
+    "selected keys": ("DeepseekV32", {}),
+    "selected keys in float32": ("DeepseekV32", {"dtype": "float32"}),
     "short convolutions": ("lfm2", {}),
     "delta rule": ("Qwen3Next", {"state_interval": 64}),
     "delta rule in float32": ("Qwen3_5", {"dtype": "float32", "state_interval": 64}),
@@ -87,6 +89,7 @@ CASES: dict[str, tuple[str, Options]] = {
 
 
 VARIED: dict[str, Options] = {
+    "DeepseekV32": {"index_topk": 70},
     "KimiLinear": {"init_std": 0.15},
     "NemotronH": {"head_dim": 16, "init_std": 0.15},
     "Llama4": {"head_dim": 16, "attention_chunk_size": 70},

@@ -16,6 +16,9 @@ LAYOUTS = {
         3, (KVPart("values", 2, 6, "float8_e4m3fn"), KVPart("scales", 2, 1, "float32"))
     ),
     "latent": KVLayout(3, (KVPart("latent", 1, 40, "bfloat16"),)),
+    "indexed": KVLayout(
+        2, (KVPart("latent", 1, 40, "bfloat16"), KVPart("index", 1, 24, "bfloat16"))
+    ),
 }
 
 

@@ -23,8 +23,8 @@ from .rounding import MAX_GROUP_SIZE, group_size_for, round_to_4_bits, round_to_
 
 Quantization = Literal["int8", "w8a8", "int4"]
 # By the last part of a module's name. Routers are small, and their choice is no sum that averages
-# errors, as an indexer's weights of heads are; latent attention splits kv_b_proj and multiplies with
-# its parts directly.
+# errors, nor is an indexer's, of weights of heads; latent attention splits kv_b_proj and multiplies
+# with its parts directly.
 _KEPT = ("gate", "router", "shared_expert_gate", "kv_b_proj", "weights_proj")
 _OUTPUT_NAME = "lm_head"
 

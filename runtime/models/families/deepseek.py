@@ -80,7 +80,9 @@ def with_indexer(decoder: DecoderConfig, config: Fields) -> DecoderConfig:
     latent, (options,) = decoder.latent, decoder.attention_kinds
     assert latent is not None and isinstance(options, LatentOptions), "it was just read"
     if latent.query_latent_dim is None:
-        raise config.fail("q_lora_rank", "an integer: the indexer's queries are made of that latent")
+        raise config.fail(
+            "q_lora_rank", "an integer: the indexer's queries are made of that latent"
+        )
     head_dim = config.integer("index_head_dim")
     if head_dim < latent.rope_dim:
         raise config.fail("index_head_dim", f"at least qk_rope_head_dim, {latent.rope_dim}")

@@ -151,7 +151,7 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Lfm2MoeForCausalLM": frozenset((EXPERTS, CONVOLUTIONS, NORMED)),
     "DeepseekV2ForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
     "DeepseekV3ForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
-    "DeepseekV32ForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
+    "DeepseekV32ForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT, INDEXED)),
     "Glm4MoeForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, PART, NORMED)),
     "Glm4MoeLiteForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
     "MiniMaxM2ForCausalLM": frozenset((EXPERTS, PART, NORMED)),

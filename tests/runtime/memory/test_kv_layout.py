@@ -10,7 +10,7 @@ import torch
 
 from stemma.errors import InvalidRequest
 from stemma.kernels.quantized_tensors import QuantizedKV
-from stemma.runtime.checkpoint.config.model_config import LatentConfig, ModelConfig
+from stemma.runtime.checkpoint.config.model_config import IndexerConfig, LatentConfig, ModelConfig
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.kv_layout import KVLayout
 from stemma.runtime.models.model_config import read_model_config
@@ -62,6 +62,17 @@ def test_layers_and_their_parts_are_one_memory(config: ModelConfig) -> None:
     values, scales = (part[1] for part in pool.parts)
     assert values[2, 7].tolist() == [253] * 16
     assert scales[2, 7].view(torch.float32).tolist() == [2.5]
+
+
+def test_an_indexer_has_a_key_beside_the_latent(config: ModelConfig) -> None:
+    latent = LatentConfig(32, 8, 16, 16, 24, indexer=IndexerConfig(4, 12))
+    layout = KVLayout.of(replace(config, latent=latent), "float32")
+    assert layout.bytes_per_token == 3 * (32 + 8 + 12) * 4
+    pool = pool_of(layout)
+    assert [tuple(layer.shape) for layer in pool.layers] == [(24, 40)] * 3
+    assert [tuple(keys.shape) for keys in pool.index_keys] == [(24, 12)] * 3
+    pool.index_keys[1][7] = 2.5
+    assert pool.parts[1][1][0, 7].view(torch.float32).tolist() == [2.5] * 12
 
 
 def test_a_latent_is_one_vector_a_token_and_is_not_quantized(config: ModelConfig) -> None:

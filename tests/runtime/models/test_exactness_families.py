@@ -7,6 +7,7 @@
     experts                      who else is in the step decides how many rows an expert gets
     KV that layers share         written once, by the first of them
     latent attention             one small row a token, for all heads
+    selected keys                by their scores, then by their places: two heads leave many equal
     scaled queries               by their place alone
     LayerNorm, no gates          computed by torch
 
@@ -102,6 +103,7 @@ MODELS = {
     "gemma3n": Model(_mixture("Gemma3n")),
     "gemma4": Model(_mixture("Gemma4")),
     "deepseek_v3": Model(_mixture("DeepseekV3")),
+    "deepseek_v32": Model(_mixture("DeepseekV32", index_topk=20)),
     "ernie4_5_moe": Model(_mixture("Ernie4_5_Moe")),
     "phi": Model(partial(make_checkpoint, architecture="phi", init_std=0.3, seed=5)),
     "ministral3": Model(_ministral3),

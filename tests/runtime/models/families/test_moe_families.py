@@ -17,7 +17,7 @@ from model_scores import scores
 from safetensors.torch import load_file, save_file
 from step_plans import PlanDriver
 
-from stemma.errors import InvalidRequest, ModelLoadError
+from stemma.errors import ModelLoadError
 from stemma.kernels.quantized_tensors import QuantizedWeight, experts_of
 from stemma.kernels.reference.quantized import dequantize
 from stemma.planning.served_model import ServedModel
