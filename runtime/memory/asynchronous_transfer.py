@@ -154,8 +154,9 @@ class AsynchronousKVTransfer:
 
     def _packed_pages(self, staged: Tensor) -> list[Tensor]:
         """The parts of pages [N, page_bytes], as `ops.PageCopy` takes them."""
-        num_layers, page_size, packed, start = self._layout.num_layers, self._page_size, [], 0
+        page_size, packed, start = self._page_size, [], 0
         for part in self._layout.parts:
+            num_layers = len(self._layout.layers_of(part))
             end = start + num_layers * page_size * part.bytes_per_token
             shape = (len(staged), num_layers, part.num_vectors, page_size, part.vector_bytes)
             packed.append(staged[:, start:end].view(shape).permute(1, 2, 0, 3, 4))
@@ -164,9 +165,9 @@ class AsynchronousKVTransfer:
 
     def _packed_block(self, block: Tensor) -> list[Tensor]:
         """The parts of a block's payload, as `ops.PageCopy` takes them."""
-        num_layers, num_pages = self._layout.num_layers, BLOCK_TOKENS // self._page_size
-        packed, start = [], 0
+        num_pages, packed, start = BLOCK_TOKENS // self._page_size, [], 0
         for part in self._layout.parts:
+            num_layers = len(self._layout.layers_of(part))
             end = start + num_layers * BLOCK_TOKENS * part.bytes_per_token
             shape = (num_layers, part.num_vectors, num_pages, self._page_size, part.vector_bytes)
             packed.append(block[start:end].view(shape))

@@ -1,7 +1,7 @@
 """Copies between a block's bytes and its slots in the device's pool, bit for bit.
 
 A block is scattered in the pool (any 256 slots of each layer) and contiguous outside of it: part
-after part (kv_layout.py), each [num_layers, num_vectors, 256, vector_bytes]. Consecutive slots are
+after part (kv_layout.py), each [layers, num_vectors, 256, vector_bytes]. Consecutive slots are
 copied as a run; many runs are copied by index. Uses numpy's copies, for the reason given in
 transfer.py. docs/how-it-works/tiers.md has the figures.
 """

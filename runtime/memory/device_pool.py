@@ -1,9 +1,11 @@
-"""The KV pool on the compute device: a tensor for each layer and part of its KV, addressed by slot.
+"""The KV pool on the compute device: a tensor for each part of the KV and layer that has it,
+addressed by slot.
 
     layers[i]     [2, num_kv_heads, num_slots, head_dim]: [0] keys (after rotation), [1] values;
                   the same in 8 bits (QuantizedKV); or [num_slots, latent_dim + rope_dim]
     index_keys[i] [num_slots, head_dim of the indexer], if the layers select keys
-    parts[p][i]   the same memory as bytes: [num_vectors, num_slots, vector_bytes]
+    parts[p][i]   the same memory as bytes: [num_vectors, num_slots, vector_bytes], of the i-th
+                  layer that has the part
 
 with num_slots = (num_pages + num_spare_pages) * page_size and slot = page * page_size + offset.
 
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
-from .kv_layout import KVLayout, KVPart
+from .kv_layout import KVLayout
 
 
 class DeviceKVPool:
@@ -48,14 +50,13 @@ class DeviceKVPool:
         self.page_size = page_size
         num_slots = (num_pages + num_spare_pages) * page_size
         self.parts = zeroed_parts(layout, num_slots, torch.device(device))
-        self.layers: tuple[KVLayer, ...] = tuple(
-            _layer(layout.parts, tensors) for tensors in zip(*self.parts, strict=True)
-        )
+        of_layer: list[dict[str, Tensor]] = [{} for _ in range(layout.num_layers)]
+        for part, tensors in zip(layout.parts, self.parts, strict=True):
+            for layer, tensor in zip(layout.layers_of(part), tensors, strict=True):
+                of_layer[layer][part.name] = tensor.view(getattr(torch, part.dtype))
+        self.layers: tuple[KVLayer, ...] = tuple(map(_layer, of_layer))
         self.index_keys: tuple[Tensor, ...] = tuple(
-            tensor.view(getattr(torch, part.dtype))[0]
-            for part, tensors in zip(layout.parts, self.parts, strict=True)
-            if part.name == "index"
-            for tensor in tensors
+            views["index"][0] for views in of_layer if "index" in views
         )
 
     @property
@@ -67,11 +68,11 @@ class DeviceKVPool:
 def zeroed_parts(
     layout: KVLayout, num_slots: int, device: torch.device
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """For each part and layer: [num_vectors, num_slots, vector_bytes] uint8."""
+    """For each part and layer that has it: [num_vectors, num_slots, vector_bytes] uint8."""
     return tuple(
         tuple(
             zeros((part.num_vectors, num_slots, part.vector_bytes), device)
-            for _ in range(layout.num_layers)
+            for _ in layout.layers_of(part)
         )
         for part in layout.parts
     )
@@ -86,12 +87,9 @@ def zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.uint8)).view(shape)
 
 
-def _layer(parts: tuple[KVPart, ...], tensors: tuple[Tensor, ...]) -> KVLayer:
-    """One layer's KV as the kernels take it."""
-    views = [
-        tensor.view(getattr(torch, part.dtype)) for part, tensor in zip(parts, tensors, strict=True)
-    ]
-    if parts[0].name == "latent":
-        return views[0][0]
-    heads = [view.view(2, -1, *view.shape[1:]) for view in views]
-    return heads[0] if len(heads) == 1 else QuantizedKV(heads[0], heads[1][..., 0])
+def _layer(views: dict[str, Tensor]) -> KVLayer:
+    """One layer's KV as the kernels take it; views: by the part's name, see kv_layout.py."""
+    if "latent" in views:
+        return views["latent"][0]
+    heads = {name: view.view(2, -1, *view.shape[1:]) for name, view in views.items()}
+    return heads["kv"] if "kv" in heads else QuantizedKV(heads["values"], heads["scales"][..., 0])

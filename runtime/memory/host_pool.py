@@ -39,7 +39,7 @@ class PinnedKVPool:
     """The same for a GPU: pinned, so all its memory is taken at once.
 
     pages  [num_pages, page_bytes] uint8; a page is part after part, each
-           [num_layers, num_vectors, page_size, vector_bytes]
+           [layers that have it, num_vectors, page_size, vector_bytes]
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:

@@ -6,7 +6,8 @@
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
                   index   one vector of the indexer's head_dim      where it selects keys
 
-Code that moves KV sees only parts: vectors of a number of bytes. Torch-free.
+Layers whose heads differ from others' have parts of their own. Code that moves KV sees only parts:
+vectors of a number of bytes. Torch-free.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _QUANTIZED = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """What each layer stores of a token in one tensor: vectors of one width."""
+    """What layers of one shape store of a token in a tensor each: vectors of one width."""
 
     name: str
     num_vectors: int
     width: int  # elements of a vector
     dtype: str  # as torch names it
+    layers: tuple[int, ...] | None = None  # of those that keep KV; None: all
 
     @property
     def vector_bytes(self) -> int:
@@ -49,7 +51,7 @@ class KVPart:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The KV of a token: the same parts in each layer that keeps any."""
+    """The KV of a token, in the layers that keep any."""
 
     num_layers: int
     parts: tuple[KVPart, ...]
@@ -57,7 +59,11 @@ class KVLayout:
     @property
     def bytes_per_token(self) -> int:
         """Over all layers."""
-        return self.num_layers * sum(part.bytes_per_token for part in self.parts)
+        return sum(len(self.layers_of(part)) * part.bytes_per_token for part in self.parts)
+
+    def layers_of(self, part: KVPart) -> tuple[int, ...]:
+        """The layers that have the part, ascending."""
+        return tuple(range(self.num_layers)) if part.layers is None else part.layers
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto") -> KVLayout:
@@ -69,7 +75,7 @@ class KVLayout:
 
 
 def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tuple[KVPart, ...]:
-    latent, num_vectors = config.latent, 2 * config.num_kv_heads
+    latent = config.latent
     if latent is not None:
         if kv_cache_dtype != "auto":
             allowed = "auto: this model keeps one small latent a token (latent attention)"
@@ -78,9 +84,27 @@ def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tup
         if latent.indexer is None:
             return (row,)
         return (row, KVPart("index", 1, latent.indexer.head_dim, dtype))
+    shapes = config.kv_shapes
+    distinct = dict.fromkeys(shapes)
+    parts: list[KVPart] = []
+    for shape in distinct:
+        layers = tuple(index for index, each in enumerate(shapes) if each == shape)
+        parts += _heads(*shape, dtype, kv_cache_dtype, None if len(distinct) == 1 else layers)
+    return tuple(parts)
+
+
+def _heads(
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    kv_cache_dtype: KVCacheDtype,
+    layers: tuple[int, ...] | None,
+) -> list[KVPart]:
+    """Of layers with these keys and values."""
+    num_vectors = 2 * num_kv_heads
     if kv_cache_dtype == "auto":
-        return (KVPart("kv", num_vectors, config.head_dim, dtype),)
-    return (
-        KVPart("values", num_vectors, config.head_dim, _QUANTIZED[kv_cache_dtype]),
-        KVPart("scales", num_vectors, 1, "float32"),
-    )
+        return [KVPart("kv", num_vectors, head_dim, dtype, layers)]
+    return [
+        KVPart("values", num_vectors, head_dim, _QUANTIZED[kv_cache_dtype], layers),
+        KVPart("scales", num_vectors, 1, "float32", layers),
+    ]

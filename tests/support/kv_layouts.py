@@ -15,6 +15,9 @@ LAYOUTS = {
     "fp8": KVLayout(
         3, (KVPart("values", 2, 6, "float8_e4m3fn"), KVPart("scales", 2, 1, "float32"))
     ),
+    "unlike layers": KVLayout(
+        3, (KVPart("kv", 4, 16, "bfloat16", (0, 2)), KVPart("kv", 2, 32, "bfloat16", (1,)))
+    ),
     "latent": KVLayout(3, (KVPart("latent", 1, 40, "bfloat16"),)),
     "indexed": KVLayout(
         2, (KVPart("latent", 1, 40, "bfloat16"), KVPart("index", 1, 24, "bfloat16"))

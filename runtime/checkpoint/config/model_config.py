@@ -270,6 +270,14 @@ class DecoderConfig:
         without = () if self.recurrent is None else self.recurrent.layers
         return tuple(index for index in range(self.num_layers) if index not in without)
 
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(num_kv_heads, head_dim) of each of the attention_layers."""
+        varied = self.varied
+        if varied is None:
+            return ((self.num_kv_heads, self.head_dim),) * len(self.attention_layers)
+        return tuple((varied.num_kv_heads[i], varied.head_dims[i]) for i in self.attention_layers)
+
     def has_window(self, layer_index: int) -> bool:
         """Whether the layer's attention has a window."""
         options = self.attention_kinds[self.layer_kinds[layer_index]]

@@ -20,8 +20,8 @@ class AltUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class VariedLayers:
-    """Each tuple has an entry a layer. A model's own `num_kv_heads` and `head_dim` are those of the
-    pool: a layer with fewer heads or smaller ones repeats and pads its own."""
+    """Each tuple has an entry a layer. A model's own `num_kv_heads` and `head_dim` are the largest;
+    layers of one kind of attention are alike in both."""
 
     head_dims: tuple[int, ...]
     num_kv_heads: tuple[int, ...]

@@ -42,14 +42,16 @@ class BlockLayout:
     @property
     def block_bytes(self) -> int:
         """Size of a block's payload: part after part, each
-        [num_layers, num_vectors, BLOCK_TOKENS, vector_bytes]."""
+        [layers that have it, num_vectors, BLOCK_TOKENS, vector_bytes]."""
         return self.kv.bytes_per_token * BLOCK_TOKENS
 
     @property
     def digest(self) -> bytes:
         """16 bytes that stand for all of it."""
-        text = _FORMAT + repr(astuple(self)).encode()
-        return blake2b(text, digest_size=16).digest()
+        # A part of all layers is written as it was before there were parts of some.
+        parts = tuple(tuple(v for v in astuple(p) if v is not None) for p in self.kv.parts)
+        said = (self.model_revision, self.arithmetic, (self.kv.num_layers, parts))
+        return blake2b(_FORMAT + repr(said).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def read_gemma4(config: Fields, architecture: str) -> DecoderConfig:
     decoder = replace(decoder, varied=_varied(config, decoder))
     assert decoder.varied is not None, "it was just set"
     decoder = replace(
-        decoder,
+        _with_kinds_of_heads(decoder, decoder.varied),
         head_dim=max(decoder.varied.head_dims),
         num_kv_heads=max(decoder.varied.num_kv_heads),
     )
@@ -72,6 +72,18 @@ def read_gemma4(config: Fields, architecture: str) -> DecoderConfig:
 def read_gemma4_with_images(config: Fields, architecture: str) -> DecoderConfig:
     return seeing_and_hearing(
         read_text_half(config, lambda text: read_gemma4(text, architecture), is_tied=True)
+    )
+
+
+def _with_kinds_of_heads(decoder: DecoderConfig, varied: VariedLayers) -> DecoderConfig:
+    """Layers of one kind of attention have heads of one size and as many of KV."""
+    shapes = zip(decoder.layer_kinds, varied.head_dims, varied.num_kv_heads, strict=True)
+    of_layer = list(shapes)
+    kinds = list(dict.fromkeys(of_layer))
+    return replace(
+        decoder,
+        attention_kinds=tuple(decoder.attention_kinds[kind] for kind, _, _ in kinds),
+        kind_of_layer=tuple(kinds.index(each) for each in of_layer),
     )
 
 
@@ -142,9 +154,6 @@ def _heads(config: Fields, decoder: DecoderConfig, layer: int) -> tuple[int, int
     number = own.integer("num_key_value_heads", decoder.num_kv_heads, most=decoder.num_heads)
     if head_dim % 2:
         raise own.fail("head_dim", "an even number, as rotary embeddings need")
-    if max(number, decoder.num_kv_heads) % min(number, decoder.num_kv_heads):
-        expected = f"a divisor or a multiple of num_key_value_heads={decoder.num_kv_heads}"
-        raise own.fail("num_key_value_heads", expected)
     if decoder.num_heads % number:
         raise own.fail("num_key_value_heads", f"a divisor of {decoder.num_heads}")
     return number, head_dim

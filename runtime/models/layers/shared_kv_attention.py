@@ -1,16 +1,11 @@
 """Self-attention of layers of several shapes, of which some attend to the KV of an earlier one
-(Gemma 3n, Gemma 4). Queries, keys and values are normed head by head, values without weights.
-
-The pool has one shape for all layers. Heads that are smaller are padded with zeros, and fewer key
-and value heads are repeated: neither changes what is attended.
-"""
+(Gemma 3n, Gemma 4). Queries, keys and values are normed head by head, values without weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ....kernels.ops import KVLayer, RMSNorm
@@ -44,7 +39,6 @@ class SharedKVAttention:
         self._kernels = build.kernels
         self._num_heads, self._num_kv_heads = config.num_heads, varied.num_kv_heads[layer_index]
         self._head_dim = varied.head_dims[layer_index]
-        self._pool_heads, self._padding = config.num_kv_heads, config.head_dim - self._head_dim
         has_values = varied.has_values[layer_index]
         is_own = source == layer_index
         parts = ["q", *(("k", "v") if has_values else ("k",))] if is_own else ["q"]
@@ -89,9 +83,8 @@ class SharedKVAttention:
         queries = self._query_norm(parts[0]).view(len(x), self._num_heads, -1)
         rotate(queries, rotary.cos, rotary.sin)
         plan = batch.attention[self._kind]
-        attended = self._kernels.paged_attention(self._padded(queries), kv_layer, plan, None)
-        attended = attended[..., : self._head_dim].reshape(len(x), -1)
-        return self._output(attended, batch)
+        attended = self._kernels.paged_attention(queries, kv_layer, plan, None)
+        return self._output(attended.view(len(x), -1), batch)
 
     def _store(
         self,
@@ -108,10 +101,4 @@ class SharedKVAttention:
         values = own.value_norm(value).view(shape)
         keys = own.key_norm(key).view(shape)
         rotate(keys, rotary.cos, rotary.sin)
-        share = self._pool_heads // self._num_kv_heads
-        keys, values = (self._padded(each).repeat_interleave(share, 1) for each in (keys, values))
         self._kernels.store_kv(keys, values, kv_layer, slots)
-
-    def _padded(self, heads: Tensor) -> Tensor:
-        """To the pool's size; contiguous."""
-        return F.pad(heads, (0, self._padding)) if self._padding else heads

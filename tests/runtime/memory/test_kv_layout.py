@@ -64,6 +64,21 @@ def test_layers_and_their_parts_are_one_memory(config: ModelConfig) -> None:
     assert scales[2, 7].view(torch.float32).tolist() == [2.5]
 
 
+@pytest.mark.parametrize("name", ["auto", "int8"])
+def test_layers_of_unlike_heads_keep_no_more_than_they_have(
+    config: ModelConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = ((2, 16), (1, 24), (2, 16))
+    monkeypatch.setattr(ModelConfig, "kv_shapes", shapes)
+    layout = KVLayout.of(config, "bfloat16", name)  # type: ignore[arg-type]
+    a_head = {"auto": lambda size: 2 * size, "int8": lambda size: size + 4}[name]
+    assert layout.bytes_per_token == sum(2 * heads * a_head(size) for heads, size in shapes)
+    pool = pool_of(layout)
+    assert pool.num_bytes == 24 * layout.bytes_per_token
+    values = [layer.values if isinstance(layer, QuantizedKV) else layer for layer in pool.layers]
+    assert [tuple(each.shape) for each in values] == [(2, n, 24, size) for n, size in shapes]
+
+
 def test_an_indexer_has_a_key_beside_the_latent(config: ModelConfig) -> None:
     latent = LatentConfig(32, 8, 16, 16, 24, indexer=IndexerConfig(4, 12))
     layout = KVLayout.of(replace(config, latent=latent), "float32")

@@ -60,6 +60,7 @@ def test_other_namespaces_and_layouts_have_other_keys() -> None:
                 replace(PLAIN, num_vectors=4),
                 replace(PLAIN, width=4),
                 replace(PLAIN, dtype="int8"),
+                replace(PLAIN, layers=(0,)),
             )
         ),
         replace(LAYOUT, kv=KVLayout(1, (PLAIN, PLAIN))),
