@@ -87,13 +87,16 @@ def latent_attention(
     """See `ops.LatentAttention`; select: gives the sparse queries' slots, as `ops.SelectKeys`."""
     if not isinstance(plan, SparseLatentPlan):
         return kernels.latent_attention(*queries, kv_layer, plan)
-    out = torch.empty_like(queries[0], memory_format=torch.contiguous_format)
+    q_latent, q_rope = queries
+    out = torch.empty_like(q_latent, memory_format=torch.contiguous_format)
+
+    def attend(tokens: Tensor, plan: object) -> None:
+        own = q_latent.index_select(0, tokens), q_rope.index_select(0, tokens)
+        out[tokens] = kernels.latent_attention(*own, kv_layer, plan)
+
     if plan.whole is not None:
-        whole = [part.index_select(0, plan.whole_tokens) for part in queries]
-        out[plan.whole_tokens] = kernels.latent_attention(*whole, kv_layer, plan.whole)
-    sparse = [part.index_select(0, plan.sparse_tokens) for part in queries]
-    selected = plan.of_slots(select(plan))
-    out[plan.sparse_tokens] = kernels.latent_attention(*sparse, kv_layer, selected)
+        attend(plan.whole_tokens, plan.whole)
+    attend(plan.sparse_tokens, plan.of_slots(select(plan)))
     return out
 
 

@@ -22,10 +22,12 @@ from .varied_shape import varied_parameters, varied_products
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """`count` layers with the same attention window, or that select as many keys."""
+    """`count` layers with the same attention window and heads, or that select as many keys."""
 
     count: int
     num_visible: int | None  # keys that a query sees at most, including its own; None: all before
+    num_kv_heads: int
+    head_dim: int
 
     def num_keys(self, num_tokens: int, before: int) -> int:
         """Keys seen by `num_tokens` queries, each counted once, of a row with `before` earlier
@@ -110,9 +112,11 @@ def _attention_layers(config: DecoderConfig) -> tuple[AttentionLayers, ...]:
     """Also those that attend to another layer's KV."""
     all_layers = range(config.num_layers)
     layers = config.attention_layers if config.varied is None else all_layers
-    kinds = [config.layer_kinds[layer] for layer in layers]
-    counts = Counter(_num_visible(config, kind) for kind in kinds)
-    return tuple(AttentionLayers(count, visible) for visible, count in counts.items())
+    counts = Counter(
+        (_num_visible(config, config.layer_kinds[layer]), *config.kv_shape(layer))
+        for layer in layers
+    )
+    return tuple(AttentionLayers(count, *alike) for alike, count in counts.items())
 
 
 def _num_visible(config: DecoderConfig, kind: int) -> int | None:

@@ -5,7 +5,7 @@ the longer of its reading and its arithmetic. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .devices import DeviceModel
 from .formats import DTYPE_BYTES
@@ -92,23 +92,40 @@ class CostModel:
     def _attention_s(self, num_tokens: int, before: int) -> float:
         """A row's attention. A chunk reads its keys once for all of its tokens; in layers with a
         window, keys before it cost nothing; where keys are selected, all index keys are read."""
-        config, device = self.model.config, self.device
-        key_bytes = self.model.kv_bytes_per_token / len(config.attention_layers)
-        if config.latent is None:
-            flop_a_pair = 4 * config.num_heads * config.head_dim
-        else:
-            latent = config.latent
-            flop_a_pair = 2 * config.num_heads * (2 * latent.latent_dim + latent.rope_dim)
-        total_s, indexer = 0.0, None if config.latent is None else config.latent.indexer
-        if indexer is not None:
-            index_bytes = indexer.head_dim * DTYPE_BYTES[self.model.format.dtype]
-            key_bytes -= index_bytes
-            every = AttentionLayers(len(config.attention_layers), None)
-            read_s = every.num_keys(num_tokens, before) * index_bytes / device.kv_bytes_s
-            flop = every.num_pairs(num_tokens, before) * 2 * indexer.num_heads * indexer.head_dim
-            total_s += every.count * max(read_s, flop / device.attention_flop_s)
+        device = self.device
+        total_s = self._selection_s(num_tokens, before)
         for layers in self.model.shape.attention:
+            key_bytes, flop_a_pair = self._of_a_key(layers)
             read_s = layers.num_keys(num_tokens, before) * key_bytes / device.kv_bytes_s
             flop = layers.num_pairs(num_tokens, before) * flop_a_pair
             total_s += layers.count * max(read_s, flop / device.attention_flop_s)
         return total_s
+
+    def _of_a_key(self, layers: AttentionLayers) -> tuple[float, float]:
+        """Bytes of a token's KV in one of the layers, and operations of a query with it."""
+        config, latent = self.model.config, self.model.config.latent
+        if latent is not None:
+            key_bytes = self.model.kv_bytes_per_token / len(config.attention_layers)
+            key_bytes -= self._index_key_bytes
+            return key_bytes, 2 * config.num_heads * (2 * latent.latent_dim + latent.rope_dim)
+        numbers = sum(heads * head_dim for heads, head_dim in config.kv_shapes)
+        share = layers.num_kv_heads * layers.head_dim / numbers
+        return self.model.kv_bytes_per_token * share, 4 * config.num_heads * layers.head_dim
+
+    @property
+    def _index_key_bytes(self) -> int:
+        latent = self.model.config.latent
+        if latent is None or latent.indexer is None:
+            return 0
+        return latent.indexer.head_dim * DTYPE_BYTES[self.model.format.dtype]
+
+    def _selection_s(self, num_tokens: int, before: int) -> float:
+        """Scores of all keys, in layers that select them."""
+        latent = self.model.config.latent
+        if latent is None or latent.indexer is None:
+            return 0.0
+        indexer, (layers,) = latent.indexer, self.model.shape.attention
+        every = replace(layers, num_visible=None)
+        read_s = every.num_keys(num_tokens, before) * self._index_key_bytes / self.device.kv_bytes_s
+        flop = every.num_pairs(num_tokens, before) * 2 * indexer.num_heads * indexer.head_dim
+        return every.count * max(read_s, flop / self.device.attention_flop_s)

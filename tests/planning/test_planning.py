@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from stemma.__main__ import main
 from stemma.cli.model_report import examine_model
 from stemma.errors import InvalidRequest, ModelLoadError
-from stemma.kernels.model_options import AttentionOptions, RoutingOptions
+from stemma.kernels.model_options import AttentionOptions, LatentOptions, RoutingOptions
 from stemma.kernels.registry import select_kernels
 from stemma.planning.closed_loop import ClosedLoop, Load, ModelledDevice
 from stemma.planning.devices import GPUS
@@ -31,7 +31,12 @@ from stemma.planning.probe import cost_model
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import StoredWeights, stored_weights
-from stemma.runtime.checkpoint.config.model_config import ExpertsConfig
+from stemma.runtime.checkpoint.config.model_config import (
+    ExpertsConfig,
+    IndexerConfig,
+    LatentConfig,
+)
+from stemma.runtime.checkpoint.config.varied_layers import VariedLayers
 from stemma.runtime.checkpoint.formats import stored_method
 from stemma.runtime.checkpoint.loader import DummyWeights, open_weights
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
@@ -93,7 +98,7 @@ def test_a_decode_step_reads_the_weights_once_whatever_the_batch() -> None:
 def test_what_queries_see_is_counted_one_by_one(
     num_tokens: int, before: int, visible: int | None
 ) -> None:
-    layers = AttentionLayers(1, visible)
+    layers = AttentionLayers(1, visible, num_kv_heads=1, head_dim=1)
     seen = [
         range(0 if visible is None else max(0, at + 1 - visible), at + 1)
         for at in range(before, before + num_tokens)
@@ -120,6 +125,37 @@ def test_layers_with_a_window_cost_no_more_beyond_it() -> None:
     prompt = attention_s(half, 65_536, 65_536) / attention_s(full, 65_536, 65_536)
     assert prompt == pytest.approx(0.5 + 0.5 * (2 * 4096 / 65_536), rel=0.05)
     assert half.model.kv_bytes_per_token == full.model.kv_bytes_per_token
+
+
+def test_beyond_the_selected_keys_a_context_costs_their_index_alone() -> None:
+    """DeepSeek-V3.2's: 2,048 latents of 576 numbers, and a key of 128 of each token."""
+    latent = LatentConfig(512, 64, 128, 128, 1536, indexer=IndexerConfig(4, 128))
+    config = replace(
+        EIGHT_B, latent=latent, attention_kinds=(LatentOptions(0.1, num_selected=2048),)
+    )
+    costs = CostModel(ServedModel.of(config, "bfloat16"), GPUS["h200"])
+    before, after = (costs.step_time([(1, n)], 1).attention_s for n in (4096, 104_096))
+    read_s = 100_000 * 128 * 2 / costs.device.kv_bytes_s
+    assert after - before == pytest.approx(32 * read_s)
+    assert costs.model.kv_bytes_per_token == 32 * 704 * 2
+
+
+def test_layers_of_unlike_heads_read_what_each_has() -> None:
+    """Of two layers the second keeps one head of 16 numbers, an eighth of the first."""
+    varied = VariedLayers(
+        head_dims=(64, 16), num_kv_heads=(2, 1), kv_sources=(0, 1), has_values=(True, True),
+        intermediate_sizes=(8, 8), sparsities=(0.0, 0.0), token_input_size=0, token_input_vocab=0,
+    )  # fmt: skip
+    config = replace(
+        TINY, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=64, varied=varied,
+        attention_kinds=(AttentionOptions(window=100), AttentionOptions()), kind_of_layer=(0, 1),
+    )  # fmt: skip
+    model = ServedModel.of(config, "bfloat16")
+    assert model.kv_bytes_per_token == 2 * 2 * (2 * 64 + 16)
+    costs = CostModel(model, GPUS["h200"])
+    short, long = (costs.step_time([(1, n)], 1).attention_s for n in (1000, 101_000))
+    read_s = 100_000 * 2 * 2 * 16 / costs.device.kv_bytes_s
+    assert long - short == pytest.approx(read_s)
 
 
 def test_rotary_tables_take_what_they_take() -> None:

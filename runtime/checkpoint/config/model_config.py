@@ -273,10 +273,14 @@ class DecoderConfig:
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """(num_kv_heads, head_dim) of each of the attention_layers."""
+        return tuple(self.kv_shape(layer) for layer in self.attention_layers)
+
+    def kv_shape(self, layer_index: int) -> tuple[int, int]:
+        """(num_kv_heads, head_dim) of a layer."""
         varied = self.varied
         if varied is None:
-            return ((self.num_kv_heads, self.head_dim),) * len(self.attention_layers)
-        return tuple((varied.num_kv_heads[i], varied.head_dims[i]) for i in self.attention_layers)
+            return self.num_kv_heads, self.head_dim
+        return varied.num_kv_heads[layer_index], varied.head_dims[layer_index]
 
     def has_window(self, layer_index: int) -> bool:
         """Whether the layer's attention has a window."""

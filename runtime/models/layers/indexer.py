@@ -33,7 +33,9 @@ class Indexer:
         query = source.take_weight([f"{name}.wq_b"], [heads * size], latent.query_latent_dim)
         self._query = kernels.make_linear(query, None)
         self._key = kernels.make_linear(source.take_weight([f"{name}.wk"], [size], hidden), None)
-        self._norm = [source.take(f"{name}.k_norm.{part}", (size,)) for part in ("weight", "bias")]
+        self._norm_weight, self._norm_bias = (
+            source.take(f"{name}.k_norm.{part}", (size,)) for part in ("weight", "bias")
+        )
         self._weights = kernels.make_output_linear(
             source.take_weight([f"{name}.weights_proj"], [heads], hidden)
         )
@@ -42,7 +44,7 @@ class Indexer:
     def keys(self, x: Tensor, rotary: Rotary) -> Tensor:
         """x [T, hidden_size] -> [T, head_dim]"""
         key = self._key(x)
-        key = F.layer_norm(key, key.shape[-1:], *self._norm, eps=_NORM_EPS)
+        key = F.layer_norm(key, key.shape[-1:], self._norm_weight, self._norm_bias, _NORM_EPS)
         return self._rotate(key[:, None], rotary.cos, rotary.sin)[:, 0]
 
     def queries(
