@@ -26,15 +26,16 @@ from .registry import Kernels
 from .sparse_rows import SomeRows, rows_of_selected, split_rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SparseLatentPlan:
-    """A step with sparse queries."""
+    """A step with sparse queries, and what was selected last in it."""
 
     whole: object | None  # plan of `latent_attention`; None: all queries are sparse
     whole_tokens: Tensor  # [num_whole] int64, places on the token axis
     sparse_tokens: Tensor  # [num_sparse] int64
     selection: object  # plan of `select_keys` for the sparse queries
     of_slots: Callable[[Tensor], object]  # selected slots -> their plan of `latent_attention`
+    selected: object | None = None  # such a plan
 
 
 Queries = tuple[Tensor, Tensor]
@@ -82,9 +83,10 @@ def latent_attention(
     queries: Queries,
     kv_layer: Tensor,
     plan: object,
-    select: Callable[[SparseLatentPlan], Tensor],
+    select: Callable[[SparseLatentPlan], Tensor] | None = None,
 ) -> Tensor:
-    """See `ops.LatentAttention`; select: gives the sparse queries' slots, as `ops.SelectKeys`."""
+    """See `ops.LatentAttention`; select: gives the sparse queries' slots, as `ops.SelectKeys`;
+    None: they are those of the call before."""
     if not isinstance(plan, SparseLatentPlan):
         return kernels.latent_attention(*queries, kv_layer, plan)
     q_latent, q_rope = queries
@@ -96,7 +98,10 @@ def latent_attention(
 
     if plan.whole is not None:
         attend(plan.whole_tokens, plan.whole)
-    attend(plan.sparse_tokens, plan.of_slots(select(plan)))
+    if select is not None:
+        plan.selected = plan.of_slots(select(plan))
+    assert plan.selected is not None, "the first layer selects"
+    attend(plan.sparse_tokens, plan.selected)
     return out
 
 

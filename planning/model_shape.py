@@ -149,10 +149,11 @@ def _latent_products(config: DecoderConfig, latent: LatentConfig) -> Iterator[Pr
     row_size = latent.latent_dim + latent.rope_dim
     yield Product("latent", hidden, row_size, layers, num_modules=1)
     if latent.indexer is not None:
-        size = latent.indexer.num_heads * latent.indexer.head_dim
-        yield Product("index query", latent.query_latent_dim or 0, size, layers)
-        yield Product("index key", hidden, latent.indexer.head_dim, layers)
-        yield Product("index weights", hidden, latent.indexer.num_heads, layers, is_quantized=False)
+        indexer, count = latent.indexer, len(latent.indexer.layers)
+        size = indexer.num_heads * indexer.head_dim
+        yield Product("index query", latent.query_latent_dim or 0, size, count)
+        yield Product("index key", hidden, indexer.head_dim, count)
+        yield Product("index weights", hidden, indexer.num_heads, count, is_quantized=False)
     up_size = heads * (latent.nope_dim + latent.value_dim)
     yield Product("latent up", latent.latent_dim, up_size, layers, is_quantized=False)
     yield Product("attention output", heads * latent.value_dim, hidden, layers, num_modules=1)
@@ -258,7 +259,6 @@ def _norms(config: DecoderConfig) -> int:
     if config.latent is not None:
         latent = config.latent
         own = latent.latent_dim + (latent.query_latent_dim or 0)
-        own += 0 if latent.indexer is None else 2 * latent.indexer.head_dim
     elif config.query_key_norm == "head":
         own = 2 * config.head_dim
     elif config.query_key_norm in ("whole", "layer"):
@@ -266,6 +266,8 @@ def _norms(config: DecoderConfig) -> int:
     number = {"around": 4, "parallel": 1}.get(config.norm_placement, 2)
     number = number if config.single_blocks is None else 1
     own *= len(config.attention_layers)
+    if config.latent is not None and config.latent.indexer is not None:
+        own += 2 * config.latent.indexer.head_dim * len(config.latent.indexer.layers)
     return (config.num_layers * number + 1) * _norm_size(config) + own
 
 

@@ -105,8 +105,11 @@ class CostModel:
         """Bytes of a token's KV in one of the layers, and operations of a query with it."""
         config, latent = self.model.config, self.model.config.latent
         if latent is not None:
-            key_bytes = self.model.kv_bytes_per_token / len(config.attention_layers)
-            key_bytes -= self._index_key_bytes
+            index_bytes = 0
+            if latent.indexer is not None:
+                index_bytes = self._index_key_bytes * len(latent.indexer.layers)
+            latent_bytes = self.model.kv_bytes_per_token - index_bytes
+            key_bytes = latent_bytes / len(config.attention_layers)
             return key_bytes, 2 * config.num_heads * (2 * latent.latent_dim + latent.rope_dim)
         numbers = sum(heads * head_dim for heads, head_dim in config.kv_shapes)
         share = layers.num_kv_heads * layers.head_dim / numbers
@@ -125,7 +128,7 @@ class CostModel:
         if latent is None or latent.indexer is None:
             return 0.0
         indexer, (layers,) = latent.indexer, self.model.shape.attention
-        every = replace(layers, num_visible=None)
+        every = replace(layers, count=len(indexer.layers), num_visible=None)
         read_s = every.num_keys(num_tokens, before) * self._index_key_bytes / self.device.kv_bytes_s
         flop = every.num_pairs(num_tokens, before) * 2 * indexer.num_heads * indexer.head_dim
         return every.count * max(read_s, flop / self.device.attention_flop_s)

@@ -83,7 +83,10 @@ def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tup
         row = KVPart("latent", 1, latent.latent_dim + latent.rope_dim, dtype)
         if latent.indexer is None:
             return (row,)
-        return (row, KVPart("index", 1, latent.indexer.head_dim, dtype))
+        selecting = latent.indexer.layers
+        own = tuple(i for i, layer in enumerate(config.attention_layers) if layer in selecting)
+        layers = None if len(own) == len(config.attention_layers) else own
+        return (row, KVPart("index", 1, latent.indexer.head_dim, dtype, layers))
     shapes = config.kv_shapes
     distinct = dict.fromkeys(shapes)
     parts: list[KVPart] = []

@@ -129,7 +129,7 @@ def test_layers_with_a_window_cost_no_more_beyond_it() -> None:
 
 def test_beyond_the_selected_keys_a_context_costs_their_index_alone() -> None:
     """DeepSeek-V3.2's: 2,048 latents of 576 numbers, and a key of 128 of each token."""
-    latent = LatentConfig(512, 64, 128, 128, 1536, indexer=IndexerConfig(4, 128))
+    latent = LatentConfig(512, 64, 128, 128, 1536, indexer=IndexerConfig(4, 128, tuple(range(32))))
     config = replace(
         EIGHT_B, latent=latent, attention_kinds=(LatentOptions(0.1, num_selected=2048),)
     )

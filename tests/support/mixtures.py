@@ -95,6 +95,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
     "Glm4MoeLite": {k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
+    "GlmMoeDsa": {**_LATENT, "index_topk": 12, "index_head_dim": 24, "index_n_heads": 2},
     "MiniMaxM2": {**_HEADS, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3},
     "Llama4": {
         **_HEADS,

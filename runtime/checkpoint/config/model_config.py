@@ -99,6 +99,8 @@ class IndexerConfig:
 
     num_heads: int  # of its queries
     head_dim: int  # of its queries and keys, of which the first rope_dim numbers are rotated
+    layers: tuple[int, ...]  # which select, the first among them; others take what was selected
+    is_interleaved: bool = False  # rotated pairs are adjacent
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,15 @@ def read_deepseek_v32(config: Fields, architecture: str) -> DecoderConfig:
     return with_experts(decoder, config, with_listed_layers(config, decoder, experts))
 
 
-def with_indexer(decoder: DecoderConfig, config: Fields) -> DecoderConfig:
-    """The decoder whose queries attend to `index_topk` tokens."""
+def with_indexer(
+    decoder: DecoderConfig,
+    config: Fields,
+    layers: tuple[int, ...] | None = None,
+    *,
+    is_interleaved: bool = False,
+) -> DecoderConfig:
+    """The decoder whose queries attend to `index_topk` tokens. layers: which select, None: all;
+    is_interleaved: unless config.json says it."""
     latent, (options,) = decoder.latent, decoder.attention_kinds
     assert latent is not None and isinstance(options, LatentOptions), "it was just read"
     if latent.query_latent_dim is None:
@@ -86,7 +93,12 @@ def with_indexer(decoder: DecoderConfig, config: Fields) -> DecoderConfig:
     head_dim = config.integer("index_head_dim")
     if head_dim < latent.rope_dim:
         raise config.fail("index_head_dim", f"at least qk_rope_head_dim, {latent.rope_dim}")
-    indexer = IndexerConfig(config.integer("index_n_heads"), head_dim)
+    indexer = IndexerConfig(
+        config.integer("index_n_heads"),
+        head_dim,
+        tuple(range(decoder.num_layers)) if layers is None else layers,
+        config.flag("indexer_rope_interleave", is_interleaved),
+    )
     return replace(
         decoder,
         latent=replace(latent, indexer=indexer),

@@ -1,5 +1,6 @@
 """GLM-4.5 to 4.7: attention of half-rotated heads, normed where the config says so, and the experts
-of DeepSeek-V3. GLM-4.7-Flash is a DeepSeek-V3 but for its defaults."""
+of DeepSeek-V3. GLM-4.7-Flash is a DeepSeek-V3 but for its defaults, GLM-5 a DeepSeek-V3.2 whose
+layers may take over what an earlier one selected."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from .deepseek import (
     drafting_layer,
     read_latent_decoder,
     sigmoid_experts,
+    with_indexer,
     with_listed_layers,
 )
 
@@ -47,6 +49,19 @@ _DEFAULTS_LITE = {
     "eos_token_id": 1,
 }
 
+_DEFAULTS_5 = {
+    **_DEFAULTS_LITE,
+    "q_lora_rank": 2048,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 256,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+}
+
 
 def read_glm4_moe(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults(_DEFAULTS)
@@ -67,3 +82,29 @@ def read_glm4_moe_lite(config: Fields, architecture: str) -> DecoderConfig:
     if config.get("mlp_layer_types") is None:
         config.restrict("first_k_dense_replace", 1)
     return with_experts(decoder, config, with_listed_layers(config, decoder, experts))
+
+
+def read_glm_moe_dsa(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_5)
+    decoder = read_latent_decoder(config, architecture)
+    layers = _selecting_layers(config, decoder.num_layers)
+    decoder = with_indexer(decoder, config, layers, is_interleaved=True)
+    experts = sigmoid_experts(config, decoder)
+    return with_experts(decoder, config, with_listed_layers(config, decoder, experts))
+
+
+def _selecting_layers(config: Fields, num_layers: int) -> tuple[int, ...]:
+    """Those that are listed as full, or marked by F in a pattern; else the first ones, and one of
+    every `index_topk_freq` behind them."""
+    field = "index_topk_pattern" if config.get("indexer_types") is None else "indexer_types"
+    listed = config.get(field)
+    if listed is None:
+        every = config.integer("index_topk_freq", 1)
+        first = config.integer("index_skip_topk_offset", 2)
+        return tuple(i for i in range(num_layers) if max(i - first + 1, 0) % every == 0)
+    kinds = list(listed) if isinstance(listed, str | list) else []
+    is_known = all(kind in ("full", "shared", "F", "S") for kind in kinds)
+    layers = tuple(index for index, kind in enumerate(kinds) if kind in ("full", "F"))
+    if len(kinds) != num_layers or not is_known or 0 not in layers:
+        raise config.fail(field, f"full or shared for each of {num_layers} layers, first full")
+    return layers

@@ -154,6 +154,7 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "DeepseekV32ForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT, INDEXED)),
     "Glm4MoeForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, PART, NORMED)),
     "Glm4MoeLiteForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT)),
+    "GlmMoeDsaForCausalLM": frozenset((EXPERTS, SHARED, GROUPS, LATENT, INDEXED)),
     "MiniMaxM2ForCausalLM": frozenset((EXPERTS, PART, NORMED)),
     "Gemma3nForCausalLM": _GEMMA_3N,
     "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},

@@ -22,7 +22,7 @@ from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .gemma3n import read_gemma3n, read_gemma3n_with_images
 from .gemma4 import read_gemma4, read_gemma4_with_images
 from .glm import read_glm, read_glm4
-from .glm_moe import read_glm4_moe, read_glm4_moe_lite
+from .glm_moe import read_glm4_moe, read_glm4_moe_lite, read_glm_moe_dsa
 from .gpt_oss import read_gpt_oss
 from .granite import read_granite, read_granite_hybrid
 from .hunyuan import read_hunyuan, read_hunyuan_moe
@@ -118,6 +118,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "DeepseekV32ForCausalLM": read_deepseek_v32,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
+    "GlmMoeDsaForCausalLM": read_glm_moe_dsa,
     "MiniMaxM2ForCausalLM": read_minimax_m2,
     "Llama4ForCausalLM": read_llama4,
     "Llama4ForConditionalGeneration": read_llama4_with_images,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...checkpoint.config.model_config import IndexerConfig, LatentConfig
 from .build import ModelBuild
-from .rotary import Rotary
+from .rotary import Rotary, turned
 
 _NORM_EPS = 1e-6
 
@@ -29,7 +29,7 @@ class Indexer:
         heads, size, hidden = config.num_heads, config.head_dim, build.config.hidden_size
         assert latent.query_latent_dim is not None, "the config's reader requires it"
         self._num_heads = heads
-        self._rope_dim = latent.rope_dim
+        self._rope_dim, self._is_interleaved = latent.rope_dim, config.is_interleaved
         query = source.take_weight([f"{name}.wq_b"], [heads * size], latent.query_latent_dim)
         self._query = kernels.make_linear(query, None)
         self._key = kernels.make_linear(source.take_weight([f"{name}.wk"], [size], hidden), None)
@@ -58,8 +58,6 @@ class Indexer:
         return self._rotate(q, cos, sin), weights
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """heads [T, N, head_dim], whose first rope_dim numbers are rotated, their pairs half of
-        them apart."""
+        """heads [T, N, head_dim], whose first rope_dim numbers are rotated."""
         rope, rest = heads[..., : self._rope_dim], heads[..., self._rope_dim :]
-        rope = torch.addcmul(rope * cos, rope.roll(self._rope_dim // 2, -1), sin)
-        return torch.cat((rope, rest), -1)
+        return torch.cat((turned(rope, cos, sin, is_interleaved=self._is_interleaved), rest), -1)

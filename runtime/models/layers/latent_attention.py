@@ -25,7 +25,7 @@ from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .indexer import Indexer
 from .linear import LinearLayer
-from .rotary import Rotary
+from .rotary import Rotary, turned
 
 # For the norms of latents, whatever the config says of other norms, as in Hugging Face.
 _LATENT_NORM_EPS = 1e-6
@@ -62,7 +62,8 @@ class LatentAttention:
                 out_features=[query_size],
             )
         self._indexer: Indexer | None = None
-        if latent.indexer is not None:
+        if latent.indexer is not None and layer_index in latent.indexer.layers:
+            self._index_layer = latent.indexer.layers.index(layer_index)
             self._indexer = Indexer(build, f"{name}.indexer", latent, latent.indexer)
         self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
         self._key_up, self._value_up = (
@@ -86,24 +87,24 @@ class LatentAttention:
             query = self._query_up(query_latent, batch)
         query = query.view(len(x), self._num_heads, -1)
         nope, rope = torch.split(query, [self._latent.nope_dim, self._latent.rope_dim], -1)
-        rotated = self._rotate(torch.cat((rope, key[:, None]), 1), rotary)
+        heads = torch.cat((rope, key[:, None]), 1)
+        rotated = turned(heads, rotary.cos, rotary.sin, is_interleaved=self._latent.is_interleaved)
         kv_layer = batch.kv_layers[self._layer_index]
         assert isinstance(kv_layer, Tensor), "latents are not quantized"
         stored = torch.cat((self._norm(latent.contiguous()), rotated[:, -1]), -1)
         self._kernels.store_latent(stored, kv_layer, batch.slot_mapping)
         queries, plan = (self._key_up(nope), rotated[:, :-1]), batch.attention[self._kind]
-        if self._indexer is None:
-            attended = self._kernels.latent_attention(*queries, kv_layer, plan)
-        else:
+        select = None
+        if self._indexer is not None:
             select = self._selection(self._indexer, x, query_latent, rotary, batch)
-            attended = latent_attention(self._kernels, queries, kv_layer, plan, select)
+        attended = latent_attention(self._kernels, queries, kv_layer, plan, select)
         return self._output(self._value_up(attended).reshape(len(x), -1), batch)
 
     def _selection(
         self, indexer: Indexer, x: Tensor, query_latent: Tensor, rotary: Rotary, batch: ForwardBatch
     ) -> Callable[[SparseLatentPlan], Tensor]:
         """Stores the tokens' index keys; returns what selects keys for sparse queries."""
-        index_keys = batch.index_keys[self._layer_index]
+        index_keys = batch.index_keys[self._index_layer]
         self._kernels.store_latent(indexer.keys(x, rotary), index_keys, batch.slot_mapping)
 
         def select(plan: SparseLatentPlan) -> Tensor:
@@ -111,18 +112,6 @@ class LatentAttention:
             return self._kernels.select_keys(q, weights, index_keys, plan.selection)
 
         return select
-
-    def _rotate(self, heads: Tensor, rotary: Rotary) -> Tensor:
-        """heads [T, N, rope_dim] -> their rotation, a new tensor, its halves apart.
-
-        Checkpoints with interleaved pairs store (a0, b0, a1, b1, ...); rotated here is (a0, a1,
-        ..., b0, b1, ...), for queries and keys alike, so that their products stay the same.
-        """
-        cos, sin = rotary.cos, rotary.sin
-        if self._latent.is_interleaved:
-            pairs = heads.view(*heads.shape[:2], self._latent.rope_dim // 2, 2)
-            heads = pairs.transpose(-1, -2).flatten(-2)
-        return torch.addcmul(heads * cos, heads.roll(self._latent.rope_dim // 2, -1), sin)
 
 
 def _latent_norm(build: ModelBuild, name: str, size: int) -> RMSNorm:

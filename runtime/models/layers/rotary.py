@@ -121,6 +121,19 @@ class LayerRotary:
         ]
 
 
+def turned(heads: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: bool) -> Tensor:
+    """heads [T, N, rotary_dim] -> their rotation, a new tensor, its halves apart.
+
+    With interleaved pairs (a0, b0, a1, b1, ...) it is (a0, a1, ..., b0, b1, ...) that is rotated,
+    of queries and keys alike, so that their products stay the same.
+    """
+    half = heads.shape[-1] // 2
+    if is_interleaved:
+        pairs = heads.reshape(*heads.shape[:2], half, 2)
+        heads = pairs.transpose(-1, -2).flatten(-2)
+    return torch.addcmul(heads * cos, heads.roll(half, -1), sin)
+
+
 def query_scale(positions: Tensor, scaling: QueryScaling) -> Tensor:
     """positions [T] int64 -> [T, 1, 1] float32; 1 within the length of training."""
     lengths = torch.floor((positions + scaling.offset) / scaling.length)

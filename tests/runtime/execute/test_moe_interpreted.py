@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {**GROUPED, "num_hidden_layers": 1, "norm_topk_prob": True},
     "GptOss": {**GROUPED, "num_hidden_layers": 2, "sliding_window": 7},
     "DeepseekV3": {**SMALL, "v_head_dim": 8},
-    "DeepseekV32": {**SMALL, "v_head_dim": 8, "index_topk": 11},
+    "DeepseekV32": {**SMALL, "v_head_dim": 8, "index_topk": 15},
 }
 OPS = ("route_experts", "experts", "store_latent", "latent_attention")
 

@@ -79,13 +79,16 @@ def test_layers_of_unlike_heads_keep_no_more_than_they_have(
     assert [tuple(each.shape) for each in values] == [(2, n, 24, size) for n, size in shapes]
 
 
-def test_an_indexer_has_a_key_beside_the_latent(config: ModelConfig) -> None:
-    latent = LatentConfig(32, 8, 16, 16, 24, indexer=IndexerConfig(4, 12))
+@pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2)], ids=str)
+def test_an_indexer_has_a_key_beside_the_latent(
+    config: ModelConfig, layers: tuple[int, ...]
+) -> None:
+    latent = LatentConfig(32, 8, 16, 16, 24, indexer=IndexerConfig(4, 12, layers))
     layout = KVLayout.of(replace(config, latent=latent), "float32")
-    assert layout.bytes_per_token == 3 * (32 + 8 + 12) * 4
+    assert layout.bytes_per_token == (3 * (32 + 8) + len(layers) * 12) * 4
     pool = pool_of(layout)
     assert [tuple(layer.shape) for layer in pool.layers] == [(24, 40)] * 3
-    assert [tuple(keys.shape) for keys in pool.index_keys] == [(24, 12)] * 3
+    assert [tuple(keys.shape) for keys in pool.index_keys] == [(24, 12)] * len(layers)
     pool.index_keys[1][7] = 2.5
     assert pool.parts[1][1][0, 7].view(torch.float32).tolist() == [2.5] * 12
 

@@ -104,6 +104,7 @@ MODELS = {
     "gemma4": Model(_mixture("Gemma4")),
     "deepseek_v3": Model(_mixture("DeepseekV3")),
     "deepseek_v32": Model(_mixture("DeepseekV32", index_topk=20)),
+    "glm_moe_dsa": Model(_mixture("GlmMoeDsa", index_topk=20, indexer_types=["full", "shared"])),
     "ernie4_5_moe": Model(_mixture("Ernie4_5_Moe")),
     "phi": Model(partial(make_checkpoint, architecture="phi", init_std=0.3, seed=5)),
     "ministral3": Model(_ministral3),

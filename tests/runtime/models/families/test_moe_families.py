@@ -207,6 +207,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
         },
     ),
+    "glm_moe_dsa": ("GlmMoeDsa", {"index_n_heads": 16}),
+    "glm_moe_dsa-shared": (
+        "GlmMoeDsa",
+        {
+            "num_hidden_layers": 4,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "index_topk": 7,
+            "index_n_heads": 18,
+            "n_group": 1,
+            "topk_group": 1,
+            "is_sharded": True,
+        },
+    ),
     "deepseek_v3-halves": (
         "DeepseekV3",
         {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True,
@@ -479,6 +492,19 @@ def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
     assert shape.num_active_parameters == pytest.approx(32.9e9, rel=1e-2)
 
 
+def test_layers_that_select_are_listed_or_follow_from_their_frequency(tmp_path: Path) -> None:
+    make_mixture(tmp_path, "GlmMoeDsa", num_hidden_layers=6)
+    for fields, expected in (
+        ({"index_topk_pattern": "FSSFSS"}, (0, 3)),
+        ({"index_topk_pattern": None, "index_topk_freq": 2}, (0, 1, 3, 5)),
+        ({"index_topk_freq": None}, (0, 1, 2, 3, 4, 5)),
+    ):
+        change_config(tmp_path, indexer_types=None, **fields)
+        latent = read_model_config(tmp_path).latent
+        assert latent is not None and latent.indexer is not None
+        assert latent.indexer.layers == expected
+
+
 def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     for number in (0, None):
@@ -529,6 +555,9 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("HunYuanMoEV1", {"moe_intermediate_size": [48, 40]}, "moe_intermediate_size"),
         ("HunYuanMoEV1", {"num_shared_expert": 2}, "num_shared_expert"),
         ("HunYuanMoEV1", {"use_cla": True}, "use_cla"),
+        ("DeepseekV32", {"index_head_dim": 8}, "index_head_dim"),
+        ("GlmMoeDsa", {"indexer_types": ["shared", "full"]}, "indexer_types"),
+        ("GlmMoeDsa", {"indexer_types": None, "index_topk_pattern": "FX"}, "index_topk_pattern"),
         ("HunYuanMoEV1", {"use_qk_norm": False}, "use_qk_norm"),
         ("HunYuanMoEV1", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("Ernie4_5_Moe", {"use_bias": True}, "use_bias"),
