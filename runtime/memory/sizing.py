@@ -46,12 +46,17 @@ def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_ro
 
 def _attention_width(config: ModelConfig) -> int:
     """Numbers a token: queries, keys, values and attended heads; in latent attention queries before
-    and after W_UK, attended latents and their values, rotated parts before and after."""
+    and after W_UK, attended latents and their values, rotated parts before and after; where keys
+    are selected, queries and attended latents once more, and the index's queries."""
     latent = config.latent
     if latent is None:
         return (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     of_head = latent.nope_dim + 2 * latent.latent_dim + 2 * latent.value_dim + 3 * latent.rope_dim
-    return config.num_heads * of_head + 2 * (latent.latent_dim + latent.rope_dim)
+    row, index = 2 * (latent.latent_dim + latent.rope_dim), 0
+    if latent.indexer is not None:
+        of_head += 2 * latent.latent_dim + latent.rope_dim
+        index = 2 * latent.indexer.num_heads * latent.indexer.head_dim
+    return config.num_heads * of_head + row + index
 
 
 def _feed_forward_width(config: ModelConfig) -> int:

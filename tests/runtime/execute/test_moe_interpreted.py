@@ -36,7 +36,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {**GROUPED, "num_hidden_layers": 1, "norm_topk_prob": True},
     "GptOss": {**GROUPED, "num_hidden_layers": 2, "sliding_window": 7},
     "DeepseekV3": {**SMALL, "v_head_dim": 8},
-    "DeepseekV32": {**SMALL, "v_head_dim": 8, "index_topk": 15},
 }
 OPS = ("route_experts", "experts", "store_latent", "latent_attention")
 
@@ -110,6 +109,19 @@ def test_quantized_experts_say_what_the_cpu_says(tmp_path: Path) -> None:
         assert request.error is None and request.output_ids == truth.output_ids
         assert request.scores == pytest.approx(truth.scores, abs=1e-4)
     assert expected[-1].scores != pytest.approx(floating[-1].scores, abs=1e-3)
+
+
+def test_selected_keys_say_what_the_cpu_says(tmp_path: Path) -> None:
+    """In steps that are captured as long as no query has more keys than are selected."""
+    sizes = {**SHAPES["DeepseekV3"], "index_topk": 11}
+    make_mixture(tmp_path, "DeepseekV32", has_tokenizer=True, init_std=0.4, **sizes)
+    expected = serve(load(tmp_path))
+    loaded = load(tmp_path, device="cuda", cuda_graph_max_tokens=8)
+    for request, truth in zip(serve(loaded), expected, strict=True):
+        assert request.error is None and request.output_ids == truth.output_ids
+        assert request.scores == pytest.approx(truth.scores, abs=1e-4)
+    steps = loaded.runner.steps
+    assert isinstance(steps, AsynchronousSteps) and steps.forward.num_graphs > 0
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:

@@ -11,8 +11,8 @@
     scaled queries               by their place alone
     LayerNorm, no gates          computed by torch
 
-So cache hits, chunks, batches, shared segments, preemption, moves between tiers and restarts change
-no token, greedy or drawn with a seed.
+So cache hits, chunks, batches, shared segments, drafts, preemption, moves between tiers and
+restarts change no token, greedy or drawn with a seed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import torch
 from checkpoints import make_checkpoint
 from fakes import FakeListener
 from mixtures import make_mixture
+from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 from step_plans import Feed, PlanDriver
 
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
@@ -176,6 +177,15 @@ def test_tokens_are_identical_missed_and_hit(
     assert outputs_of(hits) == alone[::-1]
     assert sum(request.num_cached_tokens for request in hits) > 150
     assert loaded.engine.scheduler.stats.num_shared_tokens > 0
+
+
+def test_tokens_are_identical_whatever_is_drafted(engine_of: Load, alone: list[list[int]]) -> None:
+    loaded = engine_of(page_size=16, chunked_prefill_size=23)
+    outputs = {prompt: output for (prompt, _), output in zip(JOBS, alone, strict=True)}
+    speculate(loaded.engine, ScriptedDrafter(outputs, sometimes_right(random.Random(1))))
+    assert outputs_of(serve(loaded, JOBS)) == alone
+    stats = loaded.engine.scheduler.stats
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(
