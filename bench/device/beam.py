@@ -25,11 +25,13 @@ from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
 from ...runtime.engine import Engine, LoadedModel
 from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.models.model_config import read_model_config
 from ...runtime.schedule.beam_search import BeamParams, BeamSearch
 from ...runtime.schedule.beams import BeamGroup
 from ...runtime.schedule.plan import RowResult, TokenLogprob
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
 
@@ -48,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     configure_threads(args.num_threads or default_num_threads(args.model), None)
-    engine = _engine(args)
+    engine, ids = _engine(args), plain_ids(read_model_config(args.model).vocab_size)
     ways: dict[str, Callable[[list[int]], object]] = {
         "one output": partial(_one_output, engine, args.output_tokens)
     }
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     outputs: dict[str, list[object]] = {name: [] for name in ways}
     rng = random.Random(0)
     for number in range(args.rounds + 1):
-        prompt = [rng.randrange(300, 4000) for _ in range(args.prompt_tokens)]
+        prompt = random_prompt(rng, args.prompt_tokens, ids).tolist()
         for name, way in ways.items():
             engine.flush_cache()
             started = time.perf_counter()

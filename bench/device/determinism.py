@@ -24,6 +24,7 @@ from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.plan import RowResult
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import print_table, write_report
 
 Prompts = Sequence[Sequence[int]]
@@ -47,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     configure_threads(args.num_threads or default_num_threads(args.model), None)
     engines = [_load(args, mode == "deterministic") for mode in MODES]
+    ids = plain_ids(engines[0].model_config.vocab_size)
     rows: list[dict[str, Any]] = []
     for batch in args.batches:
-        own = _prompts(batch, 0, args.prompt_tokens)
+        own = _prompts(ids, batch, 0, args.prompt_tokens)
         rows += _costs(engines, f"{batch} x {args.prompt_tokens} tokens", own, args)
         if batch > 1:
-            shared = _prompts(batch, args.shared_tokens, 16)
+            shared = _prompts(ids, batch, args.shared_tokens, 16)
             name = f"{batch} that share {args.shared_tokens} tokens"
             rows.append(_costs(engines, name, shared, args)[1])
     answers = [
@@ -95,10 +97,10 @@ def _load(args: argparse.Namespace, is_deterministic: bool) -> LoadedModel:
     )
 
 
-def _prompts(count: int, shared_tokens: int, own_tokens: int) -> list[list[int]]:
+def _prompts(ids: range, count: int, shared_tokens: int, own_tokens: int) -> list[list[int]]:
     rng = random.Random(count)
-    shared = [rng.randrange(300, 4000) for _ in range(shared_tokens)]
-    return [shared + [rng.randrange(300, 4000) for _ in range(own_tokens)] for _ in range(count)]
+    shared = random_prompt(rng, shared_tokens, ids)
+    return [(shared + random_prompt(rng, own_tokens, ids)).tolist() for _ in range(count)]
 
 
 def _costs(
@@ -146,10 +148,11 @@ def _differences(loaded: LoadedModel, count: int, max_tokens: int) -> dict[str, 
     """Of answers alone and together: texts that differ, and log-probabilities of equal tokens
     after equal ones."""
     rng = random.Random(count)
-    text = _prompts(1, 0, 400)[0]
+    ids = plain_ids(loaded.model_config.vocab_size)
+    text = _prompts(ids, 1, 0, 400)[0]
     prompts = [
         text[: rng.choice((0, 50, 130, 200, 400))]
-        + [rng.randrange(300, 4000) for _ in range(rng.choice((1, 20, 77, 150)))]
+        + random_prompt(rng, rng.choice((1, 20, 77, 150)), ids).tolist()
         for _ in range(count)
     ]
     alone = []

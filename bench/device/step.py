@@ -11,7 +11,6 @@ import os
 import random
 import statistics
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.models.model_config import read_model_config
 from ...runtime.schedule.plan import RowResult
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     configure_threads(args.num_threads or default_num_threads(args.model), None)
     clocks = _Clocks()
     engine = _engine(args, clocks)
-    _steps(engine, clocks, 1, args)  # warm-up
+    ids = plain_ids(read_model_config(args.model).vocab_size)
+    _steps(engine, clocks, ids, 1, args)  # warm-up
     rows = []
     for batch in args.batches:
-        prefill, decode = _steps(engine, clocks, batch, args)
+        prefill, decode = _steps(engine, clocks, ids, batch, args)
         rows.append(_row(f"decode, batch {batch}", decode))
         rows.append(_row(f"prefill, {batch} x {args.prompt_tokens} tokens", prefill))
     write_report("step", sorted(rows, key=lambda row: str(row["step"])), args)
@@ -126,7 +128,6 @@ def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:
     from ...kernels.registry import select_kernels
     from ...runtime.engine import Engine
     from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
-    from ...runtime.models.model_config import read_model_config
 
     batch = max(args.batches)
     tokens = args.prompt_tokens + args.steps + 1
@@ -149,7 +150,7 @@ def _engine(args: argparse.Namespace, clocks: _Clocks) -> Engine:
 
 
 def _steps(
-    engine: Engine, clocks: _Clocks, batch: int, args: argparse.Namespace
+    engine: Engine, clocks: _Clocks, ids: range, batch: int, args: argparse.Namespace
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Milliseconds of the prefill step and of each decode step."""
     engine.flush_cache()
@@ -157,7 +158,7 @@ def _steps(
     max_tokens = args.steps + 1  # the first comes of the prefill step
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     for _ in range(batch):
-        prompt = array("i", (rng.randrange(300, 4000) for _ in range(args.prompt_tokens)))
+        prompt = random_prompt(rng, args.prompt_tokens, ids)
         engine.submit(Request(engine.next_request_id(), prompt, sampling, Ignore()))
     found = []
     while engine.has_work:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.schedule.request import Request
 from ...runtime.schedule.sampling_params import SamplingParams
 from ..device.step import Ignore
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
         max_total_tokens=args.decoders * (args.steps + 64) + args.prompt_tokens + 64,
         max_running_requests=args.decoders + 1,
     )
-    engine = LoadedModel(config).engine
-    _steps(engine, args, has_prompt=True)  # warm-up
+    loaded = LoadedModel(config)
+    engine, ids = loaded.engine, plain_ids(loaded.model_config.vocab_size)
+    _steps(engine, ids, args, has_prompt=True)  # warm-up
     rows = []
     scheduler, slowdown = engine.scheduler, config.decode_slowdown
     settings = [("off", unlimited, 0.0)]
@@ -62,22 +63,22 @@ def run(args: argparse.Namespace) -> int:
         settings.append((f"{budget} tokens", budget, 0.0))
         settings.append((f"{budget} tokens, slowdown {slowdown:g}", budget, slowdown))
     for name, scheduler.token_budget, scheduler.limits.slowdown in settings:
-        alone, _ = _steps(engine, args, has_prompt=False)
-        steps, during = _steps(engine, args, has_prompt=True)
+        alone, _ = _steps(engine, ids, args, has_prompt=False)
+        steps, during = _steps(engine, ids, args, has_prompt=True)
         rows.append(_row(name, alone, steps, during))
     write_report("stall", rows, args)
     return 0
 
 
 def _steps(
-    engine: Engine, args: argparse.Namespace, has_prompt: bool
+    engine: Engine, ids: range, args: argparse.Namespace, has_prompt: bool
 ) -> tuple[list[float], list[float]]:
     """Seconds of every decode step, and of those in which the prompt was computed."""
     engine.flush_cache()
     rng = random.Random(0)
 
     def submit(num_tokens: int, max_tokens: int) -> Request:
-        prompt = array("i", (rng.randrange(300, 4000) for _ in range(num_tokens)))
+        prompt = random_prompt(rng, num_tokens, ids)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         request = Request(engine.next_request_id(), prompt, sampling, Ignore())
         engine.submit(request)

@@ -17,7 +17,6 @@ import contextlib
 import random
 import statistics
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,13 +31,12 @@ from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
 from ...runtime.schedule.speculation import Speculation
 from ...runtime.speculate.drafter import Draft, Drafting, Subject
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
 if TYPE_CHECKING:
     from ...runtime.engine import Engine
     from ...runtime.execute.model_runner import ModelRunner
-
-_ALWAYS, _NEVER = 300, 301  # tokens
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -80,17 +78,17 @@ def run(args: argparse.Namespace) -> int:
     )
     loaded = LoadedModel(config)
     engine, device = loaded.engine, _TimedSteps(loaded.runner)
-    scheduler = engine.scheduler
+    scheduler, ids = engine.scheduler, plain_ids(loaded.model_config.vocab_size)
     settings: dict[float, Speculation | None] = {0.0: None}
     for acceptance in args.acceptance:
-        drafting = Drafting((Oracle(acceptance),), args.speculative_num_tokens)
+        drafting = Drafting((Oracle(acceptance, *ids[:2]),), args.speculative_num_tokens)
         settings[acceptance] = Speculation(drafting, 0, scheduler.stats)
     measured = {acceptance: _Measured() for acceptance in settings}
     for number in range(args.rounds + 1):
         for acceptance, speculation in settings.items():
             scheduler.speculation = speculation
             found = _Measured() if number == 0 else measured[acceptance]  # the first: to warm up
-            _measure(engine, device, number, args, found)
+            _measure(engine, ids, device, number, args, found)
     rows = [
         _row(acceptance, measured[acceptance], measured[0.0], settings[acceptance], args)
         for acceptance in settings
@@ -105,6 +103,8 @@ class Oracle:
     """A drafter; its texts are all alike."""
 
     acceptance: float
+    always: int  # the token that is right
+    never: int
     _rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def open(self, subject: Subject) -> Oracle:
@@ -115,7 +115,7 @@ class Oracle:
 
     def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
         is_right = [self._rng.random() < self.acceptance for _ in range(room)]
-        tokens = tuple(_ALWAYS if right else _NEVER for right in is_right)
+        tokens = tuple(self.always if right else self.never for right in is_right)
         return Draft(tokens, (self.acceptance,) * room, "oracle")
 
     def note(self, draft: Draft, num_accepted: int) -> None:
@@ -137,9 +137,12 @@ class _Measured:
     step_s: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class _Listener:
+    always: int
+
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
-        assert result.token_id == _ALWAYS, "the bias decides"
+        assert result.token_id == self.always, "the bias decides"
         return None
 
     def on_finish(self, request: Request) -> None:
@@ -161,16 +164,22 @@ class _TimedSteps:
 
 
 def _measure(
-    engine: Engine, device: _TimedSteps, number: int, args: argparse.Namespace, found: _Measured
+    engine: Engine,
+    ids: range,
+    device: _TimedSteps,
+    number: int,
+    args: argparse.Namespace,
+    found: _Measured,
 ) -> None:
-    """One output, from its second step on: the first one computes the prompt."""
+    """One output, from its second step on: the first one computes the prompt. The first of `ids`
+    is the output, the second is never right, the others are the prompt's."""
     rng = random.Random(number)
-    prompt = array("i", (rng.randrange(302, 4000) for _ in range(args.prompt_tokens)))
+    prompt = random_prompt(rng, args.prompt_tokens, ids[2:])
     num_first = 1 + args.speculative_num_tokens  # that the prefill step may bring
     sampling = SamplingParams(
-        max_tokens=num_first + args.steps, temperature=0.0, logit_bias=((_ALWAYS, 100.0),)
+        max_tokens=num_first + args.steps, temperature=0.0, logit_bias=((ids[0], 100.0),)
     )
-    request = Request(engine.next_request_id(), prompt, sampling, _Listener())
+    request = Request(engine.next_request_id(), prompt, sampling, _Listener(ids[0]))
     engine.flush_cache()
     engine.submit(request)
     while not request.num_output_tokens:
