@@ -157,6 +157,17 @@ GEMMA = {"head_dim": 16, "num_key_value_heads": 2, "sliding_window": 8}
         ("Phi", ("q_proj", "k_proj", "dense", "fc1", "fc2"), HEADS),
         ("Glm4", ("q_proj", "v_proj", "gate_up_proj"), {**HEADS, "head_dim": 24}),  # GLM's pairs
         ("DeepseekV2", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), {}),
+        ("Nemotron", ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"), {}),
+        ("NemotronH", ("q_proj", "o_proj", "mixer.up_proj", "in_proj", "out_proj"), {}),
+        (
+            "KimiLinear",
+            ("q_proj", "v_proj", "kv_a_proj_with_mqa", "o_proj", "shared_experts.up_proj"),
+            {},
+        ),
+        ("Llama4", ("q_proj", "k_proj", "o_proj", "shared_expert.up_proj"), {}),
+        ("Gemma3n", ALL_LINEAR, {}),
+        ("Gemma4", ALL_LINEAR, {}),
+        ("Qwen3_5", ALL_LINEAR, {}),
     ],
 )
 def test_other_families_equal_their_merged_weights(

@@ -406,11 +406,19 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, tmp_path: Path) ->
     ("family", "quantization"),
     [
         *(("DeepseekV3", quantization) for quantization in ("int8", "w8a8", "int4")),
-        *(("Glm4Moe", quantization) for quantization in ("int8", "int4")),
-        *(("Llama4", quantization) for quantization in ("int8", "int4")),
-        ("Gemma3n", "int4"),
-        ("NemotronH", "int8"),
-        ("Gemma4", "int8"),
+        *(
+            (family, quantization)
+            for family in (
+                "Glm4Moe",
+                "Llama4",
+                "Gemma3n",
+                "Gemma4",
+                "KimiLinear",
+                "Nemotron",
+                "NemotronH",
+            )
+            for quantization in ("int8", "int4")
+        ),
     ],
 )
 def test_quantized_experts_say_what_the_reference_says_of_them(
