@@ -15,6 +15,13 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from gguf_newer import (
+    NAMES,
+    converted_newer,
+    feed_forward_length,
+    with_packed_experts,
+    write_newer,
+)
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -35,8 +42,9 @@ _NAMES = {
     "GraniteForCausalLM": "granite",
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
+    **NAMES,
 }
-_PAIRED = ("llama", "smollm3", "granite")
+_PAIRED = ("llama", "smollm3", "granite", "mistral3", "granitehybrid")
 Kind = gguf.GGMLQuantizationType
 
 
@@ -58,10 +66,11 @@ def write_gguf(
     write_byte_level_tokenizer(writer, folder, config["vocab_size"])
     for name, tensor in _converted(folder, config, architecture):
         own = next((k for part, k in (kinds or {}).items() if part in name), kind)
-        is_matrix = tensor.ndim > 1 and "ffn_gate_inp" not in name
-        own = own if is_matrix else Kind.F32
+        is_matrix = tensor.ndim > 1 and not any(each in name for each in ("ffn_gate_inp", "conv"))
+        own = Kind.MXFP4 if tensor.dtype == np.uint8 else own if is_matrix else Kind.F32
         # The package's writer takes quantized data as bytes.
-        writer.add_tensor(name, gguf.quantize(tensor, own), raw_dtype=own)
+        data = tensor if own is Kind.MXFP4 else gguf.quantize(tensor, own)
+        writer.add_tensor(name, data, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,11 +119,12 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if (size := feed_forward_length(config)) is not None:
+        writer.add_feed_forward_length(size)
     writer.add_head_count(num_heads)
     is_latent = architecture == "deepseek2"
     writer.add_head_count_kv(1 if is_latent else config.get("num_key_value_heads", num_heads))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("head_dim") and not is_latent:
         writer.add_key_length(config["head_dim"])
@@ -146,17 +156,18 @@ def _write_family(writer: gguf.GGUFWriter, config: dict[str, Any], architecture:
             writer.add_rope_scaling_attn_factors(
                 math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
             )
-    if architecture == "granite":
+    if architecture in ("granite", "granitehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
     experts = config.get("num_local_experts", config.get("num_experts"))
     if experts is None:
-        experts = config.get("n_routed_experts")
+        experts = config.get("n_routed_experts", config.get("moe_num_experts"))
     if experts:
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        chosen = [config.get(name) for name in ("num_experts_per_tok", "moe_topk", "moe_k")]
+        writer.add_expert_used_count(next(each for each in chosen if each))
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "deepseek2":
@@ -179,6 +190,7 @@ def _write_family(writer: gguf.GGUFWriter, config: dict[str, Any], architecture:
         is_v3 = config["architectures"] == ["DeepseekV3ForCausalLM"]
         kinds = gguf.ExpertGatingFuncType
         writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
+    write_newer(writer, config, architecture)
 
 
 def _converted(
@@ -195,8 +207,9 @@ def _converted(
         if f"{length}_factor" in rope:
             values = np.array(rope[f"{length}_factor"], dtype=np.float32)
             yield f"rope_factors_{length}.weight", values
-    for name, tensor in _with_stacked_experts(load_file(folder / "model.safetensors")).items():
-        tensor = tensor.float()
+    tensors = with_packed_experts(load_file(folder / "model.safetensors"))
+    for name, tensor in _with_stacked_experts(tensors).items():
+        tensor = tensor if tensor.dtype == torch.uint8 else tensor.float()
         if architecture in _PAIRED and ".q_proj." in name:
             tensor = _paired(tensor, num_heads)
         if architecture in _PAIRED and ".k_proj." in name:
@@ -210,9 +223,18 @@ def _converted(
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert new is not None, name
-        yield new, tensor.squeeze().contiguous().numpy()
+        for own, part in converted_newer(name, tensor, config, architecture):
+            new = own if own.startswith("blk.") else _name_of(names, own)
+            yield (
+                new,
+                (part if architecture == "granitehybrid" else part.squeeze()).contiguous().numpy(),
+            )
+
+
+def _name_of(names: gguf.TensorNameMap, name: str) -> str:
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
 
 
 def _split_latent(
@@ -242,6 +264,9 @@ def _with_stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
             others[name] = tensor
             continue
         number, _, part = behind.partition(".")
+        if not number.isdigit():  # all of a layer in one tensor
+            others[name] = tensor
+            continue
         own = f"{before}.experts.{part}"
         # The package's table has Mixtral's stacks under a separate name.
         own = own.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ....kernels.quantized_tensors import E2M1_NUMBERS
 from .formats import BlockFormat
 
 _HALF_LARGEST = torch.finfo(torch.float16).max
@@ -37,6 +38,7 @@ class GroupLayout:
     bits: Literal[8, 4]
     group_size: int
     has_offsets: bool
+    codes: Literal["integer", "fp4"] = "integer"
 
 
 LAYOUTS = {
@@ -48,6 +50,7 @@ LAYOUTS = {
     "Q4_K": GroupLayout(4, 32, True),
     "Q5_K": GroupLayout(8, 32, True),
     "Q6_K": GroupLayout(8, 16, False),
+    "MXFP4": GroupLayout(4, 32, False, "fp4"),
 }
 
 
@@ -74,6 +77,9 @@ def to_groups(
     groups = _UNPACKERS[form.name](_blocks(form, rows))
     own = LAYOUTS[form.name]
     num_rows = rows.shape[0]
+    if layout.codes == "fp4":
+        codes = _packed(_mxfp4_codes(_blocks(form, rows)))
+        return codes.reshape(num_rows, -1), groups.scales.reshape(num_rows, -1), None
     numbers, scales = groups.numbers, groups.scales.reshape(num_rows, -1)
     offsets = None if groups.offsets is None else groups.offsets.reshape(num_rows, -1)
     if own.bits == 4 and numbers.dtype == torch.uint8 and layout.bits == 4:
@@ -194,6 +200,19 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups(numbers.view(*blocks.shape[:-1], 16, 16), scales, None)
 
 
+def _mxfp4(blocks: Tensor) -> Groups:
+    """Numbers twice those of the codes; scales of powers of two, a byte with a bias of 127."""
+    numbers = torch.tensor(E2M1_NUMBERS, dtype=torch.int8, device=blocks.device)
+    exponents = blocks[..., :1].int() - (127 + 1)
+    scales = torch.ldexp(torch.ones(exponents.shape, device=blocks.device), exponents)
+    return Groups(numbers[_mxfp4_codes(blocks).long()].unsqueeze(-2), scales, None)
+
+
+def _mxfp4_codes(blocks: Tensor) -> Tensor:
+    """[..., 32] of 0 to 15."""
+    return _nibbles(blocks[..., 1:], 16).flatten(-2)
+
+
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _UNPACKERS: dict[str, Callable[[Tensor], Groups]] = {
     "Q4_0": _q4_0,
@@ -204,4 +223,5 @@ _UNPACKERS: dict[str, Callable[[Tensor], Groups]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

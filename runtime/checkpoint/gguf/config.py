@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....errors import ModelLoadError
+from .delta_heads import DeltaHeads
 from .hyperparameters import Hyperparameters
 from .names import EMBEDDING, OUTPUT
 from .rope import rope_fields
@@ -33,16 +34,20 @@ def model_config(model: Hyperparameters) -> Config:
     head_dim = model.integer("attention.key_length", max(1, hidden_size // num_heads))
     config = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": model.integer("block_count"),
+        "num_hidden_layers": model.num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": model.kv_heads(num_heads),
         "head_dim": head_dim,
-        "intermediate_size": model.integer("feed_forward_length"),
+        "intermediate_size": model.integer(
+            "feed_forward_length", model.count("expert_feed_forward_length") or None
+        ),
         "vocab_size": model.shape(EMBEDDING)[0],
         "max_position_embeddings": model.integer("context_length"),
         "rms_norm_eps": model.number("attention.layer_norm_rms_epsilon", 1e-6),
         "hidden_act": "silu",
-        "attention_bias": model.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": any(
+            model.has_tensor(f"blk.{layer}.attn_q.bias") for layer in range(model.num_layers)
+        ),
         "tie_word_embeddings": not model.has_tensor(OUTPUT),
         "dtype": _DTYPES.get(model.format_name(EMBEDDING), "bfloat16"),
         **rope_fields(model, head_dim),
@@ -232,12 +237,18 @@ def _granite(model: Hyperparameters, config: Config) -> Config:
         raise model.fail("rope.scaling.finetuned", "true: a Granite with rotary embedding")
     return {
         "architectures": ["GraniteForCausalLM"],
+        **_multipliers(model, config),
+        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _multipliers(model: Hyperparameters, config: Config) -> Config:
+    return {
         "attention_multiplier": model.optional_number("attention.scale")
         or config["head_dim"] ** -0.5,
         "embedding_multiplier": model.number("embedding_scale", 1.0),
         "residual_multiplier": model.number("residual_scale", 1.0),
         "logits_scaling": model.number("logit_scale", 1.0),
-        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
     }
 
 
@@ -278,6 +289,234 @@ def _deepseek2(model: Hyperparameters, config: Config) -> Config:
     }
 
 
+def _mistral3(model: Hyperparameters, config: Config) -> Config:
+    """Mistral Small from 3.1 on, and Ministral 3, whose queries are scaled by their position."""
+    beta = model.optional_number("attention.temperature_scale")
+    if beta is None:
+        return _llama(model, config)
+    rope = {**(config["rope_scaling"] or {}), "llama_4_scaling_beta": beta}
+    return {
+        "architectures": ["Ministral3ForCausalLM"],
+        "sliding_window": model.count("attention.sliding_window") or None,
+        **_rope_parameters(config, rope),
+    }
+
+
+def _gpt_oss(model: Hyperparameters, config: Config) -> Config:
+    """Bounds of YaRN are not rounded, as in all of the family."""
+    rope = config["rope_scaling"]
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "intermediate_size": _expert_size(model, 0),
+        **_windows(model, config, model.integer("attention.sliding_window"), every=2),
+        **_rope_parameters(config, {**rope, "truncate": False} if rope else {}),
+    }
+
+
+def _rope_parameters(config: Config, rope: Config) -> Config:
+    """In the newer layout, of which the family's reader has a default."""
+    rope = {"rope_type": "default", **rope, "rope_theta": config["rope_theta"]}
+    return {"rope_parameters": rope, "rope_scaling": None}
+
+
+def _qwen3_next(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Qwen3NextForCausalLM"],
+        **_gated_delta(model, config),
+        **_gated_delta_experts(model),
+    }
+
+
+def _qwen3_5(model: Hyperparameters, config: Config) -> Config:
+    return {"architectures": ["Qwen3_5ForCausalLM"], **_gated_delta(model, config)}
+
+
+def _qwen3_5_moe(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        **_gated_delta(model, config),
+        **_gated_delta_experts(model),
+    }
+
+
+def _gated_delta(model: Hyperparameters, config: Config) -> Config:
+    heads = DeltaHeads.of(model)
+    return {
+        "linear_conv_kernel_dim": model.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": heads.key_dim,
+        "linear_value_head_dim": heads.value_dim,
+        "linear_num_key_heads": heads.num_keys,
+        "linear_num_value_heads": heads.num_values,
+        "layer_types": _layer_types(model, "linear_attention"),
+        "partial_rotary_factor": _rotated_share(model, config),
+    }
+
+
+def _gated_delta_experts(model: Hyperparameters) -> Config:
+    return {
+        "norm_topk_prob": True,  # llama.cpp's constant
+        "shared_expert_intermediate_size": model.shape("blk.0.ffn_gate_shexp.weight")[0],
+        **_qwen_experts(model),
+    }
+
+
+def _layer_types(model: Hyperparameters, recurrent: str) -> list[str]:
+    """A layer without queries is a recurrent one."""
+    return [
+        "full_attention" if model.has_tensor(f"blk.{layer}.attn_q.weight") else recurrent
+        for layer in range(model.num_layers)
+    ]
+
+
+def _rotated_share(model: Hyperparameters, config: Config) -> float:
+    """Of a head."""
+    head_dim: int = config["head_dim"]
+    return model.integer("rope.dimension_count", head_dim) / head_dim
+
+
+def _lfm2(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "norm_eps": config["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": model.integer("shortconv.l_cache"),
+        "conv_bias": model.has_tensor("blk.0.shortconv.conv.bias"),
+        "layer_types": _layer_types(model, "conv"),
+    }
+
+
+def _lfm2_moe(model: Hyperparameters, config: Config) -> Config:
+    dense = model.count("leading_dense_block_count")
+    return {
+        **_lfm2(model, config),
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "num_dense_layers": dense,
+        "num_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "moe_intermediate_size": _expert_size(model, dense),
+        "norm_topk_prob": model.flag("expert_weights_norm", True),
+        "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
+        "use_expert_bias": model.has_tensor(f"blk.{dense}.exp_probs_b.bias"),
+    }
+
+
+def _glm4(model: Hyperparameters, config: Config) -> Config:
+    """Of a model that sees images rows are in another order, which is not undone."""
+    if model.get("rope.dimension_sections") is not None:
+        raise model.fail("rope.dimension_sections", "none: a GLM-4 of texts")
+    return {
+        "architectures": ["Glm4ForCausalLM"],
+        "partial_rotary_factor": _rotated_share(model, config),
+    }
+
+
+def _glm4_moe(model: Hyperparameters, config: Config) -> Config:
+    dense = model.count("leading_dense_block_count")
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "partial_rotary_factor": _rotated_share(model, config),
+        "use_qk_norm": model.has_tensor("blk.0.attn_q_norm.weight"),
+        "first_k_dense_replace": dense,
+        "n_routed_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "n_shared_experts": model.count("expert_shared_count"),
+        "moe_intermediate_size": _expert_size(model, dense),
+        "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": model.flag("expert_weights_norm", True),
+        "n_group": model.integer("expert_group_count", 1),
+        "topk_group": model.integer("expert_group_used_count", 1),
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _minimax_m2(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "num_local_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "intermediate_size": _expert_size(model, 0),
+        "partial_rotary_factor": _rotated_share(model, config),
+    }
+
+
+def _seed_oss(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_out_bias": model.has_tensor("blk.0.attn_output.bias"),
+        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _granite_hybrid(model: Hyperparameters, config: Config) -> Config:
+    num_experts = model.count("expert_count")
+    inner, num_heads = model.integer("ssm.inner_size"), model.integer("ssm.time_step_rank")
+    kinds = _layer_types(model, "linear_attention")
+    first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
+    shared = "blk.0.ffn_gate_shexp.weight" if num_experts else "blk.0.ffn_gate.weight"
+    return {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **_multipliers(model, config),
+        "position_embedding_type": "rope" if model.flag("rope.scaling.finetuned", True) else "nope",
+        "layer_types": kinds,
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": model.count("expert_used_count"),
+        "intermediate_size": _expert_size(model, 0) if num_experts else model.shape(shared)[0],
+        "shared_intermediate_size": model.shape(shared)[0],
+        "mamba_n_heads": num_heads,
+        "mamba_n_groups": model.integer("ssm.group_count"),
+        "mamba_d_state": model.integer("ssm.state_size"),
+        "mamba_d_conv": model.integer("ssm.conv_kernel"),
+        "mamba_d_head": inner // num_heads,
+        "mamba_expand": max(1, inner // config["hidden_size"]),
+        "mamba_conv_bias": model.has_tensor(f"blk.{first}.ssm_conv1d.bias"),
+        "mamba_proj_bias": model.has_tensor(f"blk.{first}.ssm_in.bias"),
+    }
+
+
+def _ernie(model: Hyperparameters, config: Config) -> Config:
+    return {"architectures": ["Ernie4_5ForCausalLM"]}
+
+
+def _ernie_moe(model: Hyperparameters, config: Config) -> Config:
+    dense = model.count("leading_dense_block_count")
+    return {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "moe_num_experts": model.integer("expert_count"),
+        "moe_k": model.integer("expert_used_count"),
+        "moe_num_shared_experts": model.count("expert_shared_count"),
+        "moe_intermediate_size": _expert_size(model, dense),
+        "moe_layer_start_index": dense,
+        "moe_layer_interval": model.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _hunyuan(model: Hyperparameters, config: Config) -> Config:
+    """The scaling of its rotary embedding is in the base that a file has."""
+    return {"architectures": ["HunYuanDenseV1ForCausalLM"]}
+
+
+def _hunyuan_moe(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "num_experts": model.integer("expert_count"),
+        "moe_topk": model.integer("expert_used_count"),
+        "num_shared_expert": model.integer("expert_shared_count", 1),
+        "intermediate_size": _expert_size(model, 0),
+    }
+
+
+def _olmoe(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["OlmoeForCausalLM"],
+        "num_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+        "intermediate_size": _expert_size(model, 0),
+        "norm_topk_prob": False,  # llama.cpp's constant
+    }
+
+
 FAMILIES: dict[str, Callable[[Hyperparameters, Config], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -292,5 +531,22 @@ FAMILIES: dict[str, Callable[[Hyperparameters, Config], Config]] = {
     "smollm3": _smollm3,
     "granite": _granite,
     "deepseek2": _deepseek2,
+    "mistral3": _mistral3,
+    "gpt-oss": _gpt_oss,
+    "qwen3next": _qwen3_next,
+    "qwen35": _qwen3_5,
+    "qwen35moe": _qwen3_5_moe,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
+    "glm4": _glm4,
+    "glm4moe": _glm4_moe,
+    "minimax-m2": _minimax_m2,
+    "seed_oss": _seed_oss,
+    "granitehybrid": _granite_hybrid,
+    "ernie4_5": _ernie,
+    "ernie4_5-moe": _ernie_moe,
+    "hunyuan-dense": _hunyuan,
+    "hunyuan-moe": _hunyuan_moe,
+    "olmoe": _olmoe,
 }
 """By `general.architecture`."""

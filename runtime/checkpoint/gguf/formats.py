@@ -35,6 +35,7 @@ FORMATS = {
     13: BlockFormat("Q5_K", 256, 176),
     14: BlockFormat("Q6_K", 256, 210),
     30: BlockFormat("BF16", 1, 2),
+    39: BlockFormat("MXFP4", 32, 17),
 }
 """By the number in the file."""
 
@@ -42,7 +43,7 @@ FORMATS = {
 _OTHER_NAMES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 

@@ -39,6 +39,26 @@ class Hyperparameters:
             return Fields(self.path, {full: value[0]}).integer(full)
         return self.fields.integer(full, default)
 
+    def kv_heads(self, num_heads: int) -> int:
+        """How many heads of keys a layer has, `num_heads` if the file does not say it. Where it has
+        a number for each layer, that of recurrent ones is 0."""
+        key = f"{self.architecture}.attention.head_count_kv"
+        values = self.fields.get(key)
+        if not isinstance(values, list):
+            return self.integer("attention.head_count_kv", num_heads)
+        others = {value for value in values if value != 0}
+        if len(others) != 1:
+            raise self.fields.fail(key, "one number of heads, or 0, for each layer")
+        return Fields(self.path, {key: others.pop()}).integer(key)
+
+    @property
+    def num_layers(self) -> int:
+        """Without those behind them that draft further tokens, which are not read."""
+        blocks, drafting = self.integer("block_count"), self.count("nextn_predict_layers")
+        if drafting >= blocks:
+            raise self.fail("nextn_predict_layers", f"less than block_count={blocks}")
+        return blocks - drafting
+
     def count(self, key: str, default: int = 0) -> int:
         """An integer that may be 0."""
         value = self.get(key)

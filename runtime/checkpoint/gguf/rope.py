@@ -69,8 +69,10 @@ def _yarn(model: Hyperparameters, factor: float) -> dict[str, Any]:
             scaling[name] = value
     multiplier = model.optional_number("rope.scaling.yarn_log_multiplier")
     if multiplier is not None:
-        # A tenth of DeepSeek's mscale_all_dim, which equals mscale in all its models.
-        scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * multiplier, 6)
+        # mscale_all_dim, which equals mscale in all these models; of DeepSeek's a tenth.
+        if model.architecture == "deepseek2":
+            multiplier *= 10
+        scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier, 6)
     return scaling
 
 

@@ -13,7 +13,8 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from ....kernels.quantized_tensors import QuantizedWeight
 from ..weight_source import empty_stack
 from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
 from .hyperparameters import Hyperparameters
-from .names import CONVENTIONS, EMBEDDING, Origin, TensorNames
+from .names import CONVENTIONS, EMBEDDING, Origin, Places, TensorNames
 from .reader import TensorPlace
 from .shards import GgufModel
 
@@ -41,10 +42,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a model requests by one name: a matrix of the file, or one expert's."""
+    """A matrix of the file, or one expert's: what a model requests by one name, or a part of it."""
 
     place: TensorPlace
     origin: Origin
+    base: int = 0  # the row of what is requested from which its own, or their places, count
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,9 +70,16 @@ class _Part:
 
     def targets(self, first: int, count: int) -> slice | Tensor:
         """The target places of these of its rows."""
-        if self.origin.num_paired_heads is None or self.is_vector:
-            return slice(first, first + count)
-        return _unpaired(self.num_rows, self.origin.num_paired_heads)[first : first + count]
+        if self.origin.places is None or self.is_vector:
+            return slice(self.base + first, self.base + first + count)
+        places = self.origin.places(self.num_rows)[first : first + count]
+        return torch.from_numpy(self.base + places)
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The target places of the numbers of its rows; None: in order."""
+        places: Places | None = self.origin.places if self.is_vector else self.origin.columns
+        return None if places is None else torch.from_numpy(places(self.place.row_values))
 
 
 class GgufWeights:
@@ -99,7 +108,12 @@ class GgufWeights:
             self._file = opened.enter_context(closing(GgufModel(path)))
             self._names = _names_of(self._file)
             opened.pop_all()
-        self._not_taken = set(self._file.tensors).difference(_IN_CONFIG)
+        layers = tuple(f"blk.{layer}." for layer in range(Hyperparameters(self._file).num_layers))
+        self._not_taken = {
+            name
+            for name in self._file.tensors
+            if name not in _IN_CONFIG and (not name.startswith("blk.") or name.startswith(layers))
+        }
         self._bytes_total = sum(place.num_bytes for place in self._file.tensors.values())
         self._bytes_done = 0
 
@@ -109,25 +123,27 @@ class GgufWeights:
         return self._file.is_quantized
 
     def __contains__(self, name: str) -> bool:
-        origin = self._names.origin(name)
-        return origin is not None and origin.name in self._file.tensors
+        origins = self._names.origins(name)
+        return bool(origins) and all(origin.name in self._file.tensors for origin in origins)
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        part = self._part(name, shape)
+        parts = self._parts(name, shape)
         target = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
-        self._floats_into(part, target)
+        self._floats_into(parts, target)
+        if _are_in_turn(name):  # biases, [num_experts, 2 * N]
+            return target.view(2, len(target), -1).permute(1, 2, 0).reshape(target.shape)
         return target
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
-        parts = [self._part(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        parts = [self._parts(name, shape) for name, shape in zip(names, shapes, strict=True)]
         return self._stacked(parts, shapes, self.dtype)
 
     def _stacked(
-        self, parts: Sequence[_Part], shapes: Sequence[Sequence[int]], dtype: torch.dtype
+        self, parts: Sequence[Sequence[_Part]], shapes: Sequence[Sequence[int]], dtype: torch.dtype
     ) -> Tensor:
         stack, targets = empty_stack(shapes, dtype, self.device)
-        for part, target in zip(parts, targets, strict=True):
-            self._floats_into(part, target)
+        for own, target in zip(parts, targets, strict=True):
+            self._floats_into(own, target)
         return stack
 
     def take_weight(
@@ -137,25 +153,32 @@ class GgufWeights:
         shapes = [(size, in_features) for size in out_features]
         if self._is_split_latent(full_names):
             return self._joined_latent(full_names[0], shapes[0])
-        parts = [self._part(name, shape) for name, shape in zip(full_names, shapes, strict=True)]
-        if all(part.is_quantized for part in parts):
+        parts = [self._parts(name, shape) for name, shape in zip(full_names, shapes, strict=True)]
+        flat = [part for own in parts for part in own]
+        if all(part.is_quantized for part in flat):
             return self._packed(parts, in_features)
-        return self._stacked(parts, shapes, self._floating_dtype(parts))
+        return self._stacked(parts, shapes, self._floating_dtype(flat))
 
     def take_experts(
         self, name: str, num_experts: int, out_features: int, in_features: int
     ) -> Weight:
-        raise ModelLoadError(f"{self.path}: {name!r}: such experts are not read from GGUF")
+        shape = (num_experts, out_features, in_features)
+        parts = self._parts(name, shape)
+        weight: Weight
+        if all(part.is_quantized for part in parts):
+            weight = self._packed([parts], in_features)
+        else:
+            weight = self._stacked([parts], [shape], self._floating_dtype(parts))
+        of_experts = partial(_of_experts, num_experts=num_experts, are_in_turn=_are_in_turn(name))
+        return of_experts(weight) if isinstance(weight, Tensor) else weight.map(of_experts)
 
     def tie_weight(self, table: Tensor) -> Weight:
         """Packed as in the file, if it is quantized."""
         part = _Part(self._file.tensors[EMBEDDING], Origin(EMBEDDING))
-        return self._packed([part], table.shape[1]) if part.is_quantized else table
+        return self._packed([[part]], table.shape[1]) if part.is_quantized else table
 
     def skip(self, name: str) -> None:
-        origin = self._names.origin(name)
-        if origin is not None:
-            self._not_taken.discard(origin.name)
+        self._not_taken.difference_update(origin.name for origin in self._names.origins(name))
 
     def finish(self) -> None:
         if self._not_taken:
@@ -166,35 +189,46 @@ class GgufWeights:
     def close(self) -> None:
         self._file.close()
 
-    def _part(self, name: str, shape: Sequence[int]) -> _Part:
-        origin = self._names.origin(name)
-        if origin is None or origin.name not in self._file.tensors:
-            known = f" ({origin.name!r} in GGUF)" if origin is not None else ""
+    def _parts(self, name: str, shape: Sequence[int]) -> list[_Part]:
+        """The tensors that make up this one, whose rows are theirs."""
+        origins = self._names.origins(name)
+        missing = [origin.name for origin in origins if origin.name not in self._file.tensors]
+        if missing or not origins:
+            known = f" ({missing[0]!r} in GGUF)" if missing else ""
             raise ModelLoadError(f"{self.path}: tensor {name!r}{known} is missing")
-        part = _Part(self._file.tensors[origin.name], origin)
-        is_within = origin.expert is None or (
-            len(part.place.shape) == 3 and origin.expert < part.place.shape[0]
-        )
-        # Axes of size 1 may have been dropped.
-        if not is_within or [n for n in part.shape if n > 1] != [n for n in shape if n > 1]:
+        parts: list[_Part] = []
+        base = 0
+        for origin in origins:
+            part = _Part(self._file.tensors[origin.name], origin)
+            parts.append(replace(part, base=0 if origin.places is not None else base))
+            base += part.num_rows
+        if not all(map(_has_its_expert, parts)) or not _fit([p.shape for p in parts], shape):
+            names = " and ".join(repr(part.origin.name) for part in parts)
+            found = " and ".join(str(list(part.place.shape)) for part in parts)
             raise ModelLoadError(
-                f"{self.path}: tensor {origin.name!r}: expected shape {list(shape)} for {name!r}, "
-                f"found {list(part.place.shape)}"
+                f"{self.path}: tensor {names}: expected shape {list(shape)} for {name!r}, "
+                f"found {found}"
             )
-        return part
+        return parts
 
-    def _floats_into(self, part: _Part, target: Tensor) -> None:
-        rows = target.view(part.num_rows, -1)
-        for place, raw in self._chunks(part):
-            values = to_floats(part.place.format, raw)
-            if part.origin.shift:
-                values = values - part.origin.shift
-            if part.is_vector and part.origin.num_paired_heads is not None:
-                order = _unpaired(values.shape[1], part.origin.num_paired_heads)
-                values = torch.empty_like(values).index_copy_(1, order.to(values.device), values)
-            rows[place] = values.to(target.dtype)
+    def _floats_into(self, parts: Sequence[_Part], target: Tensor) -> None:
+        rows = target.view(sum(part.num_rows for part in parts), -1)
+        for part in parts:
+            columns = part.columns
+            for place, raw in self._chunks(part):
+                values = to_floats(part.place.format, raw)
+                if part.origin.shift:
+                    values = values - part.origin.shift
+                if part.origin.is_negated_exp:
+                    values = (-values).log()
+                if columns is not None:
+                    own = columns.to(values.device)
+                    values = torch.empty_like(values).index_copy_(1, own, values)
+                rows[place] = values.to(target.dtype)
 
-    def _packed(self, parts: Sequence[_Part], in_features: int) -> QuantizedWeight:
+    def _packed(self, names: Sequence[Sequence[_Part]], in_features: int) -> QuantizedWeight:
+        """One after the other; `names`: the parts of each name."""
+        parts = [part for own in names for part in own]
         layout = _widest([LAYOUTS[part.place.format.name] for part in parts])
         num_rows = sum(part.num_rows for part in parts)
         packed = torch.int8 if layout.bits == 8 else torch.uint8
@@ -203,24 +237,32 @@ class GgufWeights:
         scales = self._empty(num_rows, num_groups, torch.float32)
         offsets = self._empty(num_rows, num_groups, torch.float32) if layout.has_offsets else None
         first = 0
-        for part in parts:
-            last = first + part.num_rows
-            for place, raw in self._chunks(part):
-                new = to_groups(part.place.format, raw, layout)
-                for whole, rows in zip((values, scales, offsets), new, strict=True):
-                    if whole is not None and rows is not None:
-                        whole[first:last][place] = rows
-            first = last
-        if self._has_half_scales(parts) and fits_half(scales, offsets):
+        for own in names:
+            for part in own:
+                for place, raw in self._chunks(part):
+                    new = to_groups(part.place.format, raw, layout)
+                    for whole, rows in zip((values, scales, offsets), new, strict=True):
+                        if whole is not None and rows is not None:
+                            whole[first:][place] = rows
+            first += sum(part.num_rows for part in own)
+        if layout.codes == "fp4":
+            scales = scales.to(torch.bfloat16)  # powers of two
+        elif self._has_half_scales(parts) and fits_half(scales, offsets):
             scales = scales.half()
             offsets = None if offsets is None else offsets.half()
-        return QuantizedWeight(layout.bits, layout.group_size, values, scales, offsets)
+        columns = parts[0].columns
+        order = None if columns is None else columns.to(torch.int32).to(self.device)
+        return QuantizedWeight(
+            layout.bits, layout.group_size, values, scales, offsets,
+            input_order=order, codes=layout.codes,
+        )  # fmt: skip
 
     def _has_half_scales(self, parts: Sequence[_Part]) -> bool:
         """Scales in float16, as most formats store them, unless the model computes in a wider
         dtype: the K formats' scales are products with 6 bits, rounded so to 11 of 17 bits."""
-        is_stored_so = all(part.place.format.name in ("Q4_0", "Q5_0", "Q8_0") for part in parts)
-        return is_stored_so or self.dtype.itemsize == 2
+        names = {part.place.format.name for part in parts}
+        is_stored_so = names <= {"Q4_0", "Q5_0", "Q8_0"}
+        return is_stored_so or (self.dtype.itemsize == 2 and "MXFP4" not in names)
 
     def _floating_dtype(self, parts: Sequence[_Part]) -> torch.dtype:
         """The dtype of a weight with these parts, not all of which are quantized."""
@@ -246,20 +288,18 @@ class GgufWeights:
 
     def _is_split_latent(self, names: Sequence[str]) -> bool:
         """Whether this is DeepSeek's kv_b_proj, and the file has it in two parts."""
-        origin = self._names.origin(names[0])
         tensors = self._file.tensors
-        return (
-            origin is not None
-            and origin.name not in tensors
+        return any(
+            origin.name not in tensors
             and origin.name.endswith(".attn_kv_b.weight")
             and origin.name.replace("attn_kv_b", "attn_k_b") in tensors
+            for origin in self._names.origins(names[0])
         )
 
     def _joined_latent(self, name: str, shape: tuple[int, int]) -> Tensor:
         """[num_heads * (nope_dim + value_dim), latent_dim] from keys' part, which is transposed in
         the file, and values' part, each with an axis of heads."""
-        origin = self._names.origin(name)
-        assert origin is not None, "asked before"
+        (origin,) = self._names.origins(name)
         keys, values = (
             self._whole(origin.name.replace("attn_kv_b", part)) for part in ("attn_k_b", "attn_v_b")
         )
@@ -279,7 +319,7 @@ class GgufWeights:
             raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
         part = _Part(self._file.tensors[name], Origin(name))
         target = torch.empty(part.shape, dtype=self.dtype, device=self.device)
-        self._floats_into(part, target)
+        self._floats_into([part], target)
         return target
 
 
@@ -288,25 +328,49 @@ def _names_of(file: GgufModel) -> TensorNames:
     if model.architecture not in CONVENTIONS:
         known = ", ".join(sorted(CONVENTIONS))
         raise model.fields.fail("general.architecture", f"one of {known}")
-    num_heads = model.integer("attention.head_count")
-    return TensorNames(
-        model.architecture, num_heads, model.integer("attention.head_count_kv", num_heads)
-    )
+    return TensorNames(model, file.tensors)
 
 
-def _unpaired(num_rows: int, num_heads: int) -> Tensor:
-    """Where rows of heads in pairs go: (a0, b0, a1, b1, ...) to (a0, a1, ..., b0, b1, ...)."""
-    rows = torch.arange(num_rows)
-    head_dim = num_rows // num_heads
-    within = rows % head_dim
-    return rows - within + within % 2 * (head_dim // 2) + within // 2
+def _has_its_expert(part: _Part) -> bool:
+    expert, shape = part.origin.expert, part.place.shape
+    return expert is None or (len(shape) == 3 and expert < shape[0])
+
+
+def _fit(parts: Sequence[Sequence[int]], shape: Sequence[int]) -> bool:
+    """Whether parts of these shapes make up this one: the same axes, or their rows together.
+    Axes of size 1 may have been dropped, and a vector have been cut into rows."""
+    if len(parts) == 1:
+        is_whole_vector = len(shape) == 1 and math.prod(parts[0]) == shape[0]
+        return is_whole_vector or _long_axes(parts[0]) == _long_axes(shape)
+    is_as_long = sum(map(math.prod, parts)) == math.prod(shape)
+    return is_as_long and len({(len(part), part[-1]) for part in parts}) == 1
+
+
+def _long_axes(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size > 1]
+
+
+def _are_in_turn(name: str) -> bool:
+    """Whether the rows of its two parts take turns: gpt-oss's gates and ups."""
+    return name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias"))
+
+
+def _of_experts(rows: Tensor, *, num_experts: int, are_in_turn: bool) -> Tensor:
+    """[num_experts * N, M], perhaps all gates and then all ups, -> [num_experts, N, M]."""
+    if not are_in_turn:
+        return rows.view(num_experts, -1, rows.shape[-1])
+    parts = rows.view(2, num_experts, -1, rows.shape[-1])
+    return parts.permute(1, 2, 0, 3).reshape(num_experts, -1, rows.shape[-1])
 
 
 def _widest(layouts: Sequence[GroupLayout]) -> GroupLayout:
     """The layout to which all can be converted without loss. (4 bits beside 8 give 8, in which no
-    numbers are shifted.)"""
+    numbers are shifted; so do codes beside numbers.)"""
+    bits, codes = {layout.bits for layout in layouts}, {layout.codes for layout in layouts}
+    is_narrow = bits == {4} and len(codes) == 1
     return GroupLayout(
-        8 if any(layout.bits == 8 for layout in layouts) else 4,
+        4 if is_narrow else 8,
         min(layout.group_size for layout in layouts),
         any(layout.has_offsets for layout in layouts),
+        codes.pop() if is_narrow else "integer",
     )

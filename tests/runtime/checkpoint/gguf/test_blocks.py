@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from stemma.errors import ModelLoadError
+from stemma.kernels.quantized_tensors import E2M1_NUMBERS
 from stemma.runtime.checkpoint.gguf.blocks import (
     LAYOUTS,
     GroupLayout,
@@ -27,7 +28,9 @@ def random_blocks(number: int, num_rows: int, num_blocks: int, seed: int = 0) ->
     form = FORMATS[number]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (num_rows, num_blocks, form.block_bytes), dtype=np.uint8)
-    scale_places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}.get(form.name, [0, 2])
+    scale_places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "MXFP4": []}.get(
+        form.name, [0, 2]
+    )
     for place in scale_places:
         halves = rng.standard_normal((num_rows, num_blocks, 1)).astype(np.float16)
         blocks[..., place : place + 2] = halves.view(np.uint8)
@@ -62,7 +65,9 @@ def test_groups_are_the_same_weights(number: int, is_widest: bool) -> None:
     rows = torch.from_numpy(random_blocks(number, num_rows=6, num_blocks=2, seed=1))
     values, scales, offsets = to_groups(form, rows, layout)
     if layout.bits == 4:
-        values = torch.stack(((values & 15).int() - 8, (values >> 4).int() - 8), -1).flatten(-2)
+        values = torch.stack((values & 15, values >> 4), -1).flatten(-2).int()
+        is_code = layout.codes == "fp4"
+        values = torch.tensor(E2M1_NUMBERS)[values] if is_code else values - 8
     weights = values.float().view(6, -1, layout.group_size) * scales.unsqueeze(-1)
     assert (offsets is not None) == layout.has_offsets
     if offsets is not None:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import mixtures
 import pytest
 import torch
 from checkpoints import BYTE_VOCAB_SIZE, make_byte_tokenizer
@@ -112,6 +113,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 24}),
 }
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
+# By name: a family of `mixtures`, and what its config has beside.
+NEWER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": ("GptOss", {}),
+    "qwen3next": ("Qwen3Next", {"init_std": 0.1}),
+    "qwen35": ("Qwen3_5", {"init_std": 0.1}),
+    "qwen35moe": ("Qwen3_5Moe", {"init_std": 0.1}),
+    "lfm2": (
+        "Lfm2",
+        {
+            **_HEADS,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+        },
+    ),
+    "lfm2moe": ("Lfm2Moe", {}),
+    "glm4": ("Glm4", _HEADS),
+    "glm4moe": ("Glm4Moe", {"use_qk_norm": True}),
+    "granitehybrid": ("GraniteMoeHybrid", {}),
+    "granitehybrid-moe": ("GraniteMoeHybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "minimax-m2": ("MiniMaxM2", {}),
+    "seed_oss": ("SeedOss", _HEADS),
+    "mistral3": ("Ministral3", _HEADS),
+    "ernie4_5": ("Ernie4_5", _HEADS),
+    "ernie4_5-moe": ("Ernie4_5_Moe", {}),
+    "hunyuan-dense": ("HunYuanDenseV1", _HEADS),
+    "hunyuan-moe": ("HunYuanMoEV1", {}),
+    "olmoe": ("Olmoe", {}),
+}
 PROMPT = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -169,6 +200,57 @@ def test_scores_of_a_float_file_are_those_of_its_checkpoint(
         pytest.skip("not implemented")
     torch.testing.assert_close(_scores(unfolded), _scores(folder), atol=1e-5, rtol=0)
     assert "are not used" not in caplog.text
+
+
+@pytest.mark.parametrize("name", NEWER_CASES)
+def test_a_newer_family_says_what_its_checkpoint_does(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, fields = NEWER_CASES[name]
+    monkeypatch.setitem(mixtures.FAMILIES, family, mixtures.FAMILIES.get(family, {}))
+    folder = tmp_path / "checkpoint"
+    mixtures.make_mixture(folder, family, has_tokenizer=True, **fields)
+    unfolded = convert_gguf(write_gguf(folder, tmp_path / "model.gguf"))
+    torch.testing.assert_close(_scores(unfolded), _scores(folder), atol=1e-5, rtol=0)
+    assert "are not used" not in caplog.text
+
+
+def test_experts_in_mxfp4_stay_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    mixtures.make_mixture(folder, "GptOss", has_tokenizer=True, intermediate_size=96)
+    mixtures.pack_experts(folder)
+    unfolded = convert_gguf(write_gguf(folder, tmp_path / "model.gguf"))
+    torch.testing.assert_close(_scores(unfolded), _scores(folder), atol=1e-5, rtol=0)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    with (
+        closing(GgufWeights(unfolded / "model.gguf", torch.float32)) as source,
+        open_weights(folder, "auto", "none", torch.float32, torch.device("cpu")) as original,
+    ):
+        found, expected = (each.take_experts(name, 6, 192, 64) for each in (source, original))
+        assert isinstance(found, QuantizedWeight) and isinstance(expected, QuantizedWeight)
+        assert found.codes == expected.codes == "fp4"
+        assert torch.equal(found.values, expected.values)
+        assert torch.equal(found.scales, expected.scales)
+        floats = source.take("model.layers.1.mlp.experts.down_proj", (6, 64, 96))
+        down = original.take_experts("model.layers.1.mlp.experts.down_proj", 6, 64, 96)
+        assert isinstance(down, QuantizedWeight)
+        assert torch.equal(floats, dequantize(down, torch.float32))
+
+
+def test_inputs_in_another_order_stay_packed(tmp_path: Path) -> None:
+    """Qwen3.5's value heads."""
+    folder = tmp_path / "checkpoint"
+    sizes = {"intermediate_size": 96, "linear_value_head_dim": 16}
+    mixtures.make_mixture(folder, "Qwen3_5", has_tokenizer=True, **sizes)
+    name, shape = "model.layers.0.linear_attn.out_proj", (64, 96)
+    original = load_file(folder / "model.safetensors")[f"{name}.weight"]
+    path = write_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)
+    with closing(GgufWeights(path, torch.float32)) as source:
+        weight = source.take_weight([name], [64], 96)
+        floats = source.take(f"{name}.weight", shape)
+    assert isinstance(weight, QuantizedWeight) and weight.input_order is not None
+    assert torch.equal(dequantize(weight, torch.float32), floats)
+    torch.testing.assert_close(floats, original, atol=5e-3, rtol=0)
 
 
 def test_each_architecture_has_names_and_a_config() -> None:
