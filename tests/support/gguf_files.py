@@ -124,7 +124,8 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture:
     writer.add_head_count(num_heads)
     is_latent = architecture == "deepseek2"
     writer.add_head_count_kv(1 if is_latent else config.get("num_key_value_heads", num_heads))
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    if epsilon := config.get("rms_norm_eps") or config.get("norm_eps"):
+        writer.add_layer_norm_rms_eps(epsilon)
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if config.get("head_dim") and not is_latent:
         writer.add_key_length(config["head_dim"])

@@ -23,6 +23,9 @@ NAMES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "MiniMaxM2ForCausalLM": "minimax-m2",
     "SeedOssForCausalLM": "seed_oss",
+    "Exaone4ForCausalLM": "exaone4",
+    "PhiForCausalLM": "phi2",
+    "StableLmForCausalLM": "stablelm",
     "Ministral3ForCausalLM": "mistral3",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
@@ -52,6 +55,14 @@ def write_newer(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
         _write_rotated(writer, config, 0.25)
     if architecture in ("glm4", "glm4moe"):
         _write_rotated(writer, config, 0.5)
+    if architecture in ("phi2", "stablelm"):
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+        _write_rotated(writer, config, 1.0)
+    if architecture == "stablelm":
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if architecture == "exaone4":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in types])
     if architecture == "minimax-m2":
         _write_rotated(writer, config, 1.0)
     if architecture == "glm4moe":

@@ -441,6 +441,43 @@ def _minimax_m2(model: Hyperparameters, config: Config) -> Config:
     }
 
 
+def _exaone4(model: Hyperparameters, config: Config) -> Config:
+    window = model.count("attention.sliding_window")
+    return {"architectures": ["Exaone4ForCausalLM"], **_windows(model, config, window, every=4)}
+
+
+def _phi2(model: Hyperparameters, config: Config) -> Config:
+    """Biases are in all of its layers, of attention not by a field."""
+    return {
+        "architectures": ["PhiForCausalLM"],
+        "attention_bias": False,
+        "hidden_act": "gelu_new",
+        **_layer_norm(model, config),
+    }
+
+
+def _stablelm(model: Hyperparameters, config: Config) -> Config:
+    if model.has_tensor("blk.0.attn_q_norm.weight"):
+        expected = "none: a StableLM without norms of heads"
+        raise ModelLoadError(
+            f"{model.path}: tensor 'blk.0.attn_q_norm.weight': expected {expected}"
+        )
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "attention_bias": False,
+        "use_qkv_bias": config["attention_bias"],
+        "use_parallel_residual": model.flag("use_parallel_residual", False),
+        **_layer_norm(model, config),
+    }
+
+
+def _layer_norm(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "layer_norm_eps": model.number("attention.layer_norm_epsilon", 1e-5),
+        "partial_rotary_factor": _rotated_share(model, config),
+    }
+
+
 def _seed_oss(model: Hyperparameters, config: Config) -> Config:
     return {
         "architectures": ["SeedOssForCausalLM"],
@@ -541,6 +578,9 @@ FAMILIES: dict[str, Callable[[Hyperparameters, Config], Config]] = {
     "glm4": _glm4,
     "glm4moe": _glm4_moe,
     "minimax-m2": _minimax_m2,
+    "exaone4": _exaone4,
+    "phi2": _phi2,
+    "stablelm": _stablelm,
     "seed_oss": _seed_oss,
     "granitehybrid": _granite_hybrid,
     "ernie4_5": _ernie,

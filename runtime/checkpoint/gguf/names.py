@@ -154,6 +154,11 @@ _SHARED_EXPERTS = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+_PHI = {
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
 _HUNYUAN = {
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
@@ -164,6 +169,7 @@ _HUNYUAN_EXPERTS = {
     "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
 }
+_STACKS = ("experts.gate_up_proj", "experts.down_proj")
 _NORM_BEHIND_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
 _SELECTION_BIAS = {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
 _DELTA_VECTORS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
@@ -180,7 +186,7 @@ class Convention:
     modules: Mapping[str, str | tuple[str, ...]]
     expert_modules: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # if it has
     tensors: Mapping[str, str] = field(default_factory=dict)  # of names without ".weight"
-    final_norm: Mapping[str, str] = field(default_factory=dict)  # in place of `_OUTSIDE`'s
+    outside: Mapping[str, str] = field(default_factory=dict)  # of all layers, beside `_OUTSIDE`
     has_paired_rows: bool = False  # of queries and keys
     has_value_heads_in_turn: bool = False  # of the gated delta rule
     norm_shift: float = 0.0  # added to the weights of norms, but for that behind the delta rule
@@ -227,21 +233,30 @@ CONVENTIONS = {
         _DENSE | _GPT_OSS,
         tensors={
             "self_attn.sinks": "attn_sinks.weight",
-            "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
         },
     ),
     "lfm2": Convention(
-        _DENSE | _LFM2, final_norm={"model.embedding_norm.weight": "token_embd_norm.weight"}
+        _DENSE | _LFM2, outside={"model.embedding_norm.weight": "token_embd_norm.weight"}
     ),
     "lfm2moe": Convention(
         _DENSE | _LFM2 | _LFM2_EXPERTS,
         tensors={"feed_forward.expert_bias": "exp_probs_b.bias"},
-        final_norm={"model.embedding_norm.weight": "token_embd_norm.weight"},
+        outside={"model.embedding_norm.weight": "token_embd_norm.weight"},
     ),
     "minimax-m2": Convention(
         _DENSE | _MIXTRAL,
         tensors={"block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias"},
     ),
+    "exaone4": Convention(_DENSE | _NORMS_BEHIND),
+    "phi2": Convention(
+        _DENSE | _PHI,
+        outside={
+            "model.final_layernorm.weight": "output_norm.weight",
+            "model.final_layernorm.bias": "output_norm.bias",
+            "lm_head.bias": "output.bias",
+        },
+    ),
+    "stablelm": Convention(_DENSE, outside={"model.norm.bias": "output_norm.bias"}),
     "seed_oss": Convention(_DENSE | _NORM_BEHIND_ATTENTION),
     "ernie4_5": Convention(_DENSE),
     "ernie4_5-moe": Convention(
@@ -285,7 +300,7 @@ class TensorNames:
     def origins(self, name: str) -> tuple[Origin, ...]:
         """The origins of a tensor by its Hugging Face name, in the order of its rows; none for a
         name unknown to GGUF."""
-        outside = {**_OUTSIDE, **self._convention.final_norm}
+        outside = {**_OUTSIDE, **self._convention.outside}
         if name in outside:
             return (Origin(outside[name], shift=self._shift(name.removesuffix(".weight"))),)
         match = _LAYER.fullmatch(name)
@@ -295,11 +310,7 @@ class TensorNames:
         if within in self._convention.tensors:
             own = self._convention.tensors[within]
             return (self._vector(layer + own, within),)
-        module, _, kind = within.rpartition(".")
-        if within.endswith("experts.gate_up_proj"):
-            module, kind = within, "weight"
-        elif within.endswith(("_proj_bias", "experts.down_proj")):
-            module, kind = within.removesuffix("_bias"), "bias" if "_bias" in within else "weight"
+        module, kind = _module_and_kind(within)
         if kind not in ("weight", "bias"):
             return ()
         module, expert = _without_expert(module)
@@ -356,6 +367,17 @@ def _unpaired(num_rows: int, num_heads: int) -> NDArray[np.int64]:
     head_dim = num_rows // num_heads
     within = rows % head_dim
     return rows - within + within % 2 * (head_dim // 2) + within // 2
+
+
+def _module_and_kind(name: str) -> tuple[str, str]:
+    """Of all experts in one tensor the names of weights end with the module's, those of biases
+    with `_bias`."""
+    if name.endswith(_STACKS):
+        return name, "weight"
+    if name.endswith("_proj_bias"):
+        return name.removesuffix("_bias"), "bias"
+    module, _, kind = name.rpartition(".")
+    return module, kind
 
 
 def _without_expert(module: str) -> tuple[str, int | None]:

@@ -136,6 +136,25 @@ NEWER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid-moe": ("GraniteMoeHybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "minimax-m2": ("MiniMaxM2", {}),
     "seed_oss": ("SeedOss", _HEADS),
+    "exaone4": (
+        "Exaone4",
+        {
+            **_HEADS,
+            "num_hidden_layers": 3,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi2": ("Phi", {"num_attention_heads": 4}),
+    "stablelm": (
+        "StableLm",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_parallel_residual": True,
+            "use_qkv_bias": True,
+        },
+    ),
     "mistral3": ("Ministral3", _HEADS),
     "ernie4_5": ("Ernie4_5", _HEADS),
     "ernie4_5-moe": ("Ernie4_5_Moe", {}),
