@@ -19,14 +19,14 @@ from ..bench.harness import limits, model, workloads
 from ..bench.harness.descendants import ending_descendants
 from ..bench.harness.report import add_report_flags
 from ..bench.scheduling import dsl, placement, programs, schedule, stall
-from ..bench.serving import latency, load, plan, serving, startup, threads, watch
+from ..bench.serving import latency, load, memory, plan, serving, startup, threads, watch
 from ..bench.speculation import drafting, drafting_peers, oracle, speculation
 from .connect import Commands
 
 BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, placement, router, replicas,
     shared_kv, step, stall, startup, threads, gpu, dsl, latency, load, programs, limits, watch,
-    plan, quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
+    plan, memory, quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
     encoding,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)

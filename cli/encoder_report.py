@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..planning.encoder_shape import EncoderShape, encoder_step_bytes
+from ..planning.encoder_shape import EncoderShape, encoder_resident_memory, encoder_step_bytes
 from ..runtime.checkpoint.config.embedding_config import EmbeddingConfig
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 
@@ -25,7 +25,9 @@ def examine_encoder(
     shape, embedding = EncoderShape.of(config), EmbeddingConfig.from_folder(folder, is_encoder=True)
     longest = min(config.context_length, embedding.max_tokens or config.context_length)
     weights = shape.weight_bytes(dtype, quantization)
-    step = encoder_step_bytes(config, dtype, max(token_budget, longest))
+    num_tokens = max(token_budget, longest)
+    step = encoder_step_bytes(config, dtype, num_tokens)
+    resident = encoder_resident_memory(config, dtype, quantization, num_tokens)
     return {
         "model": model,
         "architecture": config.architecture,
@@ -40,6 +42,7 @@ def examine_encoder(
         "refusal": None if config.head is not None else embedding.refusal,
         "weight_bytes": weights,
         "step_bytes": step,
+        "process_bytes": resident.peak_bytes,
         "flops_per_token": 2 * shape.linear_parameters,
         "memory_bytes": memory_bytes,
         "fits": memory_bytes is None or weights + step <= memory_bytes,
@@ -61,7 +64,7 @@ def print_encoder(report: dict[str, Any]) -> None:
     print(
         f"weights {report['weight_bytes'] / 1e9:.2f} GB in {report['dtype']}, a step "
         f"{report['step_bytes'] / 1e9:.2f} GB, no KV; {report['flops_per_token'] / 1e9:.2f} GFLOP "
-        "a token, and attention"
+        f"a token, and attention; on a CPU a process of {report['process_bytes'] / 1e9:.2f} GB"
     )
     if not report["fits"]:
         print(f"too large: {report['memory_bytes'] / 1e9:.2f} GB are there")

@@ -8,6 +8,7 @@ from typing import Any
 from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..planning.formats import stored_quantization
+from ..planning.resident_memory import resident_memory
 from ..planning.served_model import ServedModel
 from ..planning.stored_weights import stored_weights
 from ..runtime.checkpoint.config.model_config import ModelConfig
@@ -52,7 +53,7 @@ def examine_model(
         "memory_bytes": memory_bytes,
         "request_tokens": request_tokens,
         "fits": [
-            _fit(ServedModel.of(config, dtype, name), memory_bytes, request_tokens, is_gpu)
+            _fit(ServedModel.of(config, dtype, name), memory_bytes, request_tokens, is_gpu=is_gpu)
             for name in (QUANTIZATIONS if stored_method(folder) is None else (own,))
         ],
     }
@@ -64,12 +65,16 @@ def _kv_dtypes(config: ModelConfig) -> tuple[KVCacheDtype, ...]:
 
 
 def _fit(
-    model: ServedModel, memory_bytes: int, request_tokens: int, is_gpu: bool
+    model: ServedModel, memory_bytes: int, request_tokens: int, *, is_gpu: bool
 ) -> dict[str, Any]:
+    """`process_bytes`: what an engine's process takes of the host's memory with one such request;
+    None on a GPU, whose memory is another."""
     fit = model.fit(memory_bytes, is_gpu=is_gpu)
+    resident = None if is_gpu else resident_memory(model, request_tokens, fit.kv_tokens)
     return {
         "quantization": model.format.name,
         "weight_bytes": fit.weight_bytes,
+        "process_bytes": None if resident is None else resident.peak_bytes,
         "kv_tokens": fit.kv_tokens,
         "requests": fit.num_requests(request_tokens),
     }
@@ -102,6 +107,11 @@ def print_model(report: dict[str, Any]) -> None:
             {
                 "quantization": fit["quantization"],
                 "weights": _size(fit["weight_bytes"]),
+                **(
+                    {"process, one request": _size(fit["process_bytes"])}
+                    if fit["process_bytes"] is not None
+                    else {}
+                ),
                 "tokens of KV": f"{fit['kv_tokens']:,}",
                 f"requests of {report['request_tokens']:,} tokens": f"{fit['requests']:,}",
                 "fits": "yes" if fit["requests"] else "no",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 from .formats import DTYPE_BYTES
+from .resident_memory import PROCESS_BYTES, ResidentMemory
 
 # Rows of a step's widest tensors that are there at once: states, projections, activations.
 _LIVE_WIDTHS = 3
@@ -48,6 +49,14 @@ def encoder_step_bytes(config: EncoderConfig, dtype: str, num_tokens: int) -> in
     inner = config.intermediate_size * (2 if config.has_gates else 1)
     width = max(inner, 3 * config.hidden_size)
     return _LIVE_WIDTHS * width * num_tokens * DTYPE_BYTES[dtype]
+
+
+def encoder_resident_memory(
+    config: EncoderConfig, dtype: str, quantization: str, num_tokens: int
+) -> ResidentMemory:
+    """Of an engine's process that computes a step of so many tokens on a CPU."""
+    start = PROCESS_BYTES + EncoderShape.of(config).weight_bytes(dtype, quantization)
+    return ResidentMemory(start, start + encoder_step_bytes(config, dtype, num_tokens))
 
 
 def _head_parameters(config: EncoderConfig) -> int:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.memory.sizing import DEFAULT_CPU_MEM_FRACTION, DEFAULT_GPU_MEM_FRACTION
+from .resident_memory import PROCESS_BYTES
 from .served_model import ServedModel
 
-# Of an engine's process without weights and KV, on a CPU (guess). On a GPU a step's own tensors
-# come on top.
-PROCESS_BYTES = 400_000_000
 LEAST_SEQUENCES = 4  # at full length, of a model that is too large for its share (guess)
 
 

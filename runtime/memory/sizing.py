@@ -44,6 +44,17 @@ def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_ro
     return num_tokens * width * dtype_bytes + partials + logits + _GPU_OVERHEAD_BYTES
 
 
+def cpu_step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int) -> int:
+    """The same on a CPU, where it is 1 to 1.9 times a layer's tensors (`stemma bench memory`) and
+    taken for 1.5 times: nothing is partial, and what a layer leaves is not freed at once."""
+    width = 4 * config.hidden_size + _attention_width(config) + _feed_forward_width(config)
+    experts = config.experts
+    if experts is not None:  # each chosen one's input, gate and up, too
+        own = config.hidden_size + 2 * experts.intermediate_size
+        width += experts.routing.num_chosen * own
+    return num_tokens * width * dtype_bytes * 3 // 2 + config.vocab_size * (dtype_bytes + 16)
+
+
 def _attention_width(config: ModelConfig) -> int:
     """Numbers a token: queries, keys, values and attended heads; in latent attention queries before
     and after W_UK, attended latents and their values, rotated parts before and after; where keys

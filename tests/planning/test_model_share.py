@@ -9,12 +9,12 @@ from checkpoints import make_checkpoint
 
 from stemma.planning.model_share import (
     LEAST_SEQUENCES,
-    PROCESS_BYTES,
     Lengths,
     SharedMemory,
     share_of,
     share_with,
 )
+from stemma.planning.resident_memory import PROCESS_BYTES
 from stemma.planning.served_model import ServedModel
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.memory.sizing import num_state_slots

@@ -28,6 +28,7 @@ from stemma.planning.formats import AdapterRoom, stored_quantization
 from stemma.planning.model_shape import AttentionLayers
 from stemma.planning.prediction import NamedStep, predict_load, predict_step
 from stemma.planning.probe import cost_model
+from stemma.planning.resident_memory import PROCESS_BYTES, resident_memory
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
 from stemma.planning.stored_weights import StoredWeights, stored_weights
@@ -394,6 +395,26 @@ def test_the_doctor_says_what_a_model_needs() -> None:
     assert fits == {"none": 0, "int8": 0, "w8a8": 0, "int4": 0}
     roomy = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=False)
     assert all(fit["requests"] > 10 for fit in roomy["fits"])
+    for fit in roomy["fits"]:
+        assert fit["process_bytes"] > PROCESS_BYTES + fit["weight_bytes"]
+    on_gpu = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True)
+    assert {fit["process_bytes"] for fit in on_gpu["fits"]} == {None}, "the host's is not told"
+
+
+def test_kv_takes_memory_as_it_is_written_by_the_page() -> None:
+    """2 MiB for each vector of a layer, or all of a smaller pool."""
+    model = ServedModel.of(read_model_config(EMBEDDED_MODEL), "float32")
+    fixed = PROCESS_BYTES + model.weight_bytes + model.rotary_bytes
+    num_vectors, vector_bytes = 6 * 2 * 2, 64 * 4
+    page_tokens = (2 << 20) // vector_bytes
+    one, filled, small = (
+        resident_memory(model, *tokens).start_bytes
+        for tokens in ((1, 10**6), (page_tokens + 1, 10**6), (1, 100))
+    )
+    assert one == filled == fixed + num_vectors * (2 << 20)
+    assert small == fixed + num_vectors * 100 * vector_bytes
+    peaks = [resident_memory(model, count, 10**6).peak_bytes for count in (64, 2048)]
+    assert fixed < peaks[0] < peaks[1]
 
 
 @pytest.mark.parametrize(

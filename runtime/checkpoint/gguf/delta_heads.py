@@ -48,7 +48,8 @@ class DeltaHeads:
         size = self.value_dim if size is None else size
         places = np.arange(self.num_values * size).reshape(self.num_keys, -1, size)
         in_turn = places.transpose(1, 0, 2).ravel()
-        return np.concatenate((np.arange(first), first + in_turn))[:num_rows]
+        found: NDArray[np.int64] = np.concatenate((np.arange(first), first + in_turn))[:num_rows]
+        return found
 
     def qkv_places(self, num_rows: int) -> NDArray[np.int64]:
         """Where rows of all queries, keys and values belong among those of in_proj_qkvz."""

@@ -37,7 +37,8 @@ _OUTSIDE = {
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
-_DENSE = {
+_Modules = dict[str, str | tuple[str, ...]]
+_DENSE: _Modules = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -91,7 +92,7 @@ _GATED_DELTA = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-_FUSED_DELTA = {
+_FUSED_DELTA: _Modules = {
     "linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate"),
     "linear_attn.in_proj_ba": "ssm_ba",
 }
@@ -101,7 +102,7 @@ _SPLIT_DELTA = {
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
 }
-_GPT_OSS = {
+_GPT_OSS: _Modules = {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.router": "ffn_gate_inp",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -132,11 +133,11 @@ _MAMBA2 = {
     "mamba.norm": "ssm_norm",
     "mamba.out_proj": "ssm_out",
 }
-_GRANITE_DENSE = {
+_GRANITE_DENSE: _Modules = {
     "shared_mlp.input_linear": ("ffn_gate", "ffn_up"),
     "shared_mlp.output_linear": "ffn_down",
 }
-_GRANITE_EXPERTS = {
+_GRANITE_EXPERTS: _Modules = {
     "shared_mlp.input_linear": ("ffn_gate_shexp", "ffn_up_shexp"),
     "shared_mlp.output_linear": "ffn_down_shexp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -366,7 +367,8 @@ def _unpaired(num_rows: int, num_heads: int) -> NDArray[np.int64]:
     rows = np.arange(num_rows)
     head_dim = num_rows // num_heads
     within = rows % head_dim
-    return rows - within + within % 2 * (head_dim // 2) + within // 2
+    places: NDArray[np.int64] = rows - within + within % 2 * (head_dim // 2) + within // 2
+    return places
 
 
 def _module_and_kind(name: str) -> tuple[str, str]:
