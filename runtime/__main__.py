@@ -41,9 +41,13 @@ def _serve(args: argparse.Namespace) -> None:
         config = located(config, on_progress)
     num_threads = config.num_threads or default_num_threads(Path(config.model))
     configure_threads(num_threads, config.spin_us)
+    gc.disable()  # modules are no garbage: a fifth of importing torch would go to looking for some
     from .encoder_engine import load
+    from .execute import model_runner  # noqa: F401 - and with it torch
     from .gateway.gateway import Gateway
 
+    gc.freeze()
+    gc.enable()
     stop_fd = sys.stdin.fileno() if args.watch_stdin else None
     gateway = Gateway(load(config), args.endpoint, stop_fd=stop_fd, grace_s=args.grace_s, keys=keys)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,7 +55,7 @@ def _serve(args: argparse.Namespace) -> None:
     if args.watch_stdin:  # whoever stops its owner (systemd: all at once) lets that drain first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.collect()
-    gc.freeze()  # the model and the modules never become garbage; keep collections short
+    gc.freeze()  # the model never becomes garbage either; keep collections short
     gateway.run()
     zmq.Context.instance().destroy(LINGER_MS)  # waits for what is on its way, the farewell at last
 

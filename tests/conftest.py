@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # Before anything imports triton: GPU kernels run in its interpreter here.
 os.environ["TRITON_INTERPRET"] = "1"
+# Each of the hundreds of engines and servers that tests start would else compile Stemma anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from collections.abc import Iterator
 from pathlib import Path
