@@ -9,7 +9,6 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 # Each of the hundreds of engines and servers that tests start would else compile Stemma anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,8 @@ from hypothesis import HealthCheck, settings
 import stemma as st
 from stemma.runtime.tokenizer.chat_template import ChatTemplate
 from stemma.runtime.tokenizer.tokenizer import Tokenizer
+
+sys.dont_write_bytecode = False
 
 # A shared machine may take its time over an example; that is no failure of what is tested.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

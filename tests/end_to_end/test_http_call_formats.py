@@ -20,6 +20,7 @@ import stemma as st
 from stemma.frontend.dsl.expr import GenExpr
 from stemma.frontend.protocol.constraint import constraint_of
 from stemma.server.app import create_app
+from stemma.server.settings import ServerSettings
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Ulm?"}]
 PARAMETERS = {
@@ -53,12 +54,17 @@ def engine_of(folder: Path, template: str) -> st.Engine:
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def client(
+def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[openai.OpenAI]:
+) -> Iterator[st.Engine]:
     with engine_of(tmp_path_factory.mktemp(request.param), TEMPLATES[request.param]) as engine:
-        with TestClient(create_app(engine), base_url="http://localhost") as http:
-            yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: st.Engine) -> Iterator[openai.OpenAI]:
+    with TestClient(create_app(engine), base_url="http://localhost") as http:
+        yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
@@ -116,6 +122,7 @@ def test_a_tool_may_leave_its_parameters_out(client: openai.OpenAI) -> None:
 def test_an_unknown_format_is_told_at_start_and_a_forced_call_is_refused_until_it_is_named(
     tmp_path: Path,
 ) -> None:
+    """Both through the server and in `st.tool_loop`."""
     (tmp_path / "unknown.jinja").write_text(UNKNOWN)
     flags = ("--chat-template", str(tmp_path / "unknown.jinja"), "--num-threads", "1")
     body = {"messages": ASK, "tools": [WEATHER], "max_tokens": 400, "temperature": 0}
@@ -128,10 +135,13 @@ def test_an_unknown_format_is_told_at_start_and_a_forced_call_is_refused_until_i
         )
         free = httpx.post(chat, json={**body, "max_tokens": 4}, timeout=60).json()["choices"][0]
         assert free["message"]["content"] and "--tool-call-parser" in free["warnings"][0]
-    with ServerProcess(tmp_path / "named", *flags, "--tool-call-parser", "glm") as server:
-        assert "no mark of a known format" not in server.log
-        chat = server.url + "/v1/chat/completions"
-        reply = httpx.post(chat, json={**body, "tool_choice": "required"}, timeout=60).json()
+        with st.Runtime(server.endpoint) as runtime:
+            with pytest.raises(st.InvalidProgram, match="no mark of a known format"):
+                agent.run(backend=runtime)
+            named = create_app(runtime, ServerSettings(tool_call_parser="glm"))
+            with TestClient(named, base_url="http://localhost") as http:
+                forced = {**body, "tool_choice": "required"}
+                reply = http.post("/v1/chat/completions", json=forced).json()
         (call,) = reply["choices"][0]["message"]["tool_calls"]
         assert is_valid(call["function"]["arguments"])
 
@@ -152,15 +162,16 @@ def agent(s: st.ProgramState) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("template", "call"),
+    ("engine", "call"),
     [
         ("qwen3_coder_tools", "<tool_call>\\n<function=weather>\\n<parameter=city>\\n12\\n"
          "</parameter>\\n<parameter=days>\\n2\\n</parameter>\\n</function>\\n</tool_call>"),
         ("lfm2_tools", r"<\|tool_call_start\|>\[weather\(city='12', days=2\)\]<\|tool_call_end\|>"),
     ],
+    indirect=["engine"],
 )  # fmt: skip
 def test_a_tool_loop_reads_the_same_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, call: str
+    engine: st.Engine, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     append, outputs = st.ProgramState._append, iter([call, "Wet\\."])
 
@@ -171,13 +182,6 @@ def test_a_tool_loop_reads_the_same_formats(
         append(self, other, source)
 
     monkeypatch.setattr(st.ProgramState, "_append", steered)
-    with engine_of(tmp_path, TEMPLATES[template]) as engine:
-        state = agent.run(backend=engine, temperature=0)
+    state = agent.run(backend=engine, temperature=0)
     assert state.ret_value == "Wet."
     assert [m["content"] for m in state.messages() if m["role"] == "tool"] == ["12 2 int"]
-
-
-def test_a_tool_loop_on_a_format_that_is_not_known_is_an_error(tmp_path: Path) -> None:
-    with engine_of(tmp_path, UNKNOWN) as engine:
-        with pytest.raises(st.InvalidProgram, match="no mark of a known format"):
-            agent.run(backend=engine)
