@@ -108,15 +108,14 @@ class ChatTemplate:
         if image_token:
             sources = {n: s.replace(image_token, self._image) for n, s in sources.items()}
         environment = template_sandbox(self._to_json)
+        find_reads = jinja2.meta.find_undeclared_variables
         try:
-            self._templates = {n: environment.from_string(s) for n, s in sources.items()}
+            parsed = {name: environment.parse(source) for name, source in sources.items()}
+            self._reads = frozenset().union(*map(find_reads, parsed.values()))
+            self._templates = {n: environment.from_string(tree) for n, tree in parsed.items()}
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelLoadError(f"{folder}: the chat template is not jinja2: {error}") from error
         self._tokenizer = tokenizer
-        find_reads = jinja2.meta.find_undeclared_variables
-        self._reads = frozenset().union(
-            *(find_reads(environment.parse(source)) for source in sources.values())
-        )
         self.knows_tools = "tools" in self._reads or TOOL_USE in sources
         self._placeholder = f"\ue000{secret}-{{index}}\ue001"
         self._any_placeholder = re.compile(f"\ue000{secret}-([0-9]+)\ue001")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from process_memory import rss_mb
 
 from stemma.errors import InvalidRequest
 from stemma.kernels.quantized_tensors import QuantizedKV
@@ -91,6 +93,17 @@ def test_an_indexer_has_a_key_beside_the_latent(
     assert [tuple(keys.shape) for keys in pool.index_keys] == [(24, 12)] * len(layers)
     pool.index_keys[1][7] = 2.5
     assert pool.parts[1][1][0, 7].view(torch.float32).tolist() == [2.5] * 12
+
+
+def test_a_pool_takes_memory_where_tokens_are_and_nowhere_else(config: ModelConfig) -> None:
+    """A token's KV lies in 12 places, 4 MB apart: pages of 2 MB would be 24 MB."""
+    layout = KVLayout.of(config, "bfloat16")
+    before = rss_mb(os.getpid())
+    pool = DeviceKVPool(layout, num_pages=2**17, page_size=1)
+    for layer in pool.layers:
+        assert isinstance(layer, torch.Tensor)
+        layer[:, :, 0] = 1
+    assert pool.num_bytes == 48 * 2**20 and rss_mb(os.getpid()) - before < 4
 
 
 def test_a_latent_is_one_vector_a_token_and_is_not_quantized(config: ModelConfig) -> None:
