@@ -119,11 +119,11 @@ def test_models_are_loaded_on_demand_once_and_the_idle_one_used_last_makes_room(
 def test_a_model_with_a_request_is_not_unloaded_and_who_waits_for_room_is_told(
     narrow: ServerProcess,
 ) -> None:
-    with narrow.stream(LONG, n=4) as events:
+    with narrow.stream(LONG) as events:
         impatient = httpx.post(
             narrow.url + COMPLETIONS,
             json={"prompt": "Hi", "max_tokens": 1, "model": "other"},
-            headers={"x-request-timeout-s": "0.5"},
+            headers={"x-request-timeout-s": "0.2"},
             timeout=PATIENCE_S,
         )
         assert impatient.status_code == 503 and impatient.headers["retry-after"] == "5"
@@ -309,7 +309,7 @@ def test_a_client_that_hangs_up_while_it_waits_for_room_has_nothing_unloaded(
 ) -> None:
     unloads = lambda: metric(narrow, "stemma_model_unloads_total", "tiny")  # noqa: E731
     before = unloads()
-    with narrow.stream(LONG, n=4) as events:
+    with narrow.stream(LONG) as events:
         waits = lambda: metric(narrow, "stemma_model_requests_waiting", "other")  # noqa: E731
         hang_up(narrow, "other", lambda: waits() == 1)
         wait_until(lambda: waits() == 0)
@@ -348,7 +348,8 @@ def test_asked_to_stop_it_refuses_who_waits_ends_what_runs_and_leaves_nothing(
     tmp_path: Path, other: Path
 ) -> None:
     models = models_of(TINY, TWIN, f"other={other}")
-    with served(tmp_path, *models, "--models-max", "2") as server:
+    flags = ("--models-max", "2", "--drain-s", str(PATIENCE_S))
+    with served(tmp_path, *models, *flags) as server:
         assert server.generate(model=TWIN_NAME).status_code == 200
         engines = children(server.process.pid)
         assert len(engines) == 2

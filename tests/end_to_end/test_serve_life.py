@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from server_process import ServerProcess, children, is_alive, num_files
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 
@@ -106,7 +106,7 @@ def running_programs(server: ServerProcess) -> int:
 
 def test_asked_to_stop_it_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
     with (
-        ServerProcess(tmp_path / "server") as server,
+        ServerProcess(tmp_path / "server", "--drain-s", str(PATIENCE_S)) as server,
         st.Runtime(server.endpoint, timeout_s=5.0) as runtime,
     ):
         engine, story = server.engine_pid, Story(runtime)
