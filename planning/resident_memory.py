@@ -17,8 +17,7 @@ from .served_model import ServedModel
 # tokenizer (Linux, torch 2.13 for CPUs, a vocabulary of 32,000, 2026-11). On a GPU a step's own
 # tensors come on top.
 PROCESS_BYTES = 340_000_000
-# Of memory that is written first; numpy asks for such pages for what is large enough.
-_HUGE_PAGE_BYTES = 1 << 21
+_PAGE_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ def _kv_bytes(model: ServedModel, num_tokens: int, pool_tokens: int) -> int:
     layout = KVLayout.of(model.config, model.format.dtype)
     total = 0
     for part in layout.parts:
-        written = -(-num_tokens * part.vector_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        total += part.num_vectors * min(written, pool_tokens * part.vector_bytes)
-    return layout.num_layers * total
+        written = -(-num_tokens * part.vector_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        num_vectors = len(layout.layers_of(part)) * part.num_vectors
+        total += num_vectors * min(written, pool_tokens * part.vector_bytes)
+    return total
