@@ -25,6 +25,7 @@ else:
     HAS_PILLOW = True
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+_BAND_PIXELS = 1 << 20  # some 10 ms; guess
 _ALLOWED = "a PNG, JPEG, GIF, WebP or BMP file that is whole"
 
 
@@ -65,11 +66,12 @@ def _opened(data: bytes, max_pixels: int) -> PIL.Image.Image:
             warnings.simplefilter("ignore")  # of metadata, and of sizes that are judged here
             image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
             _require_pixels(image, max_pixels)
-            return _in_rgb(PIL.ImageOps.exif_transpose(image))
+            PIL.ImageOps.exif_transpose(image, in_place=True)
+            return _in_rgb(image)
     except InvalidRequest:
         raise
     except PIL.Image.DecompressionBombError:
-        raise _too_large("more", max_pixels) from None
+        raise _too_large("far more", max_pixels) from None
     except Exception as error:  # a decoder may raise anything over hostile bytes
         shown = f"{len(data)} bytes ({type(error).__name__})"
         raise InvalidRequest.of("image", shown, _ALLOWED) from None
@@ -86,6 +88,18 @@ def _too_large(shown: str, max_pixels: int) -> InvalidRequest:
 
 
 def _in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """On white where it is transparent. Band by band: Pillow converts without giving up the
+    interpreter's lock, and each step is another copy."""
+    image.load()
+    rgb = PIL.Image.new("RGB", image.size)
+    num_rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, num_rows):
+        bottom = min(top + num_rows, image.height)
+        rgb.paste(_band_in_rgb(image.crop((0, top, image.width, bottom))), (0, top))
+    return rgb
+
+
+def _band_in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     image = image.convert("RGBA")

@@ -18,6 +18,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -129,19 +130,30 @@ class ImageRegistry:
 
 
 def bytes_of(url: str) -> bytes:
-    """Of a data URL. Raises InvalidRequest."""
-    if not url.startswith(_DATA):
+    """Of a data URL: its base64 may be wrapped into lines, percent-encoded or without its padding.
+    Raises InvalidRequest."""
+    head, found, body = url.partition(",")
+    head = head.lower()
+    if not head.startswith(_DATA):
         shown = url[:100]
         raise InvalidRequest.of("image", shown, f"a data URL: {_HOW}; the engine fetches nothing")
-    head, found, body = url.partition(",")
     if not found or not head.endswith(";base64"):
         raise InvalidRequest.of(
             "image", url[:50], "a data URL in base64 (data:image/png;base64,...)"
         )
     try:
-        return base64.b64decode(body, validate=True)
+        return _decoded(body)
     except (binascii.Error, ValueError):
-        raise InvalidRequest.of("image", f"{body[:20]}...", "base64 that is whole") from None
+        try:
+            return _decoded("".join(unquote(body).split()))
+        except (binascii.Error, ValueError):
+            allowed = "base64 that is whole, of A-Z, a-z, 0-9, + and /"
+            raise InvalidRequest.of("image", f"{body[:20]}...", allowed) from None
+
+
+def _decoded(body: str) -> bytes:
+    """Raises ValueError."""
+    return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
 
 
 def image_ids(image: Image) -> array[int]:

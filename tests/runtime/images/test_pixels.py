@@ -15,6 +15,7 @@ from image_models import MODELS, make_image_model, png
 from PIL import Image as Pillow
 
 from stemma.errors import InvalidRequest
+from stemma.runtime.images import pixels as module
 from stemma.runtime.images.pixels import patches_of, resized_pixels
 from stemma.runtime.images.processor_config import ProcessorConfig
 from stemma.runtime.images.sizes import resized
@@ -163,6 +164,31 @@ def test_other_modes_are_read_as_pillow_does(mode: str) -> None:
             patches(data, QWEN2_5, MAX_PIXELS)
         return
     assert patches(data, QWEN2_5, MAX_PIXELS).shape[1] == 3 * 2 * 14 * 14
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "I;16", "L"])
+def test_a_large_image_is_converted_in_bands(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait while Pillow converts; and no copy of the whole image is made."""
+    if mode == "I;16":
+        image = Pillow.fromarray(np.arange(77 * 53, dtype=np.uint16).reshape(77, 53) * 13)
+    elif mode == "P":
+        image = drawn(77, 53, "RGB").quantize(20)
+    else:
+        image = drawn(77, 53, mode)
+    options = {"transparency": 3} if mode == "P" else {}
+    data = encoded(image, "JPEG" if mode == "CMYK" else "PNG", **options)
+    whole = resized_pixels(data, QWEN2_5, MAX_PIXELS)
+    converted = []
+    convert = Pillow.Image.convert
+
+    def noted(self: Pillow.Image, *args: Any, **kwargs: Any) -> Pillow.Image:
+        converted.append(self.width * self.height)
+        return convert(self, *args, **kwargs)
+
+    monkeypatch.setattr(module, "_BAND_PIXELS", 530)
+    monkeypatch.setattr(Pillow.Image, "convert", noted)
+    assert np.array_equal(resized_pixels(data, QWEN2_5, MAX_PIXELS), whole)
+    assert max(converted) <= 530 and sum(converted) >= 77 * 53
 
 
 def test_the_processor_of_a_checkpoint_is_read(tmp_path: Path) -> None:

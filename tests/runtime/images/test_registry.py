@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 from array import array
+from urllib.parse import quote
 
 import pytest
 from image_models import png
@@ -76,7 +77,8 @@ def test_an_id_is_never_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
         ("file:///etc/passwd", "a data URL"),
         ("data:image/png,plain", "base64"),
         ("data:image/png;base64,@@@", "base64 that is whole"),
-        ("data:image/png;base64,AAA", "base64 that is whole"),
+        ("data:image/png;base64,AAAAA", "base64 that is whole"),
+        (url(png(16, 24)).replace("/", "_").replace("+", "-"), "A-Z, a-z, 0-9, "),
         ("data:image/png;base64,", "a PNG"),
         (url(png(101, 100)), "max_image_pixels"),
         (url(png(2, 402)), "200 times as long"),
@@ -85,6 +87,23 @@ def test_an_id_is_never_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_image_is_refused(given: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         registry().image(given)
+
+
+def test_data_urls_are_read_as_clients_write_them() -> None:
+    """Wrapped into lines as `base64` does, without padding, percent-encoded, in capitals."""
+    images = registry()
+    data = png(16, 24, 3) + b"?"  # its base64 has padding, + and /
+    plain = url(data)
+    head, body = plain.split(",")
+    lines = "\r\n".join(body[at : at + 76] for at in range(0, len(body), 76))
+    assert body.endswith("=") and "+" in body and "/" in body
+    for written in (
+        f"{head},{lines}\n",
+        plain.rstrip("="),
+        f"{head},{quote(body, safe='')}",
+        plain.replace("data:image/png;base64", "DATA:image/PNG;charset=utf-8;BASE64"),
+    ):
+        assert images.image(written) is images.image(plain), written[:60]
 
 
 def test_spans_say_where_positions_go_on() -> None:
