@@ -16,6 +16,7 @@ _SIGNATURES = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
     (b"RIFF", "image/webp"),
+    (b"BM", "image/bmp"),
 )
 _ALLOWED = "a path, an http(s) or data URL, bytes, an open file, or an image of Pillow's"
 
@@ -30,7 +31,9 @@ def image_url(source: Any) -> str:
         raise InvalidProgram.of("image", f"{len(data)} bytes", allowed)
     kind = next((kind for begin, kind in _SIGNATURES if data.startswith(begin)), None)
     if kind is None:
-        raise InvalidProgram.of("image", data[:16], "the bytes of a PNG, JPEG, GIF or WebP file")
+        raise InvalidProgram.of(
+            "image", data[:16], "the bytes of a PNG, JPEG, GIF, WebP or BMP file"
+        )
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -43,9 +46,18 @@ def _bytes_of(source: Any) -> bytes:
         except (OSError, ValueError) as error:
             raise InvalidProgram(f"image: {str(source)[:200]!r} cannot be read: {error}") from error
     if hasattr(source, "save"):  # Pillow's
-        written = io.BytesIO()
-        source.save(written, format="PNG")
-        return written.getvalue()
+        return _png_of(source)
     if hasattr(source, "read") and isinstance(data := source.read(), bytes):
         return data
     raise InvalidProgram.of("image", source, _ALLOWED)
+
+
+def _png_of(image: Any) -> bytes:
+    """Of an image of Pillow's; in RGB where a PNG has no such pixels, as of CMYK."""
+    written = io.BytesIO()
+    try:
+        image.save(written, format="PNG")
+    except OSError:
+        written = io.BytesIO()
+        image.convert("RGB").save(written, format="PNG")
+    return written.getvalue()

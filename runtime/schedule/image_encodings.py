@@ -79,7 +79,7 @@ class ImageEncodings:
         self._wanted.clear()
         for key, state in self._states.items():
             left = self._num_blocks - state.num_blocks
-            if not left:
+            if not left or not state.users:  # nobody waits for it any more: perhaps somebody will
                 continue
             num_blocks = min(left, max(0, num_patch_blocks) // state.image.num_patches)
             if num_blocks == 0:

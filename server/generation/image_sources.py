@@ -12,8 +12,10 @@ import asyncio
 import base64
 import ipaddress
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -118,7 +120,7 @@ class ImageSources:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(trust_env=False, transport=self._transport) as client,
+                self._client() as client,
             ):
                 for _ in range(1 + MAX_REDIRECTS):
                     found = await self._ask(client, url)
@@ -132,6 +134,17 @@ class ImageSources:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _unreached(url, type(error).__name__) from None
         raise _unreached(url, f"more than {MAX_REDIRECTS} redirects")
+
+    def _client(self) -> httpx.AsyncClient:
+        """Its own connections, so that none is used for another name than it was opened for."""
+        return httpx.AsyncClient(
+            trust_env=False, verify=self._certificates, transport=self._transport
+        )
+
+    @cached_property
+    def _certificates(self) -> ssl.SSLContext:
+        """Read once: it takes tens of milliseconds, on the server's loop."""
+        return httpx.create_ssl_context(trust_env=False)
 
     async def _ask(self, client: httpx.AsyncClient, url: str) -> bytes | str:
         """The bytes, or where they are instead. The address that was judged is the one that is
@@ -181,6 +194,8 @@ def is_public(address: Address) -> bool:
         if address in _NAT64:
             inner = [*inner, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
         if not all(is_public(each) for each in inner if each is not None):
+            return False
+        if address.is_site_local:  # deprecated, and routed within a site alone where it is in use
             return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from openai_stand_in import standing_in
+from PIL import Image as Pillow
 
 import stemma as st
 from stemma.frontend.dsl.images import MAX_IMAGE_BYTES, image_url
@@ -56,7 +57,7 @@ def test_an_image_is_sent_as_a_url_between_the_texts(kind: str, tmp_path: Path) 
     ("source", "problem"),
     [
         ("no/such/file.png", "'no/such/file.png' cannot be read"),
-        (b"GIF", "the bytes of a PNG, JPEG, GIF or WebP file"),
+        (b"GIF", "the bytes of a PNG, JPEG, GIF, WebP or BMP file"),
         (PNG + bytes(MAX_IMAGE_BYTES), f"at most {MAX_IMAGE_BYTES} bytes"),
         (7, "a path, an http"),
     ],
@@ -64,6 +65,22 @@ def test_an_image_is_sent_as_a_url_between_the_texts(kind: str, tmp_path: Path) 
 def test_what_is_no_image_is_refused(source: Any, problem: str) -> None:
     with pytest.raises(st.InvalidProgram, match=problem):
         image_url(source)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "F", "P", "YCbCr"])
+def test_an_image_of_pillows_is_sent_whatever_its_mode(mode: str) -> None:
+    image = Pillow.new("RGB", (5, 3), (200, 10, 90)).convert(*(["L"] if mode == "F" else []))
+    _, _, body = image_url(image.convert(mode)).partition("base64,")
+    assert Pillow.open(io.BytesIO(base64.b64decode(body))).size == (5, 3)
+
+
+def test_each_format_that_an_engine_reads_is_sent_as_it_is() -> None:
+    for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP"):
+        written = io.BytesIO()
+        Pillow.new("RGB", (5, 3)).save(written, format=kind)
+        head, _, body = image_url(written.getvalue()).partition(";base64,")
+        assert head == f"data:image/{kind.lower()}"
+        assert base64.b64decode(body) == written.getvalue()
 
 
 def test_an_image_outside_of_a_message_is_refused() -> None:

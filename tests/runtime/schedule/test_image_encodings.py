@@ -90,6 +90,18 @@ def test_features_stay_while_they_are_needed_and_then_while_there_is_room() -> N
     assert images.take(1000)[0] == (-3,)
 
 
+def test_an_image_that_nobody_waits_for_is_not_encoded_further_until_somebody_does() -> None:
+    images, gone = encodings(), request_of(3, ONE)
+    images.begin_step()
+    images.computable(gone, 9)
+    assert [part.num_blocks for part in images.take(16)[1]] == [1]
+    gone.state = RequestState.FINISHED
+    images.begin_step()
+    assert images.take(1000) == ((), ())
+    assert images.computable(request_of(ONE), 4) == 0
+    assert [(part.num_blocks, part.source) for part in images.take(1000)[1]] == [(3, None)]
+
+
 def test_those_who_need_an_image_hear_of_its_failure() -> None:
     images, request, other = encodings(), request_of(ONE), request_of(TWO)
     images.begin_step()

@@ -68,7 +68,8 @@ def test_bytes_are_fetched_from_the_address_that_was_judged(names: dict[str, lis
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.9.9", "169.254.169.254", "0.0.0.0", "::1",
-     "fe80::1", "fc00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "100.64.0.1",
+     "fe80::1", "fc00::1", "fec0::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::",
+     "100.64.0.1",
      "224.0.0.1", "ff02::1", "255.255.255.255", "2001:db8::1"],
 )  # fmt: skip
 def test_a_name_that_stands_for_a_private_address_is_refused(
