@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ else:
     HAS_PILLOW = True
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # of EXIF: those are turned by a quarter
 _BAND_PIXELS = 1 << 20  # some 10 ms; guess
 _ALLOWED = "a PNG, JPEG, GIF, WebP or BMP file that is whole"
 
@@ -55,8 +58,25 @@ def _cut(pixels: npt.NDArray[np.float32], config: ProcessorConfig) -> npt.NDArra
     return np.ascontiguousarray(repeated.reshape(rows * columns * merge**2, -1))
 
 
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Height and width before it is resized; only its head is read. Raises InvalidRequest."""
+    with _refusing(data, None) as image:
+        is_turned = image.getexif().get(_ORIENTATION) in _TURNED
+        return (image.width, image.height) if is_turned else (image.height, image.width)
+
+
 def _opened(data: bytes, max_pixels: int) -> PIL.Image.Image:
     """The decoded image in RGB."""
+    with _refusing(data, max_pixels) as image:
+        _require_pixels(image, max_pixels)
+        PIL.ImageOps.exif_transpose(image, in_place=True)
+        return _in_rgb(image)
+
+
+@contextmanager
+def _refusing(data: bytes, max_pixels: int | None) -> Iterator[PIL.Image.Image]:
+    """An image whose head is read. Raises InvalidRequest for whatever a decoder finds wrong with
+    it within the block. `max_pixels`: to be named where there are far more."""
     if not HAS_PILLOW:
         raise InvalidRequest(
             "image: no images can be read: pip install 'stemma-lm[vision]'", "image"
@@ -64,10 +84,7 @@ def _opened(data: bytes, max_pixels: int) -> PIL.Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata, and of sizes that are judged here
-            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-            _require_pixels(image, max_pixels)
-            PIL.ImageOps.exif_transpose(image, in_place=True)
-            return _in_rgb(image)
+            yield PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     except InvalidRequest:
         raise
     except PIL.Image.DecompressionBombError:
@@ -82,8 +99,8 @@ def _require_pixels(image: PIL.Image.Image, max_pixels: int) -> None:
         raise _too_large(f"{image.width} x {image.height}", max_pixels)
 
 
-def _too_large(shown: str, max_pixels: int) -> InvalidRequest:
-    allowed = f"at most {max_pixels} pixels (max_image_pixels)"
+def _too_large(shown: str, max_pixels: int | None) -> InvalidRequest:
+    allowed = f"at most {max_pixels or PIL.Image.MAX_IMAGE_PIXELS} pixels (max_image_pixels)"
     return InvalidRequest.of("image", f"{shown} pixels", allowed)
 
 

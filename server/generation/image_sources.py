@@ -54,15 +54,20 @@ class ImageSources:
         InvalidRequest."""
         if not any(_images_of(prompt) for prompt in task.prompts):
             return task
-        return replace(task, prompts=[await self._with_bytes(prompt) for prompt in task.prompts])
+        prompts = [await self._of_prompt(prompt) for prompt in task.prompts]
+        return replace(task, prompts=prompts)
 
-    async def _with_bytes(self, prompt: Prompt) -> Prompt:
+    async def _of_prompt(self, prompt: Prompt) -> Prompt:
         if not _images_of(prompt):
             return prompt
+        messages = [message for message in prompt if isinstance(message, Message)]
+        return await self.with_bytes(messages)
+
+    async def with_bytes(self, chat: Sequence[Message]) -> list[Message]:
+        """The same of a chat alone. Raises InvalidRequest."""
         messages: list[Message] = []
         num_chars = 0
-        for message in prompt:
-            assert isinstance(message, Message), "images are of messages"
+        for message in chat:
             images = []
             for place, url in message.images:
                 images.append((place, await self._data_url(url)))

@@ -18,6 +18,7 @@ from ...frontend.protocol.ir import MAX_MESSAGES
 from .infill import InfillText, InfillTokens
 
 if TYPE_CHECKING:
+    from ...runtime.images.counter import ImageCounter
     from ...runtime.tokenizer.chat_template import ChatTemplate
     from ...runtime.tokenizer.tokenizer import Tokenizer
 
@@ -52,6 +53,7 @@ class ModelText:
         self._template_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, "model-text")
         self._loaded: tuple[str, Tokenizer, ChatTemplate] | None = None
+        self._images: ImageCounter | None = None  # where the model reads any
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, run on a thread of its own pool: a server that cannot answer health
@@ -72,22 +74,36 @@ class ModelText:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> array[int]:
-        """Ids of a chat's messages under the model's template; `opens_turn` adds the generation
-        prompt, and leaves a final assistant message open. `tools` and `variables` go to the
-        template."""
+        """Ids of a chat's messages, whose images are data URLs, under the model's template;
+        `opens_turn` adds the generation prompt, and leaves a final assistant message open. `tools`
+        and `variables` go to the template. An image's are the template's stand-in again and
+        again."""
         from ...runtime.tokenizer.chat_template import TemplateArgs
         from ...runtime.tokenizer.whole_chat import chat_prompt
 
         if not 1 <= len(messages) <= MAX_MESSAGES:
             allowed = f"1 to {MAX_MESSAGES} messages"
             raise InvalidRequest.of("messages", len(messages), allowed)
-        if any(message.images for message in messages):
-            why = "the tokens of images are counted where they are read: see an answer's usage"
-            raise InvalidRequest(f"messages: {why}", "messages")
         _, template = self._load()
         args = TemplateArgs.of(tools, variables)
+        placed = [self._placed(message) for message in messages]
         with self._template_lock:  # the template's state belongs to one thread at a time
-            return chat_prompt(template, messages, args, opens_turn=opens_turn).ids
+            ids = chat_prompt(template, placed, args, opens_turn=opens_turn).ids
+        if self._images is not None:
+            image_id = self._images.token_id
+            ids = array("i", [image_id if token_id < 0 else token_id for token_id in ids])
+        return ids
+
+    def _placed(self, message: Message) -> Message:
+        """With as many tokens in place of each image as the engine makes of it."""
+        if not message.images:
+            return message
+        if self._images is None:
+            raise InvalidRequest("messages: the model reads only text", "messages")
+        _, template = self._load()
+        count = self._images.num_tokens
+        places = [(at, template.place(-1, count(url))) for at, url in message.images]
+        return message._replace(images=tuple(places))
 
     def decode(
         self, ids: Sequence[int], *, skip_special: bool = True, field: str = "tokens"
@@ -167,6 +183,22 @@ class ModelText:
                 if not Path(path).is_dir():
                     raise ModelLoadError(f"{path}: the model's folder is not on this host")
                 tokenizer = Tokenizer(Path(path), info["vocab_size"])
-                template = ChatTemplate(Path(path), tokenizer, info.get("chat_template"))
+                images = _image_counter(Path(path)) if info.get("reads_images") else None
+                template = ChatTemplate(
+                    Path(path),
+                    tokenizer,
+                    info.get("chat_template"),
+                    image_token=images and tokenizer.token_text(images.token_id),
+                )
+                self._images = images
                 self._loaded = (path, tokenizer, template)
             return self._loaded[1:]
+
+
+def _image_counter(folder: Path) -> ImageCounter | None:
+    """Raises ModelLoadError."""
+    from ...runtime.images.counter import ImageCounter
+    from ...runtime.models.model_config import read_model_config
+
+    vision = read_model_config(folder).vision
+    return None if vision is None else ImageCounter.of(folder, vision)

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from http_server import http_server
-from image_models import make_image_model, png
+from image_models import IMAGE, make_image_model, png
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from PIL import Image as Pillow
@@ -51,8 +51,12 @@ def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def data_url(data: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f"data:image/png;base64,{_base64(data)}"
 
 
 def shown(*parts: str | bytes) -> list[Any]:
@@ -181,6 +185,39 @@ def test_others_words_for_images(url: str) -> None:
     block = {"type": "image", "base64": data, "mime_type": "image/png"}
     message = HumanMessage(content=[block, {"type": "text", "text": "What?"}])
     assert chain.invoke([message], max_tokens=6).content == said.content[0].text  # type: ignore[union-attr]
+
+
+def test_tokens_of_images_are_counted_as_prompts_have_them(url: str, client: openai.OpenAI) -> None:
+    """Turned upright first, wherever its bytes are."""
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    written = io.BytesIO()
+    Pillow.new("RGB", (90, 20)).save(written, "JPEG", exif=exif)
+    messages = shown("Of ", png(40, 50, 1), " and ", written.getvalue(), "?")
+    usage = chat(client, messages).usage
+    counted = httpx.post(f"{url}/tokenize", json={"messages": messages}, timeout=PATIENCE_S).json()
+    assert counted["count"] == usage.prompt_tokens == len(counted["tokens"])
+    assert counted["tokens"].count(IMAGE) == 5 * 6 + 11 * 2
+    rendered = httpx.post(
+        f"{url}/apply-template", json={"messages": messages}, timeout=PATIENCE_S
+    ).json()["prompt"]
+    assert rendered.count("<|image_pad|>") == 52 and rendered.endswith("assistant\n")
+    source = {"type": "base64", "media_type": "image/png", "data": _base64(png(40, 50, 1))}
+    told: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    claude = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    made = claude.messages.create(model=MODEL, max_tokens=1, messages=told).usage
+    found = claude.messages.count_tokens(model=MODEL, messages=told).input_tokens
+    assert found == made.input_tokens + (made.cache_read_input_tokens or 0) > 30
+    bad = shown("Of ", b"GIF87a")
+    refused = httpx.post(f"{url}/tokenize", json={"messages": bad}, timeout=PATIENCE_S)
+    assert refused.status_code == 400 and "a PNG, JPEG" in refused.text
+
+
+def test_clients_that_ask_are_told_that_the_model_sees(url: str) -> None:
+    told = httpx.post(f"{url}/api/show", json={"model": MODEL}, timeout=PATIENCE_S).json()
+    assert "vision" in told["capabilities"]
+    props = httpx.get(f"{url}/props", timeout=PATIENCE_S).json()
+    assert props["modalities"] == {"vision": True, "audio": False}
 
 
 def test_files_are_read_within_the_root_alone(client: openai.OpenAI, root: Path) -> None:

@@ -157,7 +157,10 @@ def test_a_client_that_leaves_a_stream_stops_its_decoding(served: Any, path: str
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ({"messages": [{"role": "user", "content": "x", "images": ["AA=="]}]}, "image_url"),
+        (
+            {"messages": [{"role": "user", "content": "x", "images": ["AA=="]}]},
+            "messages.0.images='1 of them'",
+        ),
         ({**HELLO, "options": {"mirostat": 2}}, "mirostat"),
         ({**HELLO, "options": {"temperature": "hot"}}, "options.temperature"),
         ({**HELLO, "think": True}, "does not support thinking"),

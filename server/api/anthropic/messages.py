@@ -26,7 +26,7 @@ def router(service: Service) -> APIRouter:
         """Anthropic's Messages."""
         served = service.served(body.model)
         task, new_reader = await beside_loop(
-            request, lambda: chat_task(service, body.chat(), served)
+            request, lambda: chat_task(service, body.chat(), served, body.image_fields())
         )
         max_model_len = int(service.info["max_model_len"])
         reply = MessagesReply(served.name, new_reader(), max_model_len=max_model_len)
@@ -37,7 +37,10 @@ def router(service: Service) -> APIRouter:
         """How long the prompt of such a message would be."""
         await service.require_model(body.model)
         served = service.served(body.model)
-        task, _ = await beside_loop(request, lambda: chat_task(service, body.prompt_chat(), served))
+        task, _ = await beside_loop(
+            request, lambda: chat_task(service, body.prompt_chat(), served, body.image_fields())
+        )
+        task = await service.images.resolved(task)
         encode = partial(
             service.text.encode_chat,
             [message for message in task.prompts[0] if isinstance(message, Message)],

@@ -8,6 +8,7 @@ nor images.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -18,6 +19,7 @@ from ...parsers.tools import FUNCTION_NAME
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.known_fields import FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
+from ..openai.content_parts import ImageField
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _SAME = ("stream", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "priority",
@@ -159,6 +161,11 @@ class PromptFields(BaseModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of all messages, and of results of tools."""
+        for index, message in enumerate(self.messages):
+            yield from _image_fields(message.content, f"messages.{index}.content")
+
     def prompt_chat(self) -> ChatRequest:
         """A chat with this prompt. Raises InvalidRequest."""
         return chat_request({k: v for k, v in chat_fields(self).items() if v is not None})
@@ -217,6 +224,14 @@ def chat_fields(body: PromptFields) -> dict[str, Any]:
     return fields
 
 
+def _image_fields(content: str | Sequence[Any], field: str) -> Iterator[ImageField]:
+    for index, block in enumerate(() if isinstance(content, str) else content):
+        if isinstance(block, ImageBlock):
+            yield f"{field}.{index}.type", block.type
+        elif isinstance(block, ToolResultBlock):
+            yield from _image_fields(block.content, f"{field}.{index}.content")
+
+
 def _messages(body: PromptFields) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if body.system:
@@ -252,7 +267,8 @@ def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     if len(texts) + len(calls) + len(thoughts) < len(blocks):
-        raise InvalidRequest("messages: tool_result belongs to the user's turns", "messages")
+        refused = "messages: image and tool_result belong to the user's turns"
+        raise InvalidRequest(refused, "messages")
     message: dict[str, Any] = {"role": "assistant", "content": _text(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)

@@ -41,7 +41,7 @@ def router(service: Service) -> APIRouter:
             "chat_template": template.source,
             "bos_token": template.bos_token,
             "eos_token": template.eos_token,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": bool(info.get("reads_images")), "audio": False},
             "build_info": f"stemma {own_version()}",
             "is_sleeping": False,
         }
@@ -66,6 +66,7 @@ def router(service: Service) -> APIRouter:
         """The text of a chat as the model reads it, up to where its answer begins."""
         served = service.served(body.model, body.lora_path)
         task, _ = await beside_loop(request, lambda: chat_task(service, body, served))
+        task = await service.images.resolved(task)
         render = partial(
             service.text.apply_template,
             [message for message in task.prompts[0] if isinstance(message, Message)],

@@ -4,7 +4,7 @@ vLLM and llama.cpp."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from ....errors import InvalidRequest
 from ....frontend.chat_format.call_grammar import tools_text
+from ....frontend.protocol.chat_message import Message
 from ...generation.model_text import ModelText
 from ...generation.service import Service
 from ...protocol.json_route import json_routes
 from ...protocol.known_fields import FewItems, Items
 from ...protocol.task import MAX_PROMPTS
 from ..openai.chat_messages import ChatMessage
+from ..openai.content_parts import ImageField, image_fields, refuse_images
 
 SLICE_TOKENS = 16_384  # 0.3 ms
 _INPUTS = ("text", "prompt", "content", "messages")
@@ -35,8 +37,12 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Response:
         """Ids of a text, of several, or of a chat."""
         await service.require_model(body.model)
+        if not service.info.get("reads_images"):
+            refuse_images(body.image_fields(), service.info.get("images_refusal"))
+        chat = await texts.in_thread(body.chat)
+        chat = await service.images.with_bytes(chat)
         max_model_len = service.info["max_model_len"]
-        return await texts.in_thread(lambda: _json(body.answer(texts, max_model_len)))
+        return await texts.in_thread(lambda: _json(body.answer(texts, chat, max_model_len)))
 
     @routes.post("/detokenize")
     @routes.post("/v1/detokenize")
@@ -67,9 +73,21 @@ class TokenizeRequest(BaseModel):
     add_special: bool = False
     with_pieces: bool = False  # llama.cpp's: tokens as objects of `id` and `piece`
 
-    def answer(self, texts: ModelText, max_model_len: int) -> dict[str, Any]:
-        """The response body. Raises InvalidRequest, ModelLoadError."""
-        ids = self._ids(texts)
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of all messages."""
+        for index, message in enumerate(self.messages or ()):
+            yield from image_fields(message.content, f"messages.{index}.content")
+
+    def chat(self) -> list[Message]:
+        """Its messages, if it has any. Raises InvalidRequest."""
+        return [message.plain(index) for index, message in enumerate(self.messages or ())]
+
+    def answer(
+        self, texts: ModelText, chat: Sequence[Message], max_model_len: int
+    ) -> dict[str, Any]:
+        """The response body. `chat`: with the bytes of its images. Raises InvalidRequest,
+        ModelLoadError."""
+        ids = self._ids(texts, chat)
         body: dict[str, Any] = {
             "tokens": ids,
             "count": [len(each) for each in ids] if isinstance(ids, list) else len(ids),
@@ -85,16 +103,15 @@ class TokenizeRequest(BaseModel):
             body["tokens"] = [{"id": token_id, "piece": piece} for token_id, piece in pieces]
         return body
 
-    def _ids(self, texts: ModelText) -> array[int] | list[array[int]]:
+    def _ids(self, texts: ModelText, chat: Sequence[Message]) -> array[int] | list[array[int]]:
         given = [name for name in _INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
             raise InvalidRequest(f"one of {', '.join(_INPUTS)} is needed, not {given}", "text")
         if self.messages is not None:
-            plain = [message.plain(index) for index, message in enumerate(self.messages)]
             opens_turn = self.add_generation_prompt
             tools = self.tools or ()
             tools_text(tools)
-            return texts.encode_chat(plain, opens_turn=opens_turn, tools=tools)
+            return texts.encode_chat(chat, opens_turn=opens_turn, tools=tools)
         if self.content is not None:
             return texts.encode(self.content, has_bos=self.add_special)
         text = self.text if self.prompt is None else self.prompt

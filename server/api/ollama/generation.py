@@ -32,7 +32,7 @@ def router(service: Service) -> APIRouter:
         if not body.messages:
             return await _of_model(service, OllamaReply(name, PlainReader()), name)
         task, new_reader = await beside_loop(
-            request, lambda: chat_task(service, body.chat(), served)
+            request, lambda: chat_task(service, body.chat(), served, body.image_fields())
         )
         reply = OllamaReply(name, new_reader(), body.num_logprobs)
         return await answer(service, request, task, reply, reply.stream_format)
@@ -76,7 +76,9 @@ async def _task(
         return await service.text.in_thread(lambda: _infilling(service, body, served)), PlainReader
     if body.raw:
         return _completion(body.completion(), body.prompt, served), PlainReader
-    return await beside_loop(request, lambda: chat_task(service, body.chat(), served))
+    return await beside_loop(
+        request, lambda: chat_task(service, body.chat(), served, body.image_fields())
+    )
 
 
 def _infilling(service: Service, body: GenerateBody, served: Served) -> Task:

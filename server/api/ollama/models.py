@@ -144,6 +144,7 @@ def _capabilities(service: Service, chat_format: ChatFormat, *, can_infill: bool
     is_there = {
         "completion": generates,
         "tools": generates,
+        "vision": bool(service.info.get("reads_images")),
         "thinking": chat_format.reasoning is not None,
         "insert": can_infill,
         "embedding": bool(service.info["embedding"].get("is_declared"))

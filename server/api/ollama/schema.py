@@ -16,6 +16,7 @@ from ...protocol.known_fields import FewItems, Items, NullableFields
 from ...protocol.task import UNBOUNDED
 from ..openai.chat import ChatRequest, chat_request
 from ..openai.completions import CompletionRequest, completion_request
+from ..openai.content_parts import ImageField
 from .keep_alive import KeepAlive
 from .options import Options
 
@@ -111,6 +112,11 @@ class ChatBody(GenerationFields):
     messages: Items[InputMessage] = Field(default_factory=list)
     tools: FewItems[dict[str, Any]] = Field(default_factory=list, max_length=MAX_TOOLS)
 
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of all messages."""
+        for index, message in enumerate(self.messages):
+            yield from _image_fields(message.images, f"messages.{index}.images")
+
     def chat(self) -> ChatRequest:
         """The same request in OpenAI's format. Raises InvalidRequest."""
         messages = list(_chat_messages(self.messages))
@@ -135,6 +141,10 @@ class GenerateBody(GenerationFields):
     def is_of_model(self) -> bool:
         """Whether nothing is to be generated."""
         return not self.prompt and not self.suffix
+
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of the prompt."""
+        return _image_fields(self.images, "images")
 
     def chat(self) -> ChatRequest:
         """The prompt as a user's message. Raises InvalidRequest."""
@@ -188,6 +198,11 @@ def _chat_messages(messages: list[InputMessage]) -> Iterator[dict[str, Any]]:
                 _call(call, call_id) for call, (call_id, _) in zip(message.tool_calls, open_calls)
             ]
         yield said
+
+
+def _image_fields(images: Sequence[str], field: str) -> Iterator[ImageField]:
+    if images:
+        yield field, f"{len(images)} of them"
 
 
 def _with_images(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Task
 from .chat_messages import ChatMessage, fitting
+from .content_parts import ImageField, image_fields, refuse_images
 from .message_reader import Delta, MessageReader, PlainReader
 from .reasoning_fields import ReasoningFields
 from .reply import (
@@ -62,15 +63,19 @@ def router(service: Service) -> APIRouter:
 
 
 def chat_task(
-    service: Service, body: ChatRequest, served: Served
+    service: Service,
+    body: ChatRequest,
+    served: Served,
+    images: Iterable[ImageField] | None = None,
 ) -> tuple[Task, Callable[[], MessageReader]]:
-    """What a chat asks of the engine, and what reads each sample of it. Raises InvalidRequest."""
+    """What a chat asks of the engine, and what reads each sample of it. `images`: as the client
+    named them, if not in this format. Raises InvalidRequest."""
     chat_format = ChatFormat.of(
         service.info, service.settings.tool_call_parser, service.settings.reasoning_parser
     )
     if not service.info.get("reads_images"):
-        for index, message in enumerate(body.messages):
-            message.refuse_images(index, service.info.get("images_refusal"))
+        named = body.image_fields() if images is None else images
+        refuse_images(named, service.info.get("images_refusal"))
     tool_use = body.tool_use(chat_format)
     variables = body.template_variables(chat_format)
     params, starts_inside = body.params(tool_use, chat_format, variables)
@@ -113,6 +118,11 @@ class ChatRequest(ReasoningFields, SamplingFields):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of all messages."""
+        for index, message in enumerate(self.messages):
+            yield from image_fields(message.content, f"messages.{index}.content")
 
     def tool_use(self, chat_format: ChatFormat) -> ToolUse:
         """Raises InvalidRequest."""

@@ -14,7 +14,7 @@ from ....frontend.chat_format.chat_format import ChatFormat
 from ....frontend.protocol.chat_message import Message
 from ....frontend.protocol.ir import MAX_FIELDS_CHARS
 from ...protocol.known_fields import FewItems, Items
-from .content_parts import ContentPart, content_of, refuse_images
+from .content_parts import ContentPart, content_of, image_fields, refuse_images
 from .single_calls import one_by_one
 
 MAX_CALLS = 256  # of one message; guess
@@ -53,7 +53,7 @@ class ChatMessage(BaseModel):
         given = self.content or ""
         place = f"messages.{index}.content"
         if self.role == "assistant":
-            refuse_images(given, place, "an assistant shows no images")
+            refuse_images(image_fields(given, place), "an assistant shows no images")
         texts, images = content_of(given, place)
         parts = () if isinstance(given, str) else tuple(map(len, texts))
         fields = self._fields(has_text=any(texts))
@@ -63,10 +63,6 @@ class ChatMessage(BaseModel):
             raise InvalidRequest.of(f"messages.{index}", f"{len(whole)} characters", allowed)
         role = "system" if self.role == "developer" else self.role
         return Message(role, "".join(texts), whole, parts, tuple(images))
-
-    def refuse_images(self, index: int, why: str | None) -> None:
-        """`why`: if not for the model's reading text only. Raises InvalidRequest."""
-        refuse_images(self.content, f"messages.{index}.content", why)
 
     def _fields(self, *, has_text: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +11,8 @@ from ....errors import InvalidRequest
 
 _DETAILS = (None, "auto", "low", "high", "original")
 IMAGES = ("image_url", "input_image", "image")
+ImageField = tuple[str, str]
+"""The path by which a client named an image's kind or place in its request, and what it is."""
 _ALLOWED = "text, or image_url where the model reads images"
 
 
@@ -48,18 +50,20 @@ def content_of(content: str | Sequence[ContentPart], field: str) -> Content:
     return Content(texts, images)
 
 
-def refuse_images(
-    content: str | Sequence[ContentPart] | None, field: str, why: str | None = None
-) -> None:
-    """Of a model that reads text only, or for another reason. Raises InvalidRequest naming the
-    part."""
+def image_fields(content: str | Sequence[ContentPart] | None, field: str) -> Iterator[ImageField]:
+    """Of the images of a content."""
     if content is None or isinstance(content, str):
         return
     for index, part in enumerate(content):
         if part.type in IMAGES:
-            place = f"{field}.{index}.type"
-            why = why or 'the model reads "text" only'
-            raise InvalidRequest.of(place, part.type, f"text: {why}")
+            yield f"{field}.{index}.type", part.type
+
+
+def refuse_images(fields: Iterable[ImageField], why: str | None = None) -> None:
+    """`why`: if not for the model's reading text only. Raises InvalidRequest naming the first."""
+    for field, value in fields:
+        why = why or 'the model reads "text" only'
+        raise InvalidRequest.of(field, value, f"text: {why}")
 
 
 def _text_of_part(part: ContentPart, field: str) -> str:

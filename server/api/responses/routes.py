@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
 
         def build() -> tuple[list[dict[str, Any]], Task, Callable[[], MessageReader]]:
             messages = [*before, *body.messages()]
-            return messages, *chat_task(service, body.chat(messages), served)
+            return messages, *chat_task(service, body.chat(messages), served, body.image_fields())
 
         messages, task, new_reader = await beside_loop(request, build)
 

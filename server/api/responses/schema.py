@@ -6,7 +6,7 @@ as are parts that are neither text nor images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,7 @@ from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.known_fields import Entries, FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
+from ..openai.content_parts import ImageField
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _SAME = ("model", "stream", "temperature", "top_p", "seed", "ignore_eos", "cache_salt",
@@ -151,6 +152,14 @@ class ResponsesRequest(BaseModel):
         for index, item in enumerate(self.input):
             _append(messages, item, f"input.{index}")
         return messages
+
+    def image_fields(self) -> Iterator[ImageField]:
+        """Of its input."""
+        for index, item in enumerate(() if isinstance(self.input, str) else self.input):
+            for name, parts in (("content", item.content), ("output", item.output)):
+                for number, part in enumerate(parts if isinstance(parts, list) else ()):
+                    if isinstance(part, ImagePart):
+                        yield f"input.{index}.{name}.{number}.type", part.type
 
     def chat(self, messages: list[ChatFields]) -> ChatRequest:
         """A chat request of these messages, preceded by the instructions. Raises InvalidRequest."""
