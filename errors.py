@@ -97,11 +97,20 @@ class PromptTooLong(InvalidRequest):
     which clients of OpenAI's and of Anthropic's API recognise this."""
 
     @classmethod
-    def than(cls, size: str, most: int, max_model_len: int, field: str = "prompt") -> PromptTooLong:
-        """`size`: "N tokens", perhaps "at least"; `most`: as many tokens."""
+    def than(
+        cls,
+        size: str,
+        most: int,
+        max_model_len: int,
+        field: str = "prompt",
+        *,
+        remedy: str = "",
+    ) -> PromptTooLong:
+        """`size`: "N tokens", perhaps "at least"; `most`: as many tokens; `remedy`: besides a
+        shorter prompt."""
         return cls(
             f"prompt is too long: {size} > {most} maximum. This model's maximum context length is "
-            f"{max_model_len} tokens (--max-model-len or the KV pool, whichever is less)",
+            f"{max_model_len} tokens (--max-model-len or the KV pool, whichever is less){remedy}",
             field,
         )
 

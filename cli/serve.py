@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import signal
 import socket
@@ -162,17 +163,31 @@ def _launch(args: argparse.Namespace, endpoint: str) -> partial[EngineProcess]:
 def _announce(args: argparse.Namespace, served: SeveralModels | _OneModel, port: int) -> None:
     """Where to point a client."""
     url = _url(args.host, port)
+    info = served.engine.connection.info if isinstance(served, _OneModel) else {}
+    path, body = example_request(info)
     keys = ", server_key=..., client_key=..." if args.server_key else ""
     lines = (
         *served.lines(),
         f"  page      {url}/",
         f"  OpenAI    base_url {url}/v1",
-        f"  curl      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
-        '              -d \'{"messages": [{"role": "user", "content": "Hi"}]}\'',
+        f"  curl      curl {url}{path} -H 'content-type: application/json' \\",
+        f"              -d '{json.dumps(body)}'",
         f'  programs  stemma.Runtime("{served.endpoint}"{keys})',
         "  stop      Ctrl-C",
     )
     print("\n".join(lines), flush=True)
+
+
+def example_request(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A path and a body by which to try what a model does, from what its engine says of itself."""
+    if info.get("generates", True):
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}
+    labels = (info.get("scores") or {}).get("labels", ())
+    if len(labels) == 1:
+        return "/rerank", {"query": "Who has a kite?", "documents": ["Nora has.", "It rains."]}
+    if labels:
+        return "/classify", {"input": "Nora has a kite."}
+    return "/v1/embeddings", {"input": "Nora has a kite."}
 
 
 def _format_warning(args: argparse.Namespace, info: Mapping[str, Any]) -> Iterator[str]:

@@ -30,7 +30,8 @@ class EncoderShape:
         biases = 4 * hidden if config.has_attention_bias else 0
         biases += width + hidden if config.has_feed_forward_bias else 0
         num_norms = 2 * config.num_layers + 1
-        other = rows * hidden + num_norms * norm + config.num_layers * biases
+        other = config.num_relative_buckets * config.num_heads
+        other += rows * hidden + num_norms * norm + config.num_layers * biases
         return cls(linear, other + _head_parameters(config))
 
     @property

@@ -198,7 +198,9 @@ class Engine:
         if room < request.samples:
             most = self.max_model_len - request.samples
             size = f"{request.num_prompt_tokens} tokens"
-            raise PromptTooLong.than(size, most, self.max_model_len)
+            is_cut = request.encoding is not None or request.hidden is not None
+            remedy = "; truncate_prompt_tokens cuts it" if is_cut else ""
+            raise PromptTooLong.than(size, most, self.max_model_len, remedy=remedy)
         if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)

@@ -124,9 +124,9 @@ class Preparation:
             return
         text = "".join(op.text for op in self.pending)
         tokenizer, most = self.context.tokenizer, self.context.max_prompt_tokens
-        if isinstance(self.op, ir.Embed) and self.op.cut_to is not None:
-            most = sys.maxsize
-        else:
+        if isinstance(self.op, ir.Embed):
+            most = sys.maxsize  # with the model's marks; the engine counts them, too
+        if not isinstance(self.op, ir.Embed) or self.op.cut_to is None:
             self._require_fits(len(text), "text")
         if self.context.encoder is not None and self.context.encoder.is_lowered:
             text = text.lower()

@@ -21,6 +21,7 @@ from http_server import http_client
 from openai import BadRequestError, OpenAI
 
 import stemma as st
+from stemma.cli.serve import example_request
 
 TOLERANCE = 5e-5
 PROMPTS = {"query": "Represent this: ", "document": ""}
@@ -105,14 +106,31 @@ def test_first_dimensions_and_base64(http: httpx.Client) -> None:
     body = {"input": TEXTS[0], "dimensions": 5, "encoding_format": "base64"}
     told = post(http, "/v1/embeddings", **body)["data"][0]["embedding"]
     values = array("f", base64.b64decode(told))
+    plain = post(http, "/v1/embeddings", input=TEXTS[0], encoding_format=None)
+    assert plain["data"][0]["embedding"] == whole
     length = math.hypot(*whole[:5])
     assert list(values) == pytest.approx([value / length for value in whole[:5]], abs=1e-6)
     assert "at most 20" in refused(http, "/v1/embeddings", input="a", dimensions=21)
 
 
+def test_what_a_server_suggests_to_try_is_what_the_model_does(
+    http: httpx.Client, reranker: httpx.Client
+) -> None:
+    for client in (http, reranker):
+        path, body = example_request(client.get("/get_server_info").json())
+        assert client.post(path, json=body).status_code == 200, path
+    assert example_request({})[0] == "/v1/chat/completions"
+
+
 def test_a_long_text_is_refused_with_the_limit_or_cut(http: httpx.Client) -> None:
     long = "red kite " * 60
-    assert "64" in refused(http, "/v1/embeddings", input=long)
+    told = refused(http, "/v1/embeddings", input=long)
+    assert "122 tokens > 64 maximum" in told and "truncate_prompt_tokens" in told
+    one_more = refused(http, "/v1/embeddings", input="red " * 63)
+    assert "65 tokens > 64 maximum" in one_more  # with the model's marks
+    assert "at least 1, or -1" in refused(
+        http, "/v1/embeddings", input="a", truncate_prompt_tokens=0
+    )
     cut = post(http, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == 64
     assert post(http, "/api/embed", input=long)["prompt_eval_count"] == 64

@@ -89,8 +89,11 @@ _TOKENIZERS = {
     "Bert": wordpiece,
     "Roberta": unigram,
     "XLMRoberta": unigram,
+    "Camembert": unigram,
     "ModernBert": byte_level,
     "JinaEmbeddingsV3": unigram,
+    "DistilBert": wordpiece,
+    "MPNet": unigram,
 }
 
 
@@ -122,6 +125,8 @@ def make_encoder(
         "pad_token_id": tokenizer.token_to_id("[PAD]") or tokenizer.token_to_id("<pad>") or 0,
         **fields,
     }
+    if family == "DistilBert":  # of which its config makes no attribute
+        given["hidden_dim"] = given.pop("intermediate_size")
     config = getattr(transformers, f"{family}Config")(**given)
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config).eval()

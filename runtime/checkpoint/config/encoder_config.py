@@ -31,6 +31,7 @@ class EncoderNames:
     feed_forward_norm: str
     positions: str | None = None  # the table of learned ones
     token_types: str | None = None
+    relative_bias: str | None = None  # the table of it, which all layers share
     final_norm: str | None = None
     unread: tuple[str, ...] = ()  # heads of other tasks
 
@@ -82,6 +83,7 @@ class EncoderConfig:
     windows: tuple[int | None, ...] = ()
     # [num_layers] The base of rotary positions; none: learned ones.
     rope_thetas: tuple[float, ...] = ()
+    num_relative_buckets: int = 0  # of distances by which scores are biased; 0: they are not
     head: ScoreHead | None = None  # set: the model gives scores, of texts or of pairs
 
     @property

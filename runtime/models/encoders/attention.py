@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +17,13 @@ _QUERIES = 128
 
 Rotary = tuple[Tensor, Tensor]
 """cos, sin [T, 1, head_dim]"""
+
+
+class Places(NamedTuple):
+    """What a layer knows of where tokens are, if not by their embeddings."""
+
+    rotary: Rotary | None
+    biases: Mapping[int, Tensor]  # of scores, [num_heads, length, length] by length; none: no bias
 
 
 class SelfAttention:
@@ -31,12 +41,12 @@ class SelfAttention:
         output = [f"{layer}.{names.attention_output}"]
         self._output = build.linear(output, size, [size], has_bias=has_bias)
 
-    def __call__(self, x: Tensor, texts: PackedTexts, rotary: Rotary | None) -> Tensor:
+    def __call__(self, x: Tensor, texts: PackedTexts, places: Places) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         heads = self._project(x).view(len(x), 3, self._num_heads, self._head_dim)
         queries, keys, values = heads.unbind(1)
-        if rotary is not None:
-            queries, keys = rotated(queries, rotary), rotated(keys, rotary)
+        if places.rotary is not None:
+            queries, keys = rotated(queries, places.rotary), rotated(keys, places.rotary)
         attended = torch.empty_like(values, memory_format=torch.contiguous_format)
         for block in texts.blocks:
             own = slice(block.start, block.end)
@@ -45,6 +55,7 @@ class SelfAttention:
                 self._of_texts(keys[own], block),
                 self._of_texts(values[own], block),
                 self._window,
+                places.biases.get(block.length),
             )
             attended[own] = seen.transpose(1, 2).reshape(-1, self._num_heads, self._head_dim)
         return self._output(attended.view(len(x), -1))
@@ -55,11 +66,14 @@ class SelfAttention:
         return heads.view(shape).transpose(1, 2)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-    """[texts, heads, length, head_dim] each; `window`: tokens that one sees to each side."""
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, window: int | None, bias: Tensor | None
+) -> Tensor:
+    """[texts, heads, length, head_dim] each; `window`: tokens that one sees to each side, without a
+    bias; `bias`: [heads, length, length]."""
     length = queries.shape[2]
     if window is None or length <= window + 1:
-        return F.scaled_dot_product_attention(queries, keys, values)
+        return F.scaled_dot_product_attention(queries, keys, values, bias)
     parts = []
     for start in range(0, length, _QUERIES):
         end = min(start + _QUERIES, length)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .attention import Rotary, SelfAttention, rotary_at
+from .attention import Places, Rotary, SelfAttention, rotary_at
 from .build import EncoderBuild
 from .packed import PackedTexts
+from .relative_bias import RelativeBias
 
 
 class Encoder:
@@ -28,6 +29,10 @@ class Encoder:
         if names.token_types is not None:
             shape = (config.num_token_types, size)
             self._types = take(f"{base}{names.token_types}.weight", shape)
+        self._relative_bias = None
+        if names.relative_bias is not None:
+            shape = (config.num_relative_buckets, config.num_heads)
+            self._relative_bias = RelativeBias(take(f"{base}{names.relative_bias}.weight", shape))
         self._norm = build.norm(f"{base}{names.embedding_norm}")
         self._layers = [
             EncoderLayer(build, f"{base}{names.layer.format(index)}", index)
@@ -43,8 +48,11 @@ class Encoder:
         """[T, hidden_size] in the model's dtype: the tokens' vectors."""
         x = self._norm(self._embedded(texts))
         rotaries: dict[float, Rotary] = {}
+        biases: dict[int, Tensor] = {}
+        if self._relative_bias is not None:
+            biases = {n: self._relative_bias.of(n) for n in set(texts.lengths)}
         for index, layer in enumerate(self._layers):
-            x = layer(x, texts, self._rotary(texts, index, rotaries))
+            x = layer(x, texts, Places(self._rotary(texts, index, rotaries), biases))
         return x if self._final_norm is None else self._final_norm(x)
 
     def _embedded(self, texts: PackedTexts) -> Tensor:
@@ -78,14 +86,14 @@ class EncoderLayer:
         self._feed_forward = FeedForward(build, name)
         self._feed_forward_norm = build.norm(f"{name}.{names.feed_forward_norm}")
 
-    def __call__(self, x: Tensor, texts: PackedTexts, rotary: Rotary | None) -> Tensor:
+    def __call__(self, x: Tensor, texts: PackedTexts, places: Places) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         norm = self._attention_norm
         if self._is_normed_before:
-            x = x + self._attention(x if norm is None else norm(x), texts, rotary)
+            x = x + self._attention(x if norm is None else norm(x), texts, places)
             return x + self._feed_forward(self._feed_forward_norm(x))
         assert norm is not None
-        x = norm(x + self._attention(x, texts, rotary))
+        x = norm(x + self._attention(x, texts, places))
         return self._feed_forward_norm(x + self._feed_forward(x))
 
 

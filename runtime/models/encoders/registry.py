@@ -9,8 +9,10 @@ from ....errors import ModelLoadError
 from ...checkpoint.config.encoder_config import EncoderConfig
 from ...checkpoint.config.fields import Fields
 from .bert import read_bert, read_roberta
+from .distilbert import read_distilbert
 from .jina import read_jina_v3
 from .modernbert import read_modernbert
+from .mpnet import read_mpnet
 
 Reader = Callable[[Fields, str], EncoderConfig]
 """(config.json, the architecture's name) -> the encoder; raises ModelLoadError."""
@@ -20,8 +22,11 @@ _FAMILIES: dict[str, Reader] = {
     "Bert": read_bert,
     "Roberta": read_roberta,
     "XLMRoberta": read_roberta,
+    "Camembert": read_roberta,
     "ModernBert": read_modernbert,
     "JinaEmbeddingsV3": read_jina_v3,
+    "DistilBert": read_distilbert,
+    "MPNet": read_mpnet,
 }
 ENCODERS: dict[str, Reader] = {
     f"{family}{task}": read for family, read in _FAMILIES.items() for task in _TASKS

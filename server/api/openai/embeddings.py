@@ -33,7 +33,11 @@ Truncation = Annotated[int, Field(ge=-1, le=MAX_CUT)]
 
 
 def cut_of(truncation: int | None) -> int | None:
-    """The same in the engine's words; None: a longer text is an error."""
+    """The same in the engine's words; None: a longer text is an error. Raises InvalidRequest for
+    no tokens at all."""
+    if truncation == 0:
+        allowed = "at least 1, or -1: as many as the model takes"
+        raise InvalidRequest.of("truncate_prompt_tokens", 0, allowed)
     return MAX_CUT if truncation == -1 else truncation
 
 
@@ -70,7 +74,7 @@ class EmbeddingRequest(BaseModel):
 
     model: str | None = None
     input: str | Items[str] | Items[int] | Items[Items[int]]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None  # floats unless it is given
     dimensions: int | None = Field(default=None, ge=1)
     pooling: ir.Pooling | None = None
     normalize: bool = True
@@ -158,7 +162,7 @@ def vector_of(body: EmbeddingRequest, values: list[float]) -> list[float] | str:
         if body.normalize:
             length = math.hypot(*values) or 1.0
             values = [value / length for value in values]
-    if body.encoding_format == "float":
+    if body.encoding_format != "base64":
         return values
     floats = array("f", values)
     if sys.byteorder == "big":

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "XLMRobertaModel",
         {"type_vocab_size": 1, "num_attention_heads": 6, "intermediate_size": 80},
     ),
+    "camembert": ("CamembertModel", {"num_hidden_layers": 1}),
     "modernbert-narrow-window": (
         "ModernBertModel",
         {"local_attention": 6, "num_hidden_layers": 4, "global_attn_every_n_layers": 2},
@@ -43,6 +44,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"type_vocab_size": 2, "num_attention_heads": 3, "rope_parameters":
          {"rope_type": "default", "rope_theta": 77.0}},
     ),
+    "distilbert-wide-heads": (
+        "DistilBertModel", {"num_attention_heads": 2, "intermediate_size": 80}
+    ),
+    "distilbert-relu": ("DistilBertForMaskedLM", {"activation": "relu", "num_hidden_layers": 3}),
+    "mpnet": ("MPNetModel", {"hidden_size": 40, "num_attention_heads": 2}),
+    "mpnet-far": (
+        "MPNetForMaskedLM",
+        {"max_position_embeddings": 302, "num_attention_heads": 6, "layer_norm_eps": 1e-3},
+    ),
 }  # fmt: skip
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-one": ("BertForSequenceClassification", {"num_labels": 1}),
@@ -55,6 +65,8 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
          "classifier_bias": True},
     ),
     "modernbert-cls": ("ModernBertForSequenceClassification", {"num_labels": 2}),
+    "distilbert-two": ("DistilBertForSequenceClassification", {"num_labels": 2}),
+    "mpnet-one": ("MPNetForSequenceClassification", {"num_labels": 1}),
     "jina-v3-one": ("JinaEmbeddingsV3ForSequenceClassification", {"num_labels": 1}),
 }  # fmt: skip
 LENGTHS = (9, 1, 40, 9, 100, 3)
@@ -110,7 +122,8 @@ def test_vectors_of_a_batch_are_those_of_transformers_text_by_text(
     architecture = CASES[case][0]
     runner = runner_of(folders[case])
     model = transformers_model(folders[case], architecture, torch.float32)
-    texts = texts_of(runner.config.vocab_size)
+    lengths = (*LENGTHS, 260) if case == "mpnet-far" else LENGTHS  # beyond the farthest bucket
+    texts = texts_of(runner.config.vocab_size, lengths)
     for pooling in ("mean", "cls", "last"):
         for text, vector in zip(texts, computed(runner, texts, pooling), strict=True):
             with torch.no_grad():
