@@ -95,6 +95,23 @@ MODELS = {
             "out_hidden_size": 64,
         },
     ),
+    "qwen3-vl-moe": ImageModel(
+        "Qwen3VLMoe",
+        {
+            "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 2e4, "mrope_section": [4, 3, 3],
+                "mrope_interleaved": True,
+            },
+        },
+        {
+            "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 40,
+            "patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
+            "out_hidden_size": 48,
+        },
+    ),
     "qwen3-vl-odd": ImageModel(
         "Qwen3VL",
         {
@@ -130,6 +147,8 @@ def make_image_model(folder: Path, name: str = "qwen2.5-vl", seed: int = 0) -> P
     model = getattr(transformers, f"{case.prefix}ForConditionalGeneration")(config)
     randomize(model, seed, 0.2)
     model.save_pretrained(folder)
+    if case.prefix == "Qwen3VLMoe":
+        _turn_experts(folder / "model.safetensors")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [IM_END]}))
     _write_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -143,6 +162,17 @@ def make_image_model(folder: Path, name: str = "qwen2.5-vl", seed: int = 0) -> P
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
+
+
+def _turn_experts(path: Path) -> None:
+    """To the layout of the hub, which transformers reads too: [E, H, 2 I] and [E, I, H]."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -6,7 +6,7 @@
 A stack's rows lie one after the other, so a part of it is a place in the file like any other: what
 reads one expert after the other (rounding, a stack's copy) needs no case for them. Stacks whose
 experts have biases lie the other way round (gpt-oss, [E, H, 2 I]) and are left as they are; so are
-Llama 4's, which a `feed_forward.router` goes with.
+Llama 4's, which a `feed_forward.router` goes with, and Qwen3-VL's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _STACKS = {
     "output_linear.weight": _DOWN,
 }
 # Tensors of which a checkpoint has one only if its stacks lie the other way round.
-_OTHERWISE = ("experts.gate_up_proj_bias", "feed_forward.router.weight")
+_OTHERWISE = (
+    "experts.gate_up_proj_bias",
+    "feed_forward.router.weight",
+    "visual.deepstack_merger_list.0.norm.weight",
+)
 
 
 def is_stack(name: str) -> bool:

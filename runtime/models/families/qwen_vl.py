@@ -1,5 +1,5 @@
-"""Qwen2.5-VL and Qwen3-VL: Qwen2's and Qwen3's decoders behind a vision tower, with positions that
-have three axes within an image (mrope).
+"""Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: the decoders of Qwen2, Qwen3 and Qwen3-MoE behind a vision
+tower, with positions that have three axes within an image (mrope).
 
 Sources: Qwen2.5-VL Technical Report (arXiv:2502.13923); Qwen3-VL's interleaved axes and features
 for several layers (DeepStack, arXiv:2406.04334), as transformers computes both.
@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...checkpoint.config.fields import Fields
-from ...checkpoint.config.model_config import DecoderConfig
+from ...checkpoint.config.model_config import DecoderConfig, ExpertNames
 from ...checkpoint.config.vision_config import VisionConfig
 from .qwen import read_qwen2, read_qwen3
+from .qwen_moe import read_qwen3_moe
 
 _MAX_BLOCKS = 1 << 10
 _MAX_SIZE = 1 << 16
@@ -23,6 +24,11 @@ _GRID_FIELDS = ("mrope_section", "mrope_interleaved")
 _TOKENS = {"image_token_id": 151655, "video_token_id": 151656}
 _DEFAULTS_2_5 = {"rope_theta": 1e6, "rms_norm_eps": 1e-5}
 _DEFAULTS_3 = {"rope_theta": 5e5, "rms_norm_eps": 1e-6, "max_position_embeddings": 128000}
+_DEFAULTS_3_MOE = {
+    **_DEFAULTS_3, "num_key_value_heads": 16, "num_local_experts": 60, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408, "norm_topk_prob": True,
+}  # fmt: skip
+_STACKS = ExpertNames(down="experts.down_proj")
 _TOWER = {"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 16}
 _TOWER_2_5 = {
     **_TOWER, "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "window_size": 112,
@@ -52,9 +58,26 @@ def read_qwen2_5_vl(config: Fields, architecture: str) -> DecoderConfig:
 
 
 def read_qwen3_vl(config: Fields, architecture: str) -> DecoderConfig:
+    return _read_3(config, architecture, _DEFAULTS_3, read_qwen3)
+
+
+def read_qwen3_vl_moe(config: Fields, architecture: str) -> DecoderConfig:
+    """Experts in stacks of [E, H, 2 I] and [E, I, H]."""
+    decoder = _read_3(config, architecture, _DEFAULTS_3_MOE, read_qwen3_moe)
+    assert decoder.experts is not None
+    experts = replace(decoder.experts, is_stacked=True, is_halved=True, names=_STACKS)
+    return replace(decoder, experts=experts)
+
+
+def _read_3(
+    config: Fields,
+    architecture: str,
+    defaults: dict[str, Any],
+    read_decoder: Callable[[Fields, str], DecoderConfig],
+) -> DecoderConfig:
     """Axes in turn, as far as height and width have pairs; the others are time's."""
-    text, sections = _text_of(config, _DEFAULTS_3, (24, 20, 20))
-    decoder = read_qwen3(text, architecture)
+    text, sections = _text_of(config, defaults, (24, 20, 20))
+    decoder = read_decoder(text, architecture)
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for pair in range(axis, min(3 * sections[axis], len(axes)), 3):

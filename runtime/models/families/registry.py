@@ -49,7 +49,7 @@ from .qwen_next import (
     read_qwen3_5_with_images,
     read_qwen3_next,
 )
-from .qwen_vl import read_qwen2_5_vl, read_qwen3_vl
+from .qwen_vl import read_qwen2_5_vl, read_qwen3_vl, read_qwen3_vl_moe
 from .seed_oss import read_seed_oss
 from .smollm3 import read_smollm3
 from .stablelm import read_stablelm
@@ -108,6 +108,7 @@ ARCHITECTURES: dict[str, Reader] = {
     "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe_with_images,
     "Qwen2_5_VLForConditionalGeneration": read_qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": read_qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": read_qwen3_vl_moe,
     "NemotronForCausalLM": read_nemotron,
     "NemotronHForCausalLM": read_nemotron_hybrid,
     "KimiLinearForCausalLM": read_kimi_linear,

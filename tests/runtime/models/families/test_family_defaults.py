@@ -26,6 +26,7 @@ _CONFIGS = {
     "Llama4ForConditionalGeneration": None,
     "Qwen2_5_VLForConditionalGeneration": None,  # the text model's, see test_image_parity
     "Qwen3VLForConditionalGeneration": None,
+    "Qwen3VLMoeForConditionalGeneration": None,
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
     "Qwen3_5ForConditionalGeneration": None,  # the text model's
     "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig",
