@@ -188,7 +188,7 @@ class ModelText:
                     Path(path),
                     tokenizer,
                     info.get("chat_template"),
-                    image_token=images and tokenizer.token_text(images.token_id),
+                    image_token=None if images is None else tokenizer.token_text(images.token_id),
                 )
                 self._images = images
                 self._loaded = (path, tokenizer, template)
