@@ -36,7 +36,12 @@ BELOW = {  # what each room above the pillars may import
     "cli": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "bench"),
 }
 ROOMS = (*PILLARS, *BELOW)
-SERVED = "stemma.runtime.tokenizer"  # all that the server needs of the runtime
+SERVED = (
+    "stemma.runtime.tokenizer",
+    # How many tokens images become, which config.json and the processor's file say.
+    "stemma.runtime.images.counter",
+    "stemma.runtime.models.model_config",
+)
 # The floors within a room, the lowest first. What stands on one floor imports nothing of it.
 FLOORS = {
     "runtime": (
@@ -173,7 +178,7 @@ def test_a_room_imports_only_rooms_below(room: str) -> None:
             assert is_below, f"{path}: {module}"
 
 
-def test_the_server_needs_only_the_tokenizer_of_the_runtime() -> None:
+def test_the_server_needs_only_the_runtimes_tokenizer_and_what_counts_images() -> None:
     for path in files_of("server"):
         for module, _ in imports_of(path):
             if room_of(module) == "runtime":
