@@ -402,17 +402,13 @@ def test_the_doctor_says_what_a_model_needs() -> None:
 
 
 def test_kv_takes_memory_as_it_is_written_by_the_page() -> None:
-    """2 MiB for each vector of a layer, or all of a smaller pool."""
+    """4 KiB for each vector of a layer, or all of a smaller pool."""
     model = ServedModel.of(read_model_config(EMBEDDED_MODEL), "float32")
     fixed = PROCESS_BYTES + model.weight_bytes + model.rotary_bytes
     num_vectors, vector_bytes = 6 * 2 * 2, 64 * 4
-    page_tokens = (2 << 20) // vector_bytes
-    one, filled, small = (
-        resident_memory(model, *tokens).start_bytes
-        for tokens in ((1, 10**6), (page_tokens + 1, 10**6), (1, 100))
-    )
-    assert one == filled == fixed + num_vectors * (2 << 20)
-    assert small == fixed + num_vectors * 100 * vector_bytes
+    large, small = (resident_memory(model, 1, pool).start_bytes for pool in (10**6, 10))
+    assert large == fixed + num_vectors * 4096
+    assert small == fixed + num_vectors * 10 * vector_bytes
     peaks = [resident_memory(model, count, 10**6).peak_bytes for count in (64, 2048)]
     assert fixed < peaks[0] < peaks[1]
 
