@@ -20,6 +20,7 @@ from ...model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, R
 from ...ops import Activation, KVLayer
 from ...quantized_tensors import QuantizedKV, QuantizedWeight
 from ...sampling_rows import AdjustedRows, SamplingRows
+from ...state_rows import StateRows
 from .. import (
     adjust,
     dense,
@@ -32,8 +33,11 @@ from .. import (
     page_table,
     paged_attention,
     quantized_linear,
+    recurrence_rows,
     routing,
     sampling,
+    short_convolution,
+    state_scan,
     token_mask,
 )
 
@@ -75,6 +79,24 @@ MODELS = {  # by head_dim
 
 
 @dataclass(frozen=True, slots=True)
+class ScanSizes:
+    """One model's recurrent layers."""
+
+    kind: Literal["delta", "channels", "mamba"]
+    num_groups: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+SCANS = {
+    "Qwen3-Next": ScanSizes("delta", 16, 32, 128, 128),
+    "Kimi Linear": ScanSizes("channels", 32, 32, 128, 128),
+    "Granite 4 H": ScanSizes("mamba", 1, 48, 128, 64),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class WeightFormat:
     """A quantized weight's format; group: None for one scale a row."""
 
@@ -105,6 +127,7 @@ def all_launches() -> list[Launch]:
         *_latent(),
         *_experts(),
         *_quantized(),
+        *_recurrence(),
         *_lora(),
         *_sampling(),
         *_kv_store(),
@@ -348,6 +371,51 @@ def _add_lora(dtype: torch.dtype, num_tokens: int, max_rank: int) -> None:
     )
     x = empty(num_tokens, 4096, dtype=dtype)
     layer(x, empty(num_tokens, sum(out_features), dtype=dtype), bound)
+
+
+def _recurrence() -> Iterator[Launch]:
+    """Qwen3-Next's heads, Kimi Linear's and Granite 4 H Tiny's; the channels of Qwen3-Next, with
+    four taps, and of LFM2 1.2B, with three and a bias."""
+    for name, dtype in FLOATS.items():
+        is_rare = name != "bf16"
+        for model, sizes in SCANS.items():
+            yield Launch(f"scan {name} of {model}", partial(_scan, dtype, sizes), is_rare)
+        for channels, kernel_size in ((8192, 4), (2048, 3)):
+            run = partial(_convolve, dtype, channels, kernel_size)
+            yield Launch(f"short_convolution {name} {channels}", run, is_rare)
+
+
+def _recurrent_rows() -> recurrence_rows.RecurrencePlan:
+    """63 decoding rows and a prompt, padded as in a captured step."""
+    lengths = np.array([1] * (NUM_TOKENS - 1) + [512])
+    none = np.zeros(NUM_TOKENS, dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    rows = StateRows(starts, np.arange(NUM_TOKENS), none.astype(np.bool_), none)
+    plan = recurrence_rows.plan_recurrence(rows, 1024)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, empty(0))
+    assert isinstance(bound, recurrence_rows.RecurrencePlan)
+    return bound
+
+
+def _scan(dtype: torch.dtype, sizes: ScanSizes) -> None:
+    num_tokens, heads = 1024, sizes.num_heads
+    q = k = empty(num_tokens, sizes.num_groups, sizes.key_dim, dtype=dtype)
+    v = empty(num_tokens, heads, sizes.value_dim, dtype=dtype)
+    states = empty(129, heads, sizes.key_dim, sizes.value_dim)
+    rates = empty(num_tokens, heads)
+    if sizes.kind == "mamba":
+        state_scan.state_space_scan(q, k, v, rates, empty(heads), states, _recurrent_rows())
+        return
+    decays = empty(num_tokens, heads, sizes.key_dim) if sizes.kind == "channels" else rates
+    state_scan.gated_delta_rule(q, k, v, decays, rates, states, _recurrent_rows())
+
+
+def _convolve(dtype: torch.dtype, channels: int, kernel_size: int) -> None:
+    x, taps = empty(1024, channels, dtype=dtype), empty(kernel_size, channels)
+    bias = empty(channels, dtype=dtype) if kernel_size == 3 else None
+    tails = empty(129, kernel_size - 1, channels, dtype=dtype)
+    plan = _recurrent_rows()
+    short_convolution.short_convolution(x, taps, bias, tails, plan, has_silu=kernel_size == 4)
 
 
 def _sampling() -> Iterator[Launch]:
