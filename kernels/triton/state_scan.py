@@ -30,7 +30,6 @@ from .language import tl, triton
 from .recurrence_rows import CHUNK_TOKENS, RecurrencePlan
 
 _CHANNEL_CHUNK_TOKENS = 16
-_LOG_CHUNK = tl.constexpr(6)
 _RELATED_KEYS = tl.constexpr(32)  # of two tokens by 16, at a time
 _SCAN_COLUMNS = 32  # of a state a program: rows of 128 bytes, 16 KB with 128 rows
 _CHUNK_COLUMNS = 32
@@ -136,13 +135,14 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     columns = min(_CHUNK_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
     strides = scan.k.stride(0), scan.v.stride(0)
     options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts, "PRECISION": precision}
+    options["num_warps"] = 4 if scan.has_channels else 8
     _relate_tokens[num_chunks, num_heads](
         scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, strides[0],
-        **options, num_warps=4,
+        LOG_CHUNK=chunk_tokens.bit_length() - 1, **options,
     )  # fmt: skip
     _scan_chunks[plan.long.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, reads, writes, scan.states, out,
-        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **options, num_warps=4,
+        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **options, num_stages=2,
     )  # fmt: skip
 
 
@@ -241,8 +241,9 @@ def _summed_decays(
         at = log_decay + (tokens.to(tl.int64) * HEADS + head)[:, None] * KEY_DIM + keys[None, :]
         each = tl.load(at, mask=is_token[:, None] & (keys < KEY_DIM)[None, :], other=0.0)
         return tl.cumsum(each, axis=0)
-    each = tl.load(log_decay + tokens.to(tl.int64) * HEADS + head, mask=is_token, other=0.0)
-    return tl.cumsum(each, axis=0)[:, None]
+    else:
+        each = tl.load(log_decay + tokens.to(tl.int64) * HEADS + head, mask=is_token, other=0.0)
+        return tl.cumsum(each, axis=0)[:, None]
 
 
 @triton.jit
@@ -250,7 +251,7 @@ def _relate_tokens(
     q, k, log_decay, rates, reads, writes, chunks, k_stride,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, IS_DELTA: tl.constexpr, HAS_CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of a chunk and a head [CHUNK, CHUNK] each, from columns' tokens to rows': `reads`, how much of
     a token's write a later token reads, or itself; `writes`, how much of what a token would write
@@ -271,18 +272,18 @@ def _relate_tokens(
             read = tl.zeros([CHUNK, CHUNK], tl.float32)
             held = tl.zeros([CHUNK, CHUNK], tl.float32)
             for start in range(0, KEY_DIM, _RELATED_KEYS):
-                query = _rows_of(
-                    q, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS
+                by, of = (
+                    _rows_of(q, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS),
+                    _rows_of(k, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS),
                 )
-                key = _rows_of(k, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS)
-                decays = _summed_decays(
+                summed = _summed_decays(
                     log_decay, tokens, is_token, head, start, HEADS, KEY_DIM, _RELATED_KEYS, True
                 )
                 # To tokens before it a decay would grow: these are cut off below.
-                kept = tl.exp(tl.minimum(decays[:, None, :] - decays[None, :, :], 0.0))
-                kept *= key[None, :, :]
-                read += tl.sum(query[:, None, :] * kept, axis=2)
-                held += tl.sum(key[:, None, :] * kept, axis=2)
+                kept = tl.exp(tl.minimum(summed[:, None, :] - summed[None, :, :], 0.0))
+                kept *= of[None, :, :]
+                read += tl.sum(by[:, None, :] * kept, axis=2)
+                held += tl.sum(of[:, None, :] * kept, axis=2)
         else:
             decays = _summed_decays(
                 log_decay, tokens, is_token, head, 0, HEADS, KEY_DIM, BLOCK_K, False
@@ -301,11 +302,11 @@ def _relate_tokens(
             rate_at = rates + tokens.to(tl.int64) * HEADS + head
             rate = tl.load(rate_at, mask=is_token, other=0.0)
             held *= (key_scale * rate)[:, None] * key_scale[None, :]
-            tl.store(writes + at, _inverse(held, CHUNK, PRECISION) * rate[None, :])
+            tl.store(writes + at, _inverse(held, CHUNK, LOG_CHUNK, PRECISION) * rate[None, :])
 
 
 @triton.jit
-def _inverse(held, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Of 1 + what is below the diagonal of `held` [CHUNK, CHUNK].
 
     From blocks of the diagonal whose inverse is known to blocks of twice their size: that below the
@@ -315,14 +316,11 @@ def _inverse(held, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     places = tl.arange(0, CHUNK)
     inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0)
     precision: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
-    for power in tl.static_range(_LOG_CHUNK):
-        size: tl.constexpr = 2**power
-        if size < CHUNK:
-            lower, upper = places[:, None] // size, places[None, :] // size
-            is_below = (lower // 2 == upper // 2) & (lower > upper)
-            below = tl.where(is_below, held, 0.0)
-            found = tl.dot(below, inverse, input_precision=precision)
-            inverse -= tl.dot(inverse, found, input_precision=precision)
+    for doubling in range(0, LOG_CHUNK):
+        lower, upper = places[:, None] >> doubling, places[None, :] >> doubling
+        is_below = (lower >> 1 == upper >> 1) & (lower > upper)
+        found = tl.dot(tl.where(is_below, held, 0.0), inverse, input_precision=precision)
+        inverse -= tl.dot(inverse, found, input_precision=precision)
     return inverse
 
 
