@@ -424,9 +424,10 @@ class SelectKeys(Protocol):
 
 
 class PlanRecurrence(Protocol):
-    def __call__(self, rows: StateRows) -> object:
+    def __call__(self, rows: StateRows, padded_tokens: int | None = None) -> object:
         """The plan of a step for the recurrent layers' kernels of the same backend; made once a
-        step.
+        step. A backend of an accelerator returns a DevicePlan, whose `bind` does not use the page
+        table; `padded_tokens`, not in a step with drafts, as in PlanAttention.
 
         Of these kernels' pools [num_slots, ...] only the rows' slots are read and written, the
         latter IN PLACE; slots are distinct except for those of padding. What a row computes does
@@ -437,10 +438,10 @@ class PlanRecurrence(Protocol):
 
 
 class AcceptDrafts(Protocol):
-    def __call__(self, plan: object, accepted: Sequence[tuple[int, int]]) -> None:
-        """Move states of a step, (slot, number), on behind so many of their rows' drafts, from 1 to
-        all, IN PLACE; in every pool that was used with the plan. Once a plan, before anything else
-        is done with the slots.
+    def __call__(self, plan: object, accepted: Tensor) -> None:
+        """Move the states of a step's rows on behind `accepted` [R] int64 of their drafts, 0 to all
+        of them, IN PLACE; in every pool that was used with the plan. Once a plan, before anything
+        else is done with the slots.
         """
         ...
 

@@ -100,7 +100,7 @@ class Kernels:
     latent_attention: ops.LatentAttention
     plan_selection: ops.PlanSelection
     select_keys: ops.SelectKeys
-    recurrence: ops.Recurrence | None  # None: this backend has no kernels of recurrent layers
+    recurrence: ops.Recurrence
     adjust_logits: ops.AdjustLogits
     apply_token_mask: ops.ApplyTokenMask
     sample: ops.Sample
@@ -367,6 +367,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         page_copy,
         page_table,
         paged_attention,
+        recurrence,
         routing,
         sampling,
         token_mask,
@@ -401,7 +402,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         latent_attention=latent_attention.latent_attention,
         plan_selection=key_selection.plan_selection,
         select_keys=cpu_selection.select_keys,
-        recurrence=None,
+        recurrence=recurrence.RECURRENCE,
         adjust_logits=adjust.adjust_logits,
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
@@ -417,7 +418,6 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
             {
                 "linear": ("torch", "cuBLAS has the fastest products"),
                 "select_keys": ("torch", "a few calls a row; such steps are not captured"),
-                **_without_recurrence(),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
             },
         ),
@@ -478,10 +478,6 @@ _ON_A_CPU = {
         _RECURRENCE, ("cpu", "torch calls: rows of one token together, others in chunks")
     ),
 }
-
-
-def _without_recurrence() -> dict[str, tuple[str, str]]:
-    return dict.fromkeys(_RECURRENCE, ("none", "models with recurrent layers are refused"))
 
 
 def _choices(

@@ -129,10 +129,14 @@ class Engine:
         executor computes the previous one, if it can. `adapters`: needed if requests have any.
         `images`, `num_layers`: see schedule/scheduler.py.
         `clock`: for deadlines and leases, in seconds. `drafting`: guess tokens and verify them;
-        steps are then not planned ahead."""
+        steps are then not planned ahead, nor are those of models with recurrent states: a row
+        that turns out void would have moved its state on."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
-        self.has_overlap = has_overlap and executor.can_overlap and drafting is None
+        has_states = kv_cache is not None and kv_cache.states is not None
+        self.has_overlap = (
+            has_overlap and executor.can_overlap and drafting is None and not has_states
+        )
         self.grammars = grammars
         self.max_model_len = min(max_model_len, num_pages * page_size)
         self.scheduler = Scheduler(

@@ -16,7 +16,6 @@ of them were right, their part of the chunk is added to the state (`accept_draft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +44,7 @@ class RecurrencePlan:
     single_firsts: Tensor | None  # [N] bool; None: none begins
     long: tuple[tuple[int, int, int, bool], ...]
     drafted: tuple[tuple[int, int, int], ...]
+    slots: tuple[int, ...]  # of all rows, in their order
     tails: list[DraftedTail] = field(default_factory=list)  # what the rows with drafts have left
     writes: list[DraftedWrites] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class DraftedWrites:
     written: Tensor  # [heads, n, value_dim]
 
 
-def plan_recurrence(rows: StateRows) -> object:
+def plan_recurrence(rows: StateRows, padded_tokens: int | None = None) -> object:
     starts, ends = rows.query_start[:-1], rows.query_start[1:]
     known = ends - rows.num_drafts
     is_single, has_drafts = known - starts == 1, rows.num_drafts > 0
@@ -83,17 +83,18 @@ def plan_recurrence(rows: StateRows) -> object:
         torch.from_numpy(firsts.copy()) if firsts.any() else None,
         tuple(zip(*(column[~is_single].tolist() for column in columns))),
         tuple(zip(*(column[has_drafts].tolist() for column in drafts))),
+        tuple(rows.slots.tolist()),
     )
 
 
-def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
+def accept_drafts(plan: object, accepted: Tensor) -> None:
     assert isinstance(plan, RecurrencePlan)
-    numbers = dict(accepted)
+    numbers = dict(zip(plan.slots, accepted.tolist(), strict=True))
     for tail in plan.tails:
-        if n := numbers.get(tail.slot):
+        if n := numbers[tail.slot]:
             tail.pool[tail.slot] = tail.inputs[n : n + tail.pool.shape[1]]
     for kept in plan.writes:
-        if n := numbers.get(kept.slot):
+        if n := numbers[kept.slot]:
             until_end = (kept.decay[:, n - 1 : n] - kept.decay[:, :n]).exp_()
             state = kept.pool[kept.slot].mul_(kept.decay[:, n - 1, :, None].exp())
             state.baddbmm_((kept.keys[:, :n] * until_end).transpose(-1, -2), kept.written[:, :n])

@@ -31,16 +31,16 @@ class RecurrencePlan:
         return zip(starts, drafts, starts[1:], rows.slots.tolist(), rows.is_first.tolist())
 
 
-def plan_recurrence(rows: StateRows) -> object:
+def plan_recurrence(rows: StateRows, padded_tokens: int | None = None) -> object:
     return RecurrencePlan(rows)
 
 
-def accept_drafts(plan: object, accepted: Sequence[tuple[int, int]]) -> None:
+def accept_drafts(plan: object, accepted: Tensor) -> None:
     assert isinstance(plan, RecurrencePlan)
-    numbers = dict(accepted)
+    numbers = dict(zip(plan.rows.slots.tolist(), accepted.tolist(), strict=True))
     for pool, slot, states in plan.behind:
-        if slot in numbers:
-            pool[slot] = states[numbers[slot] - 1]
+        if n := numbers[slot]:
+            pool[slot] = states[n - 1]
 
 
 def short_convolution(

@@ -186,9 +186,7 @@ def _scan_tokens(
                 write -= tl.sum(state * key[:, None], axis=0)
             write *= tl.load(rates + place * HEADS + head)
             if out is not None:
-                query = _unit_vector(
-                    q, place * k_stride, head // SHARE, KEY_DIM, BLOCK_K, IS_DELTA
-                )
+                query = _unit_vector(q, place * k_stride, head // SHARE, KEY_DIM, BLOCK_K, IS_DELTA)
                 if IS_DELTA:
                     query *= KEY_DIM**-0.5
                 read = tl.sum(state * query[:, None], axis=0) + tl.sum(query * key, axis=0) * write
@@ -213,9 +211,7 @@ def _unit_vector(
 
 
 @triton.jit
-def _rows_of(
-    x, tokens, is_token, stride, group, start, KEY_DIM: tl.constexpr, WIDTH: tl.constexpr
-):
+def _rows_of(x, tokens, is_token, stride, group, start, KEY_DIM: tl.constexpr, WIDTH: tl.constexpr):
     """WIDTH numbers from `start` on of the queries or keys of a chunk's tokens [CHUNK, WIDTH]; zeros
     past its end."""
     keys = start + tl.arange(0, WIDTH)

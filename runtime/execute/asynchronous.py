@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from ...kernels.registry import Kernels
+from ...kernels.state_rows import StateRows
 from ..memory.asynchronous_transfer import AsynchronousCopies, AsynchronousKVTransfer
+from ..memory.state_pool import StatePool
 from ..models.language_model import LanguageModel
 from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
-from .inputs import InputBuilder, page_updates, wanted_logits
+from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
 from .sampler import Sampler
 from .staging import ReadBack, Staging
 
@@ -38,7 +40,9 @@ class AsynchronousSteps:
         accelerator: Accelerator,
         *,
         vocab_size: int,
+        states: StatePool | None = None,
     ) -> None:
+        """states: of a model with recurrent layers."""
         self.forward = forward
         self._model = model
         self._kernels = kernels
@@ -48,6 +52,8 @@ class AsynchronousSteps:
         self._vocab_size = vocab_size
         self._staging = Staging(accelerator)
         self._is_sampled = np.zeros(0, dtype=bool)
+        self._states = states
+        self._drafted: StateRows | None = None  # of the step before, if it had drafts
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> AsynchronousStep:
@@ -67,12 +73,23 @@ class AsynchronousSteps:
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
         arrays = {**prepared.arrays, "page_updates": updates, **readout.arrays()}
+        if plan.state_accepts:
+            assert self._drafted is not None, "the step before had no drafts"
+            arrays["accepted"] = accepted_drafts(plan, self._drafted)
+        self._drafted = inputs.state_rows if inputs.state_rows.num_drafts.any() else None
         begun = self._accelerator.event()
         staged = self._staging.stage(arrays)
-        # Not in the graph: the number of page updates varies with the cached prefix.
+        # Not in the graph: the number of page updates varies with the cached prefix, and so does
+        # which states move or are copied.
         if len(updates):
             self._kernels.update_pages(self.forward.page_table, staged["page_updates"])
+        if plan.state_accepts:
+            self._kernels.recurrence.accept_drafts(self.forward.drafted, staged["accepted"])
+        if self._states is not None:
+            self._states.copy(plan.state_loads)
         hidden, logits = self.forward(prepared, staged)
+        if self._states is not None:
+            self._states.copy(plan.state_saves)
         answers = readout.launch(
             self._kernels, self._model, hidden, logits, staged, self.forward.previous
         )

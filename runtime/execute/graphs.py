@@ -27,6 +27,7 @@ from ...kernels.ops import DevicePlan
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
+from ..memory.state_pool import StatePool
 from ..models.forward_batch import ForwardBatch
 from ..models.language_model import LanguageModel
 from .accelerator import Accelerator
@@ -64,17 +65,26 @@ class PreparedForward:
     # A plan for each kind of attention: a DevicePlan, or one that the kernels take as it is.
     attention: tuple[object, ...]
     adapters: object | None  # the same for the tokens' adapters; None: no token has one
+    recurrence: object | None  # the same for the rows' states; None: the model has none
     padded_tokens: int | None  # None: the step is not padded, nor captured
     num_sampled: int
+    has_drafts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """Those of a step, on the device."""
+
+    attention: tuple[object, ...]
+    adapters: object | None
+    recurrence: object | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     inputs: Staged  # at fixed addresses
     replay: Callable[[], None]
-    # NOTE: the graph reads the plans' memory; they must live as long.
-    attention: tuple[object, ...]
-    adapters: object | None
+    plans: _Plans  # NOTE: the graph reads their memory; they must live as long.
 
 
 class GraphForward:
@@ -96,7 +106,9 @@ class GraphForward:
         dtype: torch.dtype,
         sizes: tuple[int, ...],
         num_adapter_slots: int = 0,
+        states: StatePool | None = None,
     ) -> None:
+        """states: of a model with recurrent layers."""
         self._model = model
         self._kernels = kernels
         self._pool = pool
@@ -104,6 +116,8 @@ class GraphForward:
         self._config = config
         self._max_rows = table_shape[0]
         self._num_adapter_slots = num_adapter_slots
+        self._states = () if states is None else states.layers
+        self.drafted: object | None = None  # the recurrence's plan of a last step with drafts
         self._graphs: dict[tuple[int, bool], _Graph] = {}  # by (size, with adapters)
         self.sizes = sizes
         device = accelerator.device
@@ -129,6 +143,14 @@ class GraphForward:
         padded = self._padded_size(inputs.num_tokens)
         if len(tokens) > self._max_rows:
             padded = None  # more draws, of drafts, than a graph has logits
+        has_drafts = bool(self._states) and bool(inputs.state_rows.num_drafts.any())
+        if has_drafts:
+            padded = None  # what is kept of them outlives the step
+        recurrence = None
+        if self._states:
+            recurrence = self._kernels.recurrence.plan(inputs.state_rows, padded)
+            if not isinstance(recurrence, DevicePlan):
+                padded = None
         attention = plan_attentions(
             self._kernels, inputs.attention_rows, self._pool.layers, self._config, padded
         )
@@ -149,18 +171,22 @@ class GraphForward:
             "sampled_tokens": _padded(tokens, num_rows, 0),
         }
         plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
-        for prefix, plan in {**plans, "adapters": adapters}.items():
+        others = {"adapters": adapters, "recurrence": recurrence}
+        for prefix, plan in {**plans, **others}.items():
             if isinstance(plan, DevicePlan):
                 arrays |= {f"{prefix}.{name}": array for name, array in plan.arrays.items()}
-        return PreparedForward(arrays, attention, adapters, padded, len(tokens))
+        return PreparedForward(
+            arrays, attention, adapters, recurrence, padded, len(tokens), has_drafts
+        )
 
     def __call__(self, prepared: PreparedForward, staged: Staged) -> tuple[Tensor, Tensor | None]:
         """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample, or
         None if no row does."""
+        self.drafted = None
         if prepared.padded_tokens is None:
-            attention = self._bound(prepared.attention, staged)
-            adapters = self._bound_plan("adapters", prepared.adapters, staged)
-            hidden = self._forward(staged, attention, adapters)
+            plans = self._bound(prepared, staged)
+            self.drafted = plans.recurrence if prepared.has_drafts else None
+            hidden = self._forward(staged, plans)
             return hidden, self._logits_of(hidden, staged) if prepared.num_sampled else None
         key = (prepared.padded_tokens, prepared.adapters is not None)
         graph = self._graphs.get(key)
@@ -180,38 +206,36 @@ class GraphForward:
         """Capture a graph of this size; its first run computes this step."""
         own: dict[str, Field] = {name: staged.fields[name] for name in prepared.arrays}
         inputs = Staged(staged.buffer[: num_bytes_of(own.values())].clone(), own)
-        attention = self._bound(prepared.attention, inputs)
-        adapters = self._bound_plan("adapters", prepared.adapters, inputs)
+        plans = self._bound(prepared, inputs)
 
         def run() -> None:
-            hidden = self._forward(inputs, attention, adapters)
+            hidden = self._forward(inputs, plans)
             logits = self._logits_of(hidden, inputs)
             self._hidden[: len(hidden)].copy_(hidden)
             self._logits[: len(logits)].copy_(logits)
 
-        return _Graph(inputs, self._accelerator.capture(run), attention, adapters)
+        return _Graph(inputs, self._accelerator.capture(run), plans)
 
-    def _forward(
-        self, at: Staged, attention: tuple[object, ...], adapters: object | None
-    ) -> Tensor:
+    def _forward(self, at: Staged, plans: _Plans) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(
-            token_ids,
-            at["positions"],
-            at["slots"],
-            self._pool.layers,
-            attention,
-            adapters,
-            index_keys=self._pool.index_keys,
-        )
+            token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
+            plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
+        )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 
     def _logits_of(self, hidden: Tensor, at: Staged) -> Tensor:
         return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
 
-    def _bound(self, attention: tuple[object, ...], at: Staged) -> tuple[object, ...]:
-        return tuple(
-            self._bound_plan(_name_of(kind), plan, at) for kind, plan in enumerate(attention)
+    def _bound(self, prepared: PreparedForward, at: Staged) -> _Plans:
+        attention = tuple(
+            self._bound_plan(_name_of(kind), plan, at)
+            for kind, plan in enumerate(prepared.attention)
+        )
+        return _Plans(
+            attention,
+            self._bound_plan("adapters", prepared.adapters, at),
+            self._bound_plan("recurrence", prepared.recurrence, at),
         )
 
     def _bound_plan(self, prefix: str, plan: object, at: Staged) -> object:

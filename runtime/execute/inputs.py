@@ -238,6 +238,13 @@ def _state_rows(rows: Sequence[Row], layout: StepLayout) -> StateRows:
     return StateRows(layout.query_start, slots, layout.starts == 0, num_drafts)
 
 
+def accepted_drafts(plan: StepPlan, before: StateRows) -> Int64Array:
+    """[R] of the rows of the step before: how many of their drafts were right."""
+    numbers = dict(plan.state_accepts)
+    assert numbers.keys() <= set(before.slots.tolist()), "the step before had no such drafts"
+    return np.array([numbers.get(slot, 0) for slot in before.slots.tolist()], dtype=np.int64)
+
+
 def page_updates(rows: Sequence[Row]) -> npt.NDArray[np.int32]:
     """[U, 3], the columns of `ops.UpdatePages`."""
     updates = [(row.table_row, row.page_update) for row in rows if row.page_update is not None]

@@ -113,8 +113,6 @@ class ModelRunner:
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
-        if self.state_layout is not None:
-            _require_recurrence(model_config, str(device))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
         self.segment_cost_tokens = (
@@ -156,7 +154,7 @@ class ModelRunner:
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
             )
-        self.states: StatePool | None = None
+        num_slots = num_host_slots = 0
         if self.state_layout is not None:
             num_slots = num_state_slots(
                 self.state_layout,
@@ -166,15 +164,14 @@ class ModelRunner:
             )
             host_kv_bytes = num_host_pages * page_size * self.kv_layout.bytes_per_token
             num_host_slots = num_host_state_slots(self.state_layout, host_kv_bytes)
-            self.states = StatePool(
-                self.state_layout, num_slots, self.device, num_host_slots=num_host_slots
-            )
         if self.accelerator is None:
+            self.states = self._states_of(num_slots, num_host_slots)
             self.steps: SynchronousSteps | AsynchronousSteps = self._in_order(
                 num_pages, num_host_pages
             )
         else:
             with self.accelerator.queue():
+                self.states = self._states_of(num_slots, num_host_slots)
                 self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
 
     @property
@@ -325,6 +322,7 @@ class ModelRunner:
         sizes: tuple[int, ...],
     ) -> AsynchronousSteps:
         self.pool = self._pool_of(num_pages, num_spare_pages=1)
+        self._inputs.spare_slot = num_pages * self.page_size
         host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool = host_pool
         entries = self._inputs.page_table.entries
@@ -338,6 +336,7 @@ class ModelRunner:
             dtype=self.dtype,
             sizes=sizes,
             num_adapter_slots=self._num_adapter_slots,
+            states=self.states,
         )
         return AsynchronousSteps(
             self.model,
@@ -347,11 +346,19 @@ class ModelRunner:
             AsynchronousKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
             accelerator,
             vocab_size=self.config.vocab_size,
+            states=self.states,
         )
 
     @property
     def _num_adapter_slots(self) -> int:
         return 0 if self._adapters is None else self._adapters.num_slots
+
+    def _states_of(self, num_slots: int, num_host_slots: int) -> StatePool | None:
+        """None: the model has no recurrent layers."""
+        layout = self.state_layout
+        if layout is None:
+            return None
+        return StatePool(layout, num_slots, self.device, num_host_slots=num_host_slots)
 
     def _pool_of(self, num_pages: int, num_spare_pages: int = 0) -> DeviceKVPool:
         return DeviceKVPool(
@@ -424,13 +431,6 @@ def has_fast_bfloat16() -> bool:
 
 def _pageable(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
-
-
-def _require_recurrence(config: ModelConfig, device: str) -> None:
-    """Raises InvalidRequest where there are no kernels of recurrent layers."""
-    if device != "cpu":
-        allowed = f"cpu: {config.architecture} has recurrent layers, for which no GPU kernels exist"
-        raise InvalidRequest.of("device", device, f"{allowed} yet")
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

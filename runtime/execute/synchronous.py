@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ...kernels.registry import Kernels
+from ...kernels.state_rows import StateRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.disk.block_file import Payload
@@ -19,7 +19,14 @@ from ..models.language_model import LanguageModel
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
 from .image_features import ImageFeatures
-from .inputs import NO_SOURCE, InputBuilder, StepInputs, plan_attentions, wanted_logits
+from .inputs import (
+    NO_SOURCE,
+    InputBuilder,
+    StepInputs,
+    accepted_drafts,
+    plan_attentions,
+    wanted_logits,
+)
 from .sampler import Sampler
 
 
@@ -53,7 +60,8 @@ class SynchronousSteps:
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
-        self._drafted: object | None = None  # the recurrence's plan of a step with drafts
+        # Of the step before, if it had drafts: the recurrence's plan and its rows.
+        self._drafted: tuple[object, StateRows] | None = None
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -63,7 +71,7 @@ class SynchronousSteps:
         errors = () if self._images is None else self._images.run(plan)
         states: tuple[Payload, ...] = ()
         if self._states is not None:
-            self._accept_drafts(plan.state_accepts)
+            self._accept_drafts(plan)
             states = self._states.copy(plan.state_loads)
         if not plan.rows:
             result = StepResult(plan.step_id, (), None, transfer_s, payloads, states, errors)
@@ -108,18 +116,19 @@ class SynchronousSteps:
         )
 
     def _recurrence(self, inputs: StepInputs) -> object | None:
-        recurrence = self._kernels.recurrence
-        if self._states is None or recurrence is None:
+        if self._states is None:
             return None
-        planned = recurrence.plan(inputs.state_rows)
-        self._drafted = planned if inputs.state_rows.num_drafts.any() else None
+        rows = inputs.state_rows
+        planned = self._kernels.recurrence.plan(rows)
+        self._drafted = (planned, rows) if rows.num_drafts.any() else None
         return planned
 
-    def _accept_drafts(self, accepted: Sequence[tuple[int, int]]) -> None:
-        recurrence, drafted, self._drafted = self._kernels.recurrence, self._drafted, None
-        if accepted:
-            assert recurrence is not None and drafted is not None, "the step before had no drafts"
-            recurrence.accept_drafts(drafted, accepted)
+    def _accept_drafts(self, plan: StepPlan) -> None:
+        drafted, self._drafted = self._drafted, None
+        if plan.state_accepts:
+            assert drafted is not None, "the step before had no drafts"
+            accepted = torch.from_numpy(accepted_drafts(plan, drafted[1]))
+            self._kernels.recurrence.accept_drafts(drafted[0], accepted)
 
     def _token_ids(self, inputs: StepInputs) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if inputs.sources is not None:

@@ -163,8 +163,7 @@ def _run_with_drafts(
     op, shape = OPS[name]
     pool, plan = _draw(9, SLOTS, *shape), kernels.plan(rows)
     out = op(kernels, x, pool, plan)
-    right = zip(rows.slots.tolist(), num_right, strict=True)
-    kernels.accept_drafts(plan, [(slot, num) for slot, num in right if num])
+    kernels.accept_drafts(plan, torch.tensor(num_right))
     return out, pool
 
 

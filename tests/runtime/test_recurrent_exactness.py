@@ -87,6 +87,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     },
     "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
     "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16, "state_interval": 16},
+    "queued": {"device": "cuda", "chunked_prefill_size": 40, "state_interval": 16},
 }  # fmt: skip
 
 
@@ -315,7 +316,6 @@ def test_what_needs_states_elsewhere_is_refused(folder: Path) -> None:
         ({"kv_store": "mooncake://127.0.0.1:1"}, "kv_store"),
         ({"kv_store": "store", **on_gpu}, "kv_store"),
         ({"host_kv_tokens": 100, **on_gpu}, "host_kv_tokens"),
-        (on_gpu, "device"),
     ]
     for options, named in cases:
         with pytest.raises(InvalidRequest, match="recurrent layers") as caught:
@@ -329,6 +329,7 @@ DRAFTED: dict[str, dict[str, Any]] = {
     "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 40},
     "pages of 16": {"page_size": 16, "chunked_prefill_size": 23, "max_running_requests": 3},
     "few checkpoints": {"state_checkpoints": 2, "max_running_requests": 2, "kernels": "cpu"},
+    "queued": {"device": "cuda", "chunked_prefill_size": 40},
 }
 
 

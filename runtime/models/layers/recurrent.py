@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.ops import Recurrence
 from ....kernels.reference.dense import sigmoid, silu, softplus, widen
 from ...checkpoint.config.model_config import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 from ..forward_batch import ForwardBatch
@@ -45,7 +44,7 @@ class ShortConvLayer:
     ) -> None:
         size = build.config.hidden_size
         self._state_index = state_index
-        self._convolve = _kernels(build).short_convolution
+        self._convolve = build.kernels.recurrence.short_convolution
         self._input = LinearLayer(
             build, [f"{name}.in_proj"], in_features=size, out_features=[3 * size],
             bias=config.has_bias,
@@ -74,7 +73,7 @@ class GatedDeltaNet:
         hidden_size, heads = build.config.hidden_size, config.num_value_heads
         self._config = config
         self._state_index = state_index
-        self._kernels = _kernels(build)
+        self._kernels = build.kernels.recurrence
         self._value_size = value_size = heads * config.value_dim
         parts = [
             (["qkv", "z"], [config.num_channels, value_size]),
@@ -159,7 +158,7 @@ class KimiDeltaLayer:
         )
         self._config = config
         self._state_index = state_index
-        self._kernels = _kernels(build)
+        self._kernels = build.kernels.recurrence
         size = heads * head_dim
         self._input = LinearLayer(
             build, [f"{name}.{part}_proj" for part in "qkv"], in_features=hidden_size,
@@ -219,7 +218,7 @@ class Mamba2Layer:
         self._config = config
         self._eps = build.config.rms_norm_eps
         self._state_index = state_index
-        self._kernels = _kernels(build)
+        self._kernels = build.kernels.recurrence
         self._input = LinearLayer(
             build,
             [f"{name}.in_proj"],
@@ -278,9 +277,3 @@ def _taps(build: ModelBuild, name: str, num_channels: int, kernel_size: int) -> 
     """Of a convolution, as the kernels take them: [kernel_size, num_channels], wide."""
     weight = build.source.take(f"{name}.weight", (num_channels, 1, kernel_size))
     return widen(weight).squeeze(1).t().contiguous()
-
-
-def _kernels(build: ModelBuild) -> Recurrence:
-    recurrence = build.kernels.recurrence
-    assert recurrence is not None, "models with recurrent layers are refused before"
-    return recurrence
