@@ -28,13 +28,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench gpu`."""
     add = parser.add_argument
     add("--only", nargs="+", metavar="SECTION",
-        help="ceilings (always run), checks, decode, tree, extend, small, experts, latent, step, "
-             "stall, serving (default: all)")  # fmt: skip
+        help="ceilings (always run), checks, decode, tree, extend, small, experts, latent, scans, "
+             "step, stall, serving (default: all)")  # fmt: skip
     add("--skip", nargs="+", default=[], metavar="SECTION", help="all but these")
     add("--device", default="cuda", choices=("cuda", "cpu"),
         help="cpu: the CPU's own kernels, to try the script (default: %(default)s)")  # fmt: skip
-    add("--scale", default="full", choices=("full", "tiny"),
-        help="tiny: for TRITON_INTERPRET=1, without a GPU (default: %(default)s)")  # fmt: skip
+    add("--scale", default="full", choices=("full", "cpu", "tiny"),
+        help="cpu: less, for kernels of a CPU; tiny: for TRITON_INTERPRET=1, without a GPU "
+             "(default: %(default)s)")  # fmt: skip
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="S",
         help="no section begins or goes on after that (default: %(default)s)")  # fmt: skip
     add("--peer-python", default=sys.executable, metavar="PYTHON",

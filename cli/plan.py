@@ -220,11 +220,7 @@ def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
     assert device.capability is not None, "it is a GPU"
     known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
     require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
-    model = _model(args, folder, dtype)
-    if model.config.recurrent is not None:
-        allowed = f"cpu: {model.config.architecture} has recurrent layers, with no GPU kernels yet"
-        raise InvalidRequest.of("device", args.device, allowed)
-    return CostModel(model, device)
+    return CostModel(_model(args, folder, dtype), device)
 
 
 def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:

@@ -90,10 +90,12 @@ class CostModel:
                 yield read_s, 2 * numbers * num_tokens / rates.flop_s
 
     def _attention_s(self, num_tokens: int, before: int) -> float:
-        """A row's attention. A chunk reads its keys once for all of its tokens; in layers with a
-        window, keys before it cost nothing; where keys are selected, all index keys are read."""
+        """A row's attention, and its recurrent states, read and written once. A chunk reads its
+        keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
+        keys are selected, all index keys are read."""
         device = self.device
-        total_s = self._selection_s(num_tokens, before)
+        total_s = 2 * self.model.state_bytes / device.kv_bytes_s
+        total_s += self._selection_s(num_tokens, before)
         for layers in self.model.shape.attention:
             key_bytes, flop_a_pair = self._of_a_key(layers)
             read_s = layers.num_keys(num_tokens, before) * key_bytes / device.kv_bytes_s

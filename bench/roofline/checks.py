@@ -21,7 +21,8 @@ from .context import Context
 from .latent import latent_call
 from .paged_batches import Lengths, make_batch, quantize, widened
 from .rows import Row, at_most, attempt
-from .sizes import Heads
+from .scans import bound_plans, scan_results, state_rows
+from .sizes import Heads, ScanSizes
 from .small_ops import adjusted_rows, make_logits, rotary, sampling_rows, token_masks
 
 _HEADS = Heads(8, 2, 128)
@@ -55,9 +56,14 @@ def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]
         for case in cases if dtype is ctx.dtype else cases[:_NUM_PLAIN]:
             name = f"{case.name}, {_short(dtype)}"
             yield name, partial(_attention, ctx, case, name, dtype)
-        for check in (_norm, _norm_heads, _rotate, _activation, _store, _output, _gated):
+        for check in (
+            _norm, _norm_heads, _rotate, _activation, _store, _output, _gated, _short_convolution
+        ):  # fmt: skip
             name = f"{check.__name__.strip('_')}, {_short(dtype)}"
             yield name, partial(_compared, ctx, name, dtype, check)
+        for scan in ctx.sizes.scans:
+            name = f"scan of {scan.name}, {_short(dtype)}"
+            yield name, partial(_scan, ctx, name, scan, dtype)
     for name, lengths, shared in _latent_cases(ctx):
         yield name, partial(_latent, ctx, name, lengths, shared)
     for rows in (_store_quantized, _sample, _adjust, _mask, _logprobs, _inputs, _pages, _page_copy):
@@ -242,6 +248,25 @@ def _gated(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     size = ctx.sizes.hidden
     weight = _numbers(ctx, 2 * 96, size, dtype=dtype, seed=3) * size**-0.5
     return kernels.make_gated_linear(weight, None)(_numbers(ctx, 5, size, dtype=dtype))
+
+
+def _short_convolution(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
+    """Results and tails, of rows of one token and of three, and of none."""
+    channels = ctx.sizes.hidden
+    x, bias = (_numbers(ctx, n, channels, dtype=dtype, seed=n) for n in (4, 1))
+    taps = _numbers(ctx, 4, channels, dtype=torch.float32, seed=2)
+    tails = _numbers(ctx, 5, 3, channels, dtype=dtype, seed=3)
+    rows = state_rows([1, 3])
+    plan = bound_plans(ctx, kernels, rows)()
+    convolved = kernels.recurrence.short_convolution(x, taps, bias[0], tails, plan, has_silu=True)
+    return torch.cat([convolved, tails.flatten(0, 1)])
+
+
+def _scan(ctx: Context, name: str, sizes: ScanSizes, dtype: torch.dtype) -> Iterator[Row]:
+    """Rows of a token, of a few and of more than a chunk."""
+    lengths = [1, 3, 130, 1] if ctx.has_gpu else [1, 3, 33]
+    found, expected = scan_results(ctx, sizes, lengths, ctx.kernels_of(dtype), dtype)
+    yield error_row(name, found, expected, dtype)
 
 
 def _sample(ctx: Context) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import attention, ceilings, checks, experts, latent, serving, small_ops, steps
+from . import attention, ceilings, checks, experts, latent, scans, serving, small_ops, steps
 from .ceilings import Ceilings, device_record
 from .context import Context, Section
 from .rows import Row, attempt
@@ -58,6 +58,7 @@ SECTIONS: dict[str, Plan] = {
     "small": Plan(small_ops.small_ops, 60),
     "experts": Plan(experts.experts, 60),
     "latent": Plan(latent.latent, 60),
+    "scans": Plan(scans.scans, 60),
     "step": Plan(steps.steps, 120),
     "stall": Plan(steps.stall, 90),
     "serving": Plan(serving.serving, 420),

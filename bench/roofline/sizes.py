@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 # Meta's published config.json files, without the fields that a dummy model does not read.
 _LLAMA_3 = {
@@ -94,6 +94,18 @@ class LatentSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanSizes:
+    """Sizes of a recurrent layer."""
+
+    name: str
+    kind: Literal["delta", "channels", "mamba"]  # channels: a decay for each number of a key
+    groups: int  # of queries and keys
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSizes:
     """The end-to-end workloads, in tokens and requests, and the pool that holds them."""
 
@@ -129,6 +141,7 @@ class Sizes:
     experts: tuple[ExpertSizes, ...]
     expert_tokens: tuple[int, int]  # of a decode step, of a prompt
     latents: tuple[LatentSizes, ...]
+    scans: tuple[ScanSizes, ...]
     page_size: int
     models: tuple[tuple[str, dict[str, Any]], ...]  # the first one is served end to end
     step_batches: tuple[int, ...]
@@ -167,6 +180,11 @@ FULL = Sizes(
         LatentSizes("DeepSeek-V2-Lite", 16, 512, 64),
         LatentSizes("DeepSeek-V3", 128, 512, 64),
     ),
+    scans=(
+        ScanSizes("Qwen3-Next", "delta", 16, 32, 128, 128),
+        ScanSizes("Kimi Linear", "channels", 32, 32, 128, 128),
+        ScanSizes("Granite 4 H Tiny", "mamba", 1, 48, 128, 64),
+    ),
     page_size=16,
     models=(("8B", LLAMA_8B), ("1B", LLAMA_1B)),
     step_batches=(1, 64),
@@ -204,6 +222,11 @@ TINY = Sizes(
     experts=(ExpertSizes("tiny", 4, 2, 32, 32),),
     expert_tokens=(3, 20),
     latents=(LatentSizes("tiny", 4, 64, 16),),
+    scans=(
+        ScanSizes("tiny delta", "delta", 1, 2, 16, 16),
+        ScanSizes("tiny channels", "channels", 2, 2, 16, 16),
+        ScanSizes("tiny mamba", "mamba", 1, 2, 16, 16),
+    ),
     page_size=16,
     models=(("tiny", TINY_LLAMA),),
     step_batches=(2,),
@@ -219,4 +242,12 @@ TINY = Sizes(
     ),
     peer_limit_s=60.0,
 )
-SIZES = {sizes.name: sizes for sizes in (FULL, TINY)}
+CPU = replace(
+    FULL,
+    name="cpu",
+    copy_bytes=2**28,
+    gemm_side=1024,
+    decode_batch=8,
+    extend_tokens=1024,
+)
+SIZES = {sizes.name: sizes for sizes in (FULL, TINY, CPU)}

@@ -1,18 +1,18 @@
 """Scans of recurrent layers: a matrix a head, changed by one token after the other.
 
-    few tokens     _scan_tokens    one program a row, head and block of value columns, token by token
-    long rows      _relate_tokens  one program a chunk and head: what its tokens are to each other
-                   _scan_chunks    one program a row, head and block of value columns, by chunks
+    few tokens    _scan_tokens    a program a row, head and block of value columns, token by token
+    long rows     _relate_tokens  a program a chunk and head: what its tokens are to each other
+                  _scan_chunks    a program a row, head and block of value columns, by chunks
 
 A decode step is bound by the states: each is read once and written once, in vectors of 16 bytes,
 and all else is small. A prompt's chunks need only products: within one of C tokens what each token
 writes depends on what those before it have written through a triangular system, whose inverse is
 found once (WY representation: Yang et al., "Parallelizing linear transformers with the delta rule
-over sequence length", NeurIPS 2024; with decay: "Gated Delta Networks", 2024, section 3.3; Mamba-2's
-chunks have no system: Dao and Gu, 2024, section 6). Only the state is passed on between chunks.
+over sequence length", NeurIPS 2024; with decay: "Gated Delta Networks", 2024, section 3.3. Chunks
+of Mamba-2 have no system: Dao and Gu, 2024, section 6). Only the state is passed on between chunks.
 
-With a decay for each number of a key (Kimi Linear) what two tokens are to each other is a sum and no
-product: such chunks have 16 tokens.
+With a decay for each number of a key (Kimi Linear) what two tokens are to each other is a sum and
+no product: such chunks have 16 tokens.
 
 A token's write is `rate (v - k . S)`, or, for Mamba-2, `rate v`; rates are in the dtype of the
 states, float32, as are all sums. Products of 16-bit models' chunks have TF32's precision.
@@ -59,13 +59,11 @@ class Scan:
 
     def constants(self) -> dict[str, int | bool]:
         """Of all kernels."""
-        num_heads, key_dim, value_dim = self.states.shape[1:]
+        num_heads, key_dim = self.states.shape[1:3]
         return {
             "HEADS": num_heads,
             "SHARE": num_heads // self.k.shape[1],
             "KEY_DIM": key_dim,
-            "VALUE_DIM": value_dim,
-            "BLOCK_K": max(16, triton.next_power_of_2(key_dim)),
             "IS_DELTA": self.is_delta,
             "HAS_CHANNELS": self.has_channels,
         }
@@ -115,16 +113,17 @@ def _moving_on(drafts: Scan) -> Callable[[Tensor], None]:
 
 
 def _scan_few(scan: Scan, out: Tensor | None, rows: Tensor) -> None:
-    num_heads, _, value_dim = scan.states.shape[1:]
+    num_heads, key_dim, value_dim = scan.states.shape[1:]
     columns = min(_SCAN_COLUMNS, triton.next_power_of_2(value_dim))
     _scan_tokens[rows.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, scan.states, out, rows, rows.shape[1],
-        scan.k.stride(0), scan.v.stride(0), BLOCK_V=columns, **scan.constants(), num_warps=4,
+        scan.k.stride(0), scan.v.stride(0), VALUE_DIM=value_dim, BLOCK_V=columns,
+        BLOCK_K=triton.next_power_of_2(key_dim), **scan.constants(), num_warps=4,
     )  # fmt: skip
 
 
 def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
-    num_heads, _, value_dim = scan.states.shape[1:]
+    num_heads, key_dim, value_dim = scan.states.shape[1:]
     chunk_tokens = _CHANNEL_CHUNK_TOKENS if scan.has_channels else CHUNK_TOKENS
     parts = CHUNK_TOKENS // chunk_tokens
     num_chunks = len(plan.chunks) * parts
@@ -136,13 +135,14 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     strides = scan.k.stride(0), scan.v.stride(0)
     options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts, "PRECISION": precision}
     options["num_warps"] = 4 if scan.has_channels else 8
+    tile = {"VALUE_DIM": value_dim, "BLOCK_K": max(16, triton.next_power_of_2(key_dim))}
     _relate_tokens[num_chunks, num_heads](
         scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, strides[0],
         LOG_CHUNK=chunk_tokens.bit_length() - 1, **options,
     )  # fmt: skip
     _scan_chunks[plan.long.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, reads, writes, scan.states, out,
-        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **options, num_stages=2,
+        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **tile, **options, num_stages=2,
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _scan_tokens(
         is_inside = is_key[:, None] & is_column[None, :]
         state = tl.load(at, mask=is_inside & (begins == 0), other=0.0)
         start = first.to(tl.int64)
-        for step in range(0, end - first):
+        for step in range(end - first):
             if step == known - first:
                 tl.store(at, state, mask=is_inside)
             place = start + step
@@ -212,8 +212,8 @@ def _unit_vector(
 
 @triton.jit
 def _rows_of(x, tokens, is_token, stride, group, start, KEY_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """WIDTH numbers from `start` on of the queries or keys of a chunk's tokens [CHUNK, WIDTH]; zeros
-    past its end."""
+    """WIDTH numbers from `start` on of the queries or keys of a chunk's tokens [CHUNK, WIDTH];
+    zeros past its end."""
     keys = start + tl.arange(0, WIDTH)
     at = x + tokens.to(tl.int64)[:, None] * stride + group * KEY_DIM + keys[None, :]
     return tl.load(at, mask=is_token[:, None] & (keys < KEY_DIM)[None, :], other=0.0).to(tl.float32)
@@ -245,13 +245,13 @@ def _summed_decays(
 @triton.jit
 def _relate_tokens(
     q, k, log_decay, rates, reads, writes, chunks, k_stride,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr, IS_DELTA: tl.constexpr, HAS_CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, IS_DELTA: tl.constexpr,
+    HAS_CHANNELS: tl.constexpr, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk and a head [CHUNK, CHUNK] each, from columns' tokens to rows': `reads`, how much of
-    a token's write a later token reads, or itself; `writes`, how much of what a token would write
-    for itself goes into what a later one writes, or itself, rate included."""
+    """Of a chunk and a head [CHUNK, CHUNK] each, from columns' tokens to rows': `reads`, how much
+    of a token's write a later token reads, or itself; `writes`, how much of what a token would
+    write for itself goes into what a later one writes, or itself, rate included."""
     part, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(chunks + part // PARTS * 2) + part % PARTS * CHUNK
     end = min(first + CHUNK, tl.load(chunks + part // PARTS * 2 + 1))
@@ -260,39 +260,41 @@ def _relate_tokens(
         tokens = first + places
         is_token = tokens < end
         group = head // SHARE
-        query = _rows_of(q, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
-        key = _rows_of(k, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
-        if IS_DELTA:
-            query_scale, key_scale = _scales(query) * KEY_DIM**-0.5, _scales(key)
-        if HAS_CHANNELS:
-            read = tl.zeros([CHUNK, CHUNK], tl.float32)
-            held = tl.zeros([CHUNK, CHUNK], tl.float32)
-            for start in range(0, KEY_DIM, _RELATED_KEYS):
-                by, of = (
-                    _rows_of(q, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS),
-                    _rows_of(k, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS),
-                )
-                summed = _summed_decays(
+        read = tl.zeros([CHUNK, CHUNK], tl.float32)
+        held = tl.zeros([CHUNK, CHUNK], tl.float32)
+        query_square = tl.full([CHUNK], 1e-6, tl.float32)
+        key_square = tl.full([CHUNK], 1e-6, tl.float32)
+        for start in range(0, KEY_DIM, _RELATED_KEYS):
+            query = _rows_of(q, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS)
+            key = _rows_of(k, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS)
+            query_square += tl.sum(query * query, axis=1)
+            key_square += tl.sum(key * key, axis=1)
+            if HAS_CHANNELS:
+                decays = _summed_decays(
                     log_decay, tokens, is_token, head, start, HEADS, KEY_DIM, _RELATED_KEYS, True
                 )
                 # To tokens before it a decay would grow: these are cut off below.
-                kept = tl.exp(tl.minimum(summed[:, None, :] - summed[None, :, :], 0.0))
-                kept *= of[None, :, :]
-                read += tl.sum(by[:, None, :] * kept, axis=2)
-                held += tl.sum(of[:, None, :] * kept, axis=2)
-        else:
+                kept = tl.exp(tl.minimum(decays[:, None, :] - decays[None, :, :], 0.0))
+                kept *= key[None, :, :]
+                read += tl.sum(query[:, None, :] * kept, axis=2)
+                held += tl.sum(key[:, None, :] * kept, axis=2)
+            else:
+                read = tl.dot(query, tl.trans(key), read, input_precision=PRECISION)
+                if IS_DELTA:
+                    held = tl.dot(key, tl.trans(key), held, input_precision=PRECISION)
+        if not HAS_CHANNELS:
             decays = _summed_decays(
-                log_decay, tokens, is_token, head, 0, HEADS, KEY_DIM, BLOCK_K, False
+                log_decay, tokens, is_token, head, 0, HEADS, KEY_DIM, _RELATED_KEYS, False
             )
             until = tl.sum(decays, axis=1)
-            since = tl.minimum(until[:, None] - until[None, :], 0.0)
-            read = tl.dot(query, tl.trans(key), input_precision=PRECISION) * tl.exp(since)
-            if IS_DELTA:
-                held = tl.dot(key, tl.trans(key), input_precision=PRECISION) * tl.exp(since)
+            kept = tl.exp(tl.minimum(until[:, None] - until[None, :], 0.0))
+            read *= kept
+            held *= kept
         at = (part.to(tl.int64) * HEADS + head) * (CHUNK * CHUNK)
         at += places[:, None] * CHUNK + places[None, :]
         if IS_DELTA:
-            read *= query_scale[:, None] * key_scale[None, :]
+            key_scale = tl.rsqrt(key_square)
+            read *= (tl.rsqrt(query_square) * KEY_DIM**-0.5)[:, None] * key_scale[None, :]
         tl.store(reads + at, tl.where(places[:, None] >= places[None, :], read, 0.0))
         if IS_DELTA:
             rate_at = rates + tokens.to(tl.int64) * HEADS + head
@@ -312,7 +314,7 @@ def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PRECISION: tl.c
     places = tl.arange(0, CHUNK)
     inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0)
     precision: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
-    for doubling in range(0, LOG_CHUNK):
+    for doubling in range(LOG_CHUNK):
         lower, upper = places[:, None] >> doubling, places[None, :] >> doubling
         is_below = (lower >> 1 == upper >> 1) & (lower > upper)
         found = tl.dot(tl.where(is_below, held, 0.0), inverse, input_precision=precision)
@@ -348,10 +350,8 @@ def _scan_chunks(
         for start in range(first, end, CHUNK):
             tokens = start + places
             is_token = tokens < end
-            query = _rows_of(q, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
             key = _rows_of(k, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
             if IS_DELTA:
-                query *= _scales(query)[:, None] * KEY_DIM**-0.5
                 key *= _scales(key)[:, None]
             decays = _summed_decays(
                 log_decay, tokens, is_token, head, 0, HEADS, KEY_DIM, BLOCK_K, HAS_CHANNELS
@@ -361,18 +361,33 @@ def _scan_chunks(
             value_at = v + tokens.to(tl.int64)[:, None] * v_stride + head * VALUE_DIM
             is_value = is_token[:, None] & is_column[None, :]
             value = tl.load(value_at + columns[None, :], mask=is_value, other=0.0).to(tl.float32)
+            # A decay that all numbers of a key share is applied to what comes of their product.
             if IS_DELTA:
-                value -= tl.dot(key * since, state, input_precision=PRECISION)
+                held = tl.dot(
+                    key * since if HAS_CHANNELS else key, state, input_precision=PRECISION
+                )
+                value -= held if HAS_CHANNELS else held * since
                 write = tl.dot(tl.load(writes + matrix_at), value, input_precision=PRECISION)
             else:
                 rate_at = rates + tokens.to(tl.int64) * HEADS + head
                 write = value * tl.load(rate_at, mask=is_token, other=0.0)[:, None]
-            read = tl.dot(query * since, state, input_precision=PRECISION)
+            query = _rows_of(q, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
+            if IS_DELTA:
+                query *= _scales(query)[:, None] * KEY_DIM**-0.5
+            if HAS_CHANNELS:
+                query *= since
+            read = tl.dot(query, state, input_precision=PRECISION)
+            if not HAS_CHANNELS:
+                read *= since
             read = tl.dot(tl.load(reads + matrix_at), write, read, input_precision=PRECISION)
             to = out + (tokens.to(tl.int64) * HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
             tl.store(to, read.to(out.dtype.element_ty), mask=is_value)
-            left = tl.trans(key * tl.exp(whole[None, :] - decays))
+            left = tl.exp(whole[None, :] - decays)
+            if HAS_CHANNELS:
+                key *= left
+            else:
+                write *= left
             state *= tl.exp(whole)[:, None]
-            state = tl.dot(left, write, state, input_precision=PRECISION)
+            state = tl.dot(tl.trans(key), write, state, input_precision=PRECISION)
             matrix_at += HEADS * (CHUNK * CHUNK)
         tl.store(state_at, state, mask=is_inside)

@@ -1,8 +1,12 @@
-"""Kernels of recurrent layers: in batches and chunks they say what token by token says."""
+"""Kernels of recurrent layers: in batches and chunks they say what token by token says.
+
+Those of a GPU run in Triton's interpreter, so with few tokens, in float32 and float16.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +15,32 @@ from torch import Tensor
 
 from stemma.kernels.cpu.recurrence import CHUNK_TOKENS
 from stemma.kernels.cpu.recurrence import RECURRENCE as CPU
-from stemma.kernels.ops import Recurrence
+from stemma.kernels.ops import DevicePlan, Recurrence
 from stemma.kernels.reference.recurrence import RECURRENCE as REFERENCE
 from stemma.kernels.state_rows import StateRows
+from stemma.kernels.triton.recurrence import RECURRENCE as GPU
 
 GROUPS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, KERNEL, SLOTS = 2, 6, 12, 20, 10, 4, 9
 EDGES = (1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 3)
 LENGTHS = [(1,), (5,), (1, 1, 1), (1, 70, 1, 3), EDGES]
 Op = Callable[[Recurrence, Tensor, Tensor, object], Tensor]
+
+
+def _bound(rows: StateRows, padded_tokens: int | None = None) -> object:
+    plan = GPU.plan(rows, padded_tokens)
+    assert isinstance(plan, DevicePlan)
+    arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
+    return plan.bind(arrays, torch.empty(0))
+
+
+TRITON = replace(GPU, plan=_bound)
+KERNELS = {"reference": REFERENCE, "cpu": CPU, "triton": TRITON}
+EXACT = {"reference": 1e-11, "cpu": 1e-11, "triton": 2e-5}
+
+
+def _dtype(kernels: Recurrence) -> torch.dtype:
+    """The widest."""
+    return torch.float32 if kernels is TRITON else torch.float64
 
 
 def _draw(seed: int, *shape: int) -> Tensor:
@@ -116,6 +138,40 @@ def test_batches_and_chunks_say_what_token_by_token_says(
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "padded_tokens"),
+    [(torch.float32, 2e-5, None), (torch.float16, 2e-2, 96)],
+)
+def test_a_gpus_kernels_say_what_token_by_token_says(
+    name: str, dtype: torch.dtype, tolerance: float, padded_tokens: int | None
+) -> None:
+    """Also in a step that is padded, as a captured one: whatever its last tokens are."""
+    lengths, firsts = (1, 66, 3, 1), [True, False, False, False]
+    x, rows = 0.5 * _draw(4, 96, WIDTH).to(dtype), _rows(lengths, firsts)
+    x[71:] = torch.nan
+    out, pool = _run(REFERENCE, name, x[:71], rows, dtype)
+    kernels = replace(GPU, plan=lambda rows, _=None: _bound(rows, padded_tokens))
+    given = x if padded_tokens else x[:71]
+    found, ours = _run(kernels, name, given, rows, dtype)
+    torch.testing.assert_close(found[:71], out, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(ours, pool, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kernels", [CPU, TRITON], ids=["cpu", "triton"])
+def test_keys_that_are_alike_do_not_harm_a_chunk(kernels: Recurrence) -> None:
+    """The system of its tokens' writes is then full of ones, and powers of it are huge."""
+    q, k, v, _ = _parts(_draw(4, CHUNK_TOKENS, WIDTH).float())
+    inputs = q, k[:1].expand_as(k).contiguous(), v
+    decay, beta = torch.zeros(2, CHUNK_TOKENS, HEADS).unbind()
+    results = []
+    for each in (REFERENCE, kernels):
+        pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
+        plan = each.plan(_row(CHUNK_TOKENS, 2))
+        results += [each.gated_delta_rule(*inputs, decay, beta + 1, pool, plan), pool]
+    torch.testing.assert_close(results[2:], results[:2], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
 @pytest.mark.parametrize("name", OPS)
 def test_a_row_does_not_depend_on_others_nor_on_its_chunks(name: str, kernels: Recurrence) -> None:
@@ -138,54 +194,65 @@ def test_a_row_does_not_depend_on_others_nor_on_its_chunks(name: str, kernels: R
 DRAFTED = ((1, 0), (4, 3), (70, 1), (7, 2), (2, 1), (12, 11), (1, 0))  # tokens, of these drafts
 
 
-@pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("backend", "share"),
+    [
+        *((name, share) for name in ("reference", "cpu") for share in (0.0, 0.5, 1.0)),
+        ("triton", 0.5),
+    ],
+)
 def test_a_state_stands_behind_the_drafts_that_were_right(
-    name: str, kernels: Recurrence, share: float
+    name: str, backend: str, share: float
 ) -> None:
     """Whatever the others were; what is computed of them does not depend on which are drafts."""
+    kernels, exact = KERNELS[backend], {"atol": EXACT[backend], "rtol": EXACT[backend]}
     lengths, drafts = zip(*DRAFTED, strict=True)
     x, firsts = 0.5 * _draw(4, sum(lengths), WIDTH), [i % 3 == 0 for i in range(len(DRAFTED))]
     rows = _rows(lengths, firsts, drafts)
     out, pool = _run_with_drafts(kernels, name, x, rows, [int(n * share) for n in drafts])
     whole, _ = _run(REFERENCE, name, x, _rows(lengths, firsts), torch.float64)
-    torch.testing.assert_close(out, whole, atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(out, whole.to(out), **exact)
     kept = [length - drafted + int(drafted * share) for length, drafted in DRAFTED]
     parts = [part[:num] for part, num in zip(x.split(lengths), kept, strict=True)]
     _, expected = _run(REFERENCE, name, torch.cat(parts), _rows(kept, firsts), torch.float64)
-    torch.testing.assert_close(pool[rows.slots], expected[rows.slots], atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(pool[rows.slots], expected[rows.slots].to(pool), **exact)
 
 
 def _run_with_drafts(
     kernels: Recurrence, name: str, x: Tensor, rows: StateRows, num_right: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     op, shape = OPS[name]
-    pool, plan = _draw(9, SLOTS, *shape), kernels.plan(rows)
-    out = op(kernels, x, pool, plan)
+    dtype = _dtype(kernels)
+    pool, plan = _draw(9, SLOTS, *shape).to(dtype), kernels.plan(rows)
+    out = op(kernels, x.to(dtype), pool, plan)
     kernels.accept_drafts(plan, torch.tensor(num_right))
     return out, pool
 
 
-@pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("name", OPS)
 def test_slots_of_others_are_not_touched(name: str, kernels: Recurrence) -> None:
     x, rows = _draw(4, 6, WIDTH), _rows((1, 4, 1))
-    _, pool = _run(kernels, name, x, rows, torch.float64)
-    before = _draw(9, SLOTS, *OPS[name][1])
+    _, pool = _run(kernels, name, x, rows, _dtype(kernels))
+    before = _draw(9, SLOTS, *OPS[name][1]).to(pool)
     others = [slot for slot in range(SLOTS) if slot not in rows.slots]
     assert torch.equal(pool[others], before[others])
     assert pool[rows.slots].isfinite().all(), "a row has begun with what was left in its slot"
     assert not torch.equal(pool[rows.slots], before[rows.slots])
 
 
-def test_a_decay_that_forgets_everything_is_finite() -> None:
+@pytest.mark.parametrize("kernels", [CPU, TRITON], ids=["cpu", "triton"])
+@pytest.mark.parametrize("shape", [(HEADS,), (HEADS, KEY_DIM)], ids=["head", "channel"])
+def test_a_decay_that_forgets_everything_is_finite(
+    shape: tuple[int, ...], kernels: Recurrence
+) -> None:
     """exp of a difference of sums, never a quotient of exponentials."""
     tokens = CHUNK_TOKENS + 5
     q, k, v, rates = _parts(_draw(4, tokens, WIDTH).float())
-    decay = torch.full((tokens, HEADS), -400.0)
+    decay = torch.full((tokens, *shape), -400.0)
     pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
     rows = _row(tokens, 2)
     beta = rates[:, :HEADS].sigmoid()
-    out = CPU.gated_delta_rule(q, k, v, decay, beta, pool, CPU.plan(rows))
+    out = kernels.gated_delta_rule(q, k, v, decay, beta, pool, kernels.plan(rows))
     assert out.isfinite().all() and pool.isfinite().all()
