@@ -67,7 +67,7 @@ def plan_recurrence(rows: StateRows, padded_tokens: int | None = None) -> Device
         "row_of_token": row_of_token,
         "few": _wide(columns[:, ~is_long], num_rows),
         "long": _wide(long, most_long),
-        "chunks": _wide(chunks.T, size // CHUNK_TOKENS + most_long).T,
+        "chunks": np.ascontiguousarray(_wide(chunks, size // CHUNK_TOKENS + most_long).T),
     }
     if rows.num_drafts.any():
         assert padded_tokens is None, "drafts in a padded step"
@@ -103,7 +103,7 @@ def _chunked(rows: Int32Array, chunk_tokens: int) -> tuple[Int32Array, Int32Arra
     starts = np.repeat(firsts, counts) + chunk_tokens * within
     lasts = np.minimum(starts + chunk_tokens, np.repeat(ends, counts))
     long = np.stack((firsts, ends, slots, is_first, first_chunks))
-    return long.astype(np.int32), np.stack((starts, lasts), 1).astype(np.int32)
+    return long.astype(np.int32), np.stack((starts, lasts)).astype(np.int32)
 
 
 def _wide(columns: Int32Array, size: int) -> Int32Array:

@@ -134,15 +134,15 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     columns = min(_CHUNK_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
     strides = scan.k.stride(0), scan.v.stride(0)
     options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts, "PRECISION": precision}
-    options["num_warps"] = 4 if scan.has_channels else 8
     tile = {"VALUE_DIM": value_dim, "BLOCK_K": max(16, triton.next_power_of_2(key_dim))}
     _relate_tokens[num_chunks, num_heads](
         scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, strides[0],
-        LOG_CHUNK=chunk_tokens.bit_length() - 1, **options,
+        LOG_CHUNK=chunk_tokens.bit_length() - 1, **options, num_warps=4,
     )  # fmt: skip
     _scan_chunks[plan.long.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, reads, writes, scan.states, out,
-        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **tile, **options, num_stages=2,
+        plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **tile, **options,
+        num_warps=4 if scan.has_channels else 8, num_stages=2,
     )  # fmt: skip
 
 
@@ -313,12 +313,11 @@ def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PRECISION: tl.c
     """
     places = tl.arange(0, CHUNK)
     inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0)
-    precision: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     for doubling in range(LOG_CHUNK):
         lower, upper = places[:, None] >> doubling, places[None, :] >> doubling
         is_below = (lower >> 1 == upper >> 1) & (lower > upper)
-        found = tl.dot(tl.where(is_below, held, 0.0), inverse, input_precision=precision)
-        inverse -= tl.dot(inverse, found, input_precision=precision)
+        found = tl.dot(tl.where(is_below, held, 0.0), inverse, input_precision=PRECISION)
+        inverse -= tl.dot(inverse, found, input_precision=PRECISION)
     return inverse
 
 
