@@ -15,7 +15,8 @@ With a decay for each number of a key (Kimi Linear) what two tokens are to each 
 no product: such chunks have 16 tokens.
 
 A token's write is `rate (v - k . S)`, or, for Mamba-2, `rate v`; rates are in the dtype of the
-states, float32, as are all sums. Products of 16-bit models' chunks have TF32's precision.
+states, float32, as are all sums. Products of chunks have TF32's precision; float32 models, for
+which that would be too little, are scanned token by token.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from .recurrence_rows import CHUNK_TOKENS, RecurrencePlan
 _CHANNEL_CHUNK_TOKENS = 16
 _RELATED_KEYS = tl.constexpr(32)  # of two tokens by 16, at a time
 _SCAN_COLUMNS = 32  # of a state a program: rows of 128 bytes, 16 KB with 128 rows
-_CHUNK_COLUMNS = 32
+# What a program holds of a state between chunks; more spills where a system's solution is held too.
+_CHUNK_COLUMNS, _SYSTEM_COLUMNS = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,12 @@ def _run(scan: Scan, plan: object) -> Tensor:
     for x in (scan.q, scan.k, scan.v):
         assert x is not None and x.stride()[1:] == (x.shape[2], 1), "a token's heads lie together"
     out = torch.empty_like(scan.v, memory_format=torch.contiguous_format)
-    if plan.long.shape[1]:
-        _scan_long(scan, out, plan)
     if plan.drafts is not None:
         plan.kept.append(_moving_on(scan.of(plan.drafts)))
+    if scan.v.dtype is torch.float32 or not plan.long.shape[1]:
+        _scan_few(scan, out, plan.rows)
+        return out
+    _scan_long(scan, out, plan)
     _scan_few(scan, out, plan.few)
     return out
 
@@ -130,10 +134,11 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     shape = (num_chunks, num_heads, chunk_tokens, chunk_tokens)
     reads = scan.states.new_empty(shape)
     writes = scan.states.new_empty(shape) if scan.is_delta else None
-    precision = "ieee" if scan.v.dtype is torch.float32 else "tf32"
-    columns = min(_CHUNK_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
+    has_system = scan.is_delta and not scan.has_channels
+    most = _SYSTEM_COLUMNS if has_system else _CHUNK_COLUMNS
+    columns = min(most, max(16, triton.next_power_of_2(value_dim)))
     strides = scan.k.stride(0), scan.v.stride(0)
-    options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts, "PRECISION": precision}
+    options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts}
     tile = {"VALUE_DIM": value_dim, "BLOCK_K": max(16, triton.next_power_of_2(key_dim))}
     _relate_tokens[num_chunks, num_heads](
         scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, strides[0],
@@ -247,7 +252,7 @@ def _relate_tokens(
     q, k, log_decay, rates, reads, writes, chunks, k_stride,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_CHANNELS: tl.constexpr, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """Of a chunk and a head [CHUNK, CHUNK] each, from columns' tokens to rows': `reads`, how much
     of a token's write a later token reads, or itself; `writes`, how much of what a token would
@@ -279,9 +284,9 @@ def _relate_tokens(
                 read += tl.sum(query[:, None, :] * kept, axis=2)
                 held += tl.sum(key[:, None, :] * kept, axis=2)
             else:
-                read = tl.dot(query, tl.trans(key), read, input_precision=PRECISION)
+                read = tl.dot(query, tl.trans(key), read)
                 if IS_DELTA:
-                    held = tl.dot(key, tl.trans(key), held, input_precision=PRECISION)
+                    held = tl.dot(key, tl.trans(key), held)
         if not HAS_CHANNELS:
             decays = _summed_decays(
                 log_decay, tokens, is_token, head, 0, HEADS, KEY_DIM, _RELATED_KEYS, False
@@ -300,11 +305,11 @@ def _relate_tokens(
             rate_at = rates + tokens.to(tl.int64) * HEADS + head
             rate = tl.load(rate_at, mask=is_token, other=0.0)
             held *= (key_scale * rate)[:, None] * key_scale[None, :]
-            tl.store(writes + at, _inverse(held, CHUNK, LOG_CHUNK, PRECISION) * rate[None, :])
+            tl.store(writes + at, _inverse(held, CHUNK, LOG_CHUNK) * rate[None, :])
 
 
 @triton.jit
-def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr):
     """Of 1 + what is below the diagonal of `held` [CHUNK, CHUNK].
 
     From blocks of the diagonal whose inverse is known to blocks of twice their size: that below the
@@ -316,8 +321,8 @@ def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr, PRECISION: tl.c
     for doubling in range(LOG_CHUNK):
         lower, upper = places[:, None] >> doubling, places[None, :] >> doubling
         is_below = (lower >> 1 == upper >> 1) & (lower > upper)
-        found = tl.dot(tl.where(is_below, held, 0.0), inverse, input_precision=PRECISION)
-        inverse -= tl.dot(inverse, found, input_precision=PRECISION)
+        found = tl.dot(tl.where(is_below, held, 0.0), inverse)
+        inverse -= tl.dot(inverse, found)
     return inverse
 
 
@@ -327,7 +332,6 @@ def _scan_chunks(
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_CHANNELS: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_V columns of one head's state and results, over all of a row's chunks."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -362,11 +366,9 @@ def _scan_chunks(
             value = tl.load(value_at + columns[None, :], mask=is_value, other=0.0).to(tl.float32)
             # A decay that all numbers of a key share is applied to what comes of their product.
             if IS_DELTA:
-                held = tl.dot(
-                    key * since if HAS_CHANNELS else key, state, input_precision=PRECISION
-                )
+                held = tl.dot(key * since if HAS_CHANNELS else key, state)
                 value -= held if HAS_CHANNELS else held * since
-                write = tl.dot(tl.load(writes + matrix_at), value, input_precision=PRECISION)
+                write = tl.dot(tl.load(writes + matrix_at), value)
             else:
                 rate_at = rates + tokens.to(tl.int64) * HEADS + head
                 write = value * tl.load(rate_at, mask=is_token, other=0.0)[:, None]
@@ -375,10 +377,10 @@ def _scan_chunks(
                 query *= _scales(query)[:, None] * KEY_DIM**-0.5
             if HAS_CHANNELS:
                 query *= since
-            read = tl.dot(query, state, input_precision=PRECISION)
+            read = tl.dot(query, state)
             if not HAS_CHANNELS:
                 read *= since
-            read = tl.dot(tl.load(reads + matrix_at), write, read, input_precision=PRECISION)
+            read = tl.dot(tl.load(reads + matrix_at), write, read)
             to = out + (tokens.to(tl.int64) * HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
             tl.store(to, read.to(out.dtype.element_ty), mask=is_value)
             left = tl.exp(whole[None, :] - decays)
@@ -387,6 +389,6 @@ def _scan_chunks(
             else:
                 write *= left
             state *= tl.exp(whole)[:, None]
-            state = tl.dot(tl.trans(key), write, state, input_precision=PRECISION)
+            state = tl.dot(tl.trans(key), write, state)
             matrix_at += HEADS * (CHUNK * CHUNK)
         tl.store(state_at, state, mask=is_inside)

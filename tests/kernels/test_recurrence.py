@@ -146,7 +146,8 @@ def test_batches_and_chunks_say_what_token_by_token_says(
 def test_a_gpus_kernels_say_what_token_by_token_says(
     name: str, dtype: torch.dtype, tolerance: float, padded_tokens: int | None
 ) -> None:
-    """Also in a step that is padded, as a captured one: whatever its last tokens are."""
+    """In float16 in chunks, and in a step that is padded, as a captured one, whatever its last
+    tokens are."""
     lengths, firsts = (1, 66, 3, 1), [True, False, False, False]
     x, rows = 0.5 * _draw(4, 96, WIDTH).to(dtype), _rows(lengths, firsts)
     x[71:] = torch.nan
@@ -155,13 +156,13 @@ def test_a_gpus_kernels_say_what_token_by_token_says(
     given = x if padded_tokens else x[:71]
     found, ours = _run(kernels, name, given, rows, dtype)
     torch.testing.assert_close(found[:71], out, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(ours, pool, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(ours, pool, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("kernels", [CPU, TRITON], ids=["cpu", "triton"])
 def test_keys_that_are_alike_do_not_harm_a_chunk(kernels: Recurrence) -> None:
     """The system of its tokens' writes is then full of ones, and powers of it are huge."""
-    q, k, v, _ = _parts(_draw(4, CHUNK_TOKENS, WIDTH).float())
+    q, k, v, _ = _parts(_draw(4, CHUNK_TOKENS, WIDTH).half())
     inputs = q, k[:1].expand_as(k).contiguous(), v
     decay, beta = torch.zeros(2, CHUNK_TOKENS, HEADS).unbind()
     results = []
@@ -169,7 +170,8 @@ def test_keys_that_are_alike_do_not_harm_a_chunk(kernels: Recurrence) -> None:
         pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
         plan = each.plan(_row(CHUNK_TOKENS, 2))
         results += [each.gated_delta_rule(*inputs, decay, beta + 1, pool, plan), pool]
-    torch.testing.assert_close(results[2:], results[:2], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(results[2], results[0], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(results[3], results[1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", [REFERENCE, CPU], ids=["reference", "cpu"])
@@ -249,7 +251,7 @@ def test_a_decay_that_forgets_everything_is_finite(
 ) -> None:
     """exp of a difference of sums, never a quotient of exponentials."""
     tokens = CHUNK_TOKENS + 5
-    q, k, v, rates = _parts(_draw(4, tokens, WIDTH).float())
+    q, k, v, rates = _parts(_draw(4, tokens, WIDTH).half())
     decay = torch.full((tokens, *shape), -400.0)
     pool = _draw(9, SLOTS, HEADS, KEY_DIM, VALUE_DIM).float()
     rows = _row(tokens, 2)
