@@ -59,6 +59,10 @@ class Scan:
         parts = (x.index_select(0, tokens) for x in (self.k, self.v, self.log_decay, self.rates))
         return Scan(None, *parts, self.states, self.is_delta)
 
+    def strides(self) -> tuple[int, int, int]:
+        """From a token's queries, keys and values to the next one's."""
+        return 0 if self.q is None else self.q.stride(0), self.k.stride(0), self.v.stride(0)
+
     def constants(self) -> dict[str, int | bool]:
         """Of all kernels."""
         num_heads, key_dim = self.states.shape[1:3]
@@ -121,7 +125,7 @@ def _scan_few(scan: Scan, out: Tensor | None, rows: Tensor) -> None:
     columns = min(_SCAN_COLUMNS, triton.next_power_of_2(value_dim))
     _scan_tokens[rows.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, scan.states, out, rows, rows.shape[1],
-        scan.k.stride(0), scan.v.stride(0), VALUE_DIM=value_dim, BLOCK_V=columns,
+        *scan.strides(), VALUE_DIM=value_dim, BLOCK_V=columns,
         BLOCK_K=triton.next_power_of_2(key_dim), **scan.constants(), num_warps=4,
     )  # fmt: skip
 
@@ -137,11 +141,11 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     has_system = scan.is_delta and not scan.has_channels
     most = _SYSTEM_COLUMNS if has_system else _CHUNK_COLUMNS
     columns = min(most, max(16, triton.next_power_of_2(value_dim)))
-    strides = scan.k.stride(0), scan.v.stride(0)
+    strides = scan.strides()
     options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts}
     tile = {"VALUE_DIM": value_dim, "BLOCK_K": max(16, triton.next_power_of_2(key_dim))}
     _relate_tokens[num_chunks, num_heads](
-        scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, strides[0],
+        scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, *strides[:2],
         LOG_CHUNK=chunk_tokens.bit_length() - 1, **options, num_warps=4,
     )  # fmt: skip
     _scan_chunks[plan.long.shape[1], num_heads, triton.cdiv(value_dim, columns)](
@@ -153,7 +157,7 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _scan_tokens(
-    q, k, v, log_decay, rates, states, out, rows, num_rows, k_stride, v_stride,
+    q, k, v, log_decay, rates, states, out, rows, num_rows, q_stride, k_stride, v_stride,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_CHANNELS: tl.constexpr,
@@ -191,7 +195,7 @@ def _scan_tokens(
                 write -= tl.sum(state * key[:, None], axis=0)
             write *= tl.load(rates + place * HEADS + head)
             if out is not None:
-                query = _unit_vector(q, place * k_stride, head // SHARE, KEY_DIM, BLOCK_K, IS_DELTA)
+                query = _unit_vector(q, place * q_stride, head // SHARE, KEY_DIM, BLOCK_K, IS_DELTA)
                 if IS_DELTA:
                     query *= KEY_DIM**-0.5
                 read = tl.sum(state * query[:, None], axis=0) + tl.sum(query * key, axis=0) * write
@@ -249,7 +253,7 @@ def _summed_decays(
 
 @triton.jit
 def _relate_tokens(
-    q, k, log_decay, rates, reads, writes, chunks, k_stride,
+    q, k, log_decay, rates, reads, writes, chunks, q_stride, k_stride,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_CHANNELS: tl.constexpr, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -270,7 +274,7 @@ def _relate_tokens(
         query_square = tl.full([CHUNK], 1e-6, tl.float32)
         key_square = tl.full([CHUNK], 1e-6, tl.float32)
         for start in range(0, KEY_DIM, _RELATED_KEYS):
-            query = _rows_of(q, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS)
+            query = _rows_of(q, tokens, is_token, q_stride, group, start, KEY_DIM, _RELATED_KEYS)
             key = _rows_of(k, tokens, is_token, k_stride, group, start, KEY_DIM, _RELATED_KEYS)
             query_square += tl.sum(query * query, axis=1)
             key_square += tl.sum(key * key, axis=1)
@@ -328,7 +332,8 @@ def _inverse(held, CHUNK: tl.constexpr, LOG_CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _scan_chunks(
-    q, k, v, log_decay, rates, reads, writes, states, out, rows, num_rows, k_stride, v_stride,
+    q, k, v, log_decay, rates, reads, writes, states, out, rows, num_rows,
+    q_stride, k_stride, v_stride,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, IS_DELTA: tl.constexpr,
     HAS_CHANNELS: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
@@ -372,7 +377,7 @@ def _scan_chunks(
             else:
                 rate_at = rates + tokens.to(tl.int64) * HEADS + head
                 write = value * tl.load(rate_at, mask=is_token, other=0.0)[:, None]
-            query = _rows_of(q, tokens, is_token, k_stride, group, 0, KEY_DIM, BLOCK_K)
+            query = _rows_of(q, tokens, is_token, q_stride, group, 0, KEY_DIM, BLOCK_K)
             if IS_DELTA:
                 query *= _scales(query)[:, None] * KEY_DIM**-0.5
             if HAS_CHANNELS:

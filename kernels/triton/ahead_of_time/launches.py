@@ -381,6 +381,7 @@ def _recurrence() -> Iterator[Launch]:
         for model, sizes in SCANS.items():
             if not is_rare or model == "Qwen3-Next":
                 yield Launch(f"scan {name} of {model}", partial(_scan, dtype, sizes), is_rare)
+        yield Launch(f"drafts {name} of Qwen3-Next", partial(_accept_drafts, dtype), is_rare)
         for channels, kernel_size in ((8192, 4), (2048, 3)):
             run = partial(_convolve, dtype, channels, kernel_size)
             yield Launch(f"short_convolution {name} {channels}", run, is_rare)
@@ -409,6 +410,19 @@ def _scan(dtype: torch.dtype, sizes: ScanSizes) -> None:
         return
     decays = empty(num_tokens, heads, sizes.key_dim) if sizes.kind == "channels" else rates
     state_scan.gated_delta_rule(q, k, v, decays, rates, states, _recurrent_rows())
+
+
+def _accept_drafts(dtype: torch.dtype) -> None:
+    """A token and seven drafts, all right."""
+    sizes, none = SCANS["Qwen3-Next"], np.zeros(1, dtype=np.bool_)
+    rows = StateRows(np.array([0, 8]), np.array([1]), none, np.array([7]))
+    plan = recurrence_rows.plan_recurrence(rows)
+    bound = plan.bind({name: torch.from_numpy(x) for name, x in plan.arrays.items()}, empty(0))
+    q = k = empty(8, sizes.num_groups, sizes.key_dim, dtype=dtype)
+    v, rates = empty(8, sizes.num_heads, sizes.value_dim, dtype=dtype), empty(8, sizes.num_heads)
+    states = empty(129, sizes.num_heads, sizes.key_dim, sizes.value_dim)
+    state_scan.gated_delta_rule(q, k, v, rates, rates, states, bound)
+    recurrence_rows.accept_drafts(bound, torch.tensor([7]))
 
 
 def _convolve(dtype: torch.dtype, channels: int, kernel_size: int) -> None:
