@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ...errors import InvalidRequest
-from ..checkpoint.config.model_config import ModelConfig
+from ..checkpoint.config.model_config import Mamba2Config, ModelConfig, ShortConvConfig
 from .kv_layout import KVLayout
 from .state_layout import StateLayout
 
@@ -24,6 +24,7 @@ DEFAULT_GPU_MEM_FRACTION = 0.9
 _GPU_OVERHEAD_BYTES = 1 << 30
 # Checkpoints of recurrent states, unless told: at least some, at most what can be of use.
 _MIN_CHECKPOINTS, _MAX_CHECKPOINTS = 16, 4096
+_CHUNK_TOKENS = 64  # of a recurrent layer's scan
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -34,14 +35,33 @@ def step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int, num_ro
 
     One layer's tensors are alive at a time: residual, norm, block output; those of attention; those
     of the feed-forward block. Partial results of attention are float32, some eight a token and
-    8,192 for a few long rows. Logits exist as the product's output, as float32 in a graph and
+    8,192 for a few long rows; recurrent layers have float32 results and what the tokens of a chunk
+    are to each other. Logits exist as the product's output, as float32 in a graph and
     outside it, and sampling sorts keys of 8 bytes at worst.
     """
     width = 4 * config.hidden_size + _attention_width(config) + _feed_forward_width(config)
     head_dim = config.head_dim if config.latent is None else config.latent.latent_dim
     partials = (8 * num_tokens + 8192) * config.num_heads * (head_dim + 1) * 4
     logits = num_rows * config.vocab_size * (dtype_bytes + 4 + 4 + 8)
-    return num_tokens * width * dtype_bytes + partials + logits + _GPU_OVERHEAD_BYTES
+    recurrent = num_tokens * _recurrent_bytes(config, dtype_bytes)
+    return num_tokens * width * dtype_bytes + partials + recurrent + logits + _GPU_OVERHEAD_BYTES
+
+
+def _recurrent_bytes(config: ModelConfig, dtype_bytes: int) -> int:
+    """A token's: what is projected and convolved, results, and in float32 gated results, decays and
+    its rows of a chunk's matrices, of which three times as many may be as are full."""
+    if config.recurrent is None:
+        return 0
+    mixer = config.recurrent.mixer
+    if isinstance(mixer, ShortConvConfig):
+        return 6 * config.hidden_size * dtype_bytes
+    if isinstance(mixer, Mamba2Config):
+        size, num_heads, num_matrices = mixer.inner_size, mixer.num_heads, 1
+    else:
+        num_heads, num_matrices = mixer.num_value_heads, 2
+        size = num_heads * mixer.value_dim
+    wide = 3 * size + 3 * num_matrices * _CHUNK_TOKENS * num_heads
+    return (2 * mixer.num_channels + 2 * size) * dtype_bytes + 4 * wide
 
 
 def cpu_step_bytes(config: ModelConfig, *, dtype_bytes: int, num_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ from mixtures import make_mixture
 from stemma.errors import InvalidRequest
 from stemma.runtime.memory.copies import StateRestore, StateSave
 from stemma.runtime.memory.kv_layout import KVLayout
-from stemma.runtime.memory.sizing import num_host_state_slots, num_pages_for, num_state_slots
+from stemma.runtime.memory.sizing import (
+    num_host_state_slots,
+    num_pages_for,
+    num_state_slots,
+    step_bytes,
+)
 from stemma.runtime.memory.state_layout import StateLayout, checkpoint_interval
 from stemma.runtime.memory.state_pool import StatePool
 from stemma.runtime.models.model_config import read_model_config
@@ -97,6 +103,18 @@ def test_states_are_kept_as_far_apart_as_their_size_asks(folder: Path) -> None:
     heavy = StateLayout(1000, state.tail, state.matrix)
     interval = checkpoint_interval(heavy, kv)
     assert 256 < interval <= 4096 and interval & (interval - 1) == 0
+
+
+def test_a_steps_memory_counts_recurrent_layers(folder: Path) -> None:
+    config = read_model_config(folder)
+    size = {"dtype_bytes": 2, "num_rows": 1}
+    alone = replace(config, recurrent=None)
+    extra = [
+        step_bytes(config, num_tokens=n, **size) - step_bytes(alone, num_tokens=n, **size)
+        for n in (1, 100)
+    ]
+    channels, values = 2 * 2 * 12 + 6 * 20, 6 * 20
+    assert extra[0] > 2 * (channels + values) and extra[1] == 100 * extra[0]
 
 
 def test_memory_is_shared_between_kv_and_states(folder: Path) -> None:
