@@ -63,7 +63,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ("kimi_linear", "granite_hybrid")  # as long again
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS],
+)
 def test_kernels_for_a_gpu_say_what_the_cpu_says(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     expected = serve(load(tmp_path))
