@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ def plan_recurrence(rows: StateRows, padded_tokens: int | None = None) -> Device
     row_of_token[:num_tokens] = np.repeat(np.arange(len(lengths)), lengths)
     most_long = size // MIN_CHUNKED_TOKENS
     long, chunks = _chunked(columns[:, is_long], CHUNK_TOKENS)
-    arrays = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "rows": _wide(columns, num_rows),
         "row_of_token": row_of_token,
         "few": _wide(columns[:, ~is_long], num_rows),
@@ -77,9 +78,13 @@ def plan_recurrence(rows: StateRows, padded_tokens: int | None = None) -> Device
 
     def bind(on_device: DeviceArrays, page_table: Tensor) -> RecurrencePlan:
         return RecurrencePlan(
-            *(on_device[name] for name in ("rows", "row_of_token", "few", "long", "chunks")),
-            drafts=on_device.get("drafts"),
-            draft_starts=on_device.get("draft_starts"),
+            on_device["rows"],
+            on_device["row_of_token"],
+            on_device["few"],
+            on_device["long"],
+            on_device["chunks"],
+            on_device.get("drafts"),
+            on_device.get("draft_starts"),
         )
 
     return DevicePlan(arrays, bind)

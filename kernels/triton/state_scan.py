@@ -56,8 +56,10 @@ class Scan:
 
     def of(self, tokens: Tensor) -> Scan:
         """Only these, without their outputs; a copy."""
-        parts = (x.index_select(0, tokens) for x in (self.k, self.v, self.log_decay, self.rates))
-        return Scan(None, *parts, self.states, self.is_delta)
+        k, v, log_decay, rates = (
+            x.index_select(0, tokens) for x in (self.k, self.v, self.log_decay, self.rates)
+        )
+        return Scan(None, k, v, log_decay, rates, self.states, self.is_delta)
 
     def strides(self) -> tuple[int, int, int]:
         """From a token's queries, keys and values to the next one's."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.ops import DevicePlan
+from ...kernels.ops import DevicePlan, RecurrentState
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
@@ -116,7 +116,7 @@ class GraphForward:
         self._config = config
         self._max_rows = table_shape[0]
         self._num_adapter_slots = num_adapter_slots
-        self._states = () if states is None else states.layers
+        self._states: tuple[RecurrentState, ...] = () if states is None else states.layers
         self.drafted: object | None = None  # the recurrence's plan of a last step with drafts
         self._graphs: dict[tuple[int, bool], _Graph] = {}  # by (size, with adapters)
         self.sizes = sizes
