@@ -86,6 +86,7 @@ def _layer_types(config: Fields) -> list[object] | None:
 
 
 def _mamba2(config: Fields, hidden_size: int) -> Mamba2Config:
+    config.restrict("hidden_act", "silu", "swish")  # the convolution's and the gates', too
     num_heads = config.integer("mamba_n_heads", 128, most=_MAX_HEADS)
     inner_size = config.integer("mamba_expand", 2, most=64) * hidden_size
     head_dim = config.get("mamba_d_head")

@@ -96,6 +96,7 @@ def _recurrent_layers(config: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def _mixer(config: Fields) -> GatedDeltaConfig:
+    config.restrict("hidden_act", "silu", "swish")  # the convolution's, too
     published = config.nested("linear_attn_config") or Fields(config.file, {})
     names = ("short_conv_kernel_size", "num_heads", "head_dim")
     own = ("linear_conv_kernel_dim", "linear_num_heads", "linear_head_dim")

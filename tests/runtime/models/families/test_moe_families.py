@@ -577,6 +577,8 @@ def test_a_layer_that_only_drafts_is_left_unread(
         ("Qwen3Next", {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         ("Qwen3_5", {"layer_types": ["linear_attention", "full_attention", "x", 1]}, "layer_types"),
         ("Qwen3_5", {"hidden_act": "gelu"}, "hidden_act"),
+        ("KimiLinear", {"hidden_act": "gelu"}, "hidden_act"),
+        ("GraniteMoeHybrid", {"hidden_act": "gelu"}, "hidden_act"),
         ("GraniteMoeHybrid", {"num_local_experts": -1}, "num_local_experts"),
         ("GraniteMoeHybrid", {"mamba_d_head": 5}, "mamba_d_head"),
         ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_groups"),
