@@ -1,4 +1,5 @@
-"""Calls as Llama 3 models write them: the output is one call, or several separated by semicolons.
+"""Calls as Llama 3 models write them: the output is one call, or several with semicolons or commas
+between them.
 
 {"name": "weather", "parameters": {"city": "Ulm"}}
 <|python_tag|>{"name": "weather", "parameters": {}}; {"name": "clock", "parameters": {}}
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contents import Content, document, one_of, tag
-from .matching import FAILED, NEEDS_MORE, Part, Undecided, match_parts
+from .matching import FAILED, NEEDS_MORE, Part, Undecided, after_blanks, match_parts
 from .named_object import leading_head, whole_head
 from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
 
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("parameters", "arguments")
+_SEPARATORS = (";", ",")
 # An object that begins so is a call without a mark, too: an answer may be any other.
 _OTHERWISE: Sequence[Sequence[Part]] = (
     ("{", '"type"', ":", '"function"', ","),
@@ -52,11 +54,9 @@ class Llama3(MarkedCalls):
         end = first_end([match_parts(text, 0, ("}",))], is_last=is_last, text=text)
         if not isinstance(end, int):
             return end
-        separator = match_parts(text, end, (";",))
-        start = separator if isinstance(separator, int) else end
-        follows = FAILED if separator is NEEDS_MORE else self.head(text, start)
+        start = after_blanks(text, end)
+        start += text[start : start + 1] in _SEPARATORS
+        follows = self.head(text, start)
         if isinstance(follows, Head):
             return Tail(start, goes_on=True)
-        if NEEDS_MORE in (separator, follows) and not is_last:
-            return NEEDS_MORE
-        return Tail(end)
+        return NEEDS_MORE if follows is NEEDS_MORE and not is_last else Tail(end)

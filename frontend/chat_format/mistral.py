@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from .contents import Content, document, one_of, tag
 from .matching import FAILED, NEEDS_MORE, VALUE, Undecided, match_name, match_parts
@@ -18,6 +20,7 @@ from .tool_format import Head, MarkedCalls, OfferedFunction, Tail
 
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARS = 9  # their templates refuse other ids
+_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _KEYS = ("arguments", "parameters")
 
 
@@ -56,6 +59,11 @@ class Mistral(MarkedCalls):
         letters = string.ascii_letters + string.digits
         return "".join(secrets.choice(letters) for _ in range(_ID_CHARS))
 
+    def known_id(self, call_id: str) -> str:
+        if _ID.fullmatch(call_id):
+            return call_id
+        return blake2b(call_id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:_ID_CHARS]
+
 
 def _newer_head(text: str, at: int) -> Head | Undecided:
     """NAME[ARGS] or NAME[CALL_ID]ID[ARGS] or, in some models, NAME alone before an object."""
@@ -66,7 +74,8 @@ def _newer_head(text: str, at: int) -> Head | Undecided:
     if isinstance(with_id, tuple):
         call_id = match_name(text, with_id[1], end=ARGS)
         if isinstance(call_id, tuple):
-            return _before_value(text, with_id[0], call_id[1])
+            written = call_id[0] if _ID.fullmatch(call_id[0]) else None
+            return _before_value(text, with_id[0], call_id[1], written)
         return call_id
     bare = match_name(text, at, end="{")
     if isinstance(bare, tuple):
@@ -74,6 +83,6 @@ def _newer_head(text: str, at: int) -> Head | Undecided:
     return NEEDS_MORE if NEEDS_MORE in (plain, with_id, bare) else FAILED
 
 
-def _before_value(text: str, name: str, at: int) -> Head | Undecided:
+def _before_value(text: str, name: str, at: int, call_id: str | None = None) -> Head | Undecided:
     start = match_parts(text, at, (VALUE,))
-    return start if isinstance(start, Undecided) else Head(name, start)
+    return start if isinstance(start, Undecided) else Head(name, start, call_id)

@@ -3,18 +3,22 @@
 A value that can only be a string is told as it comes. Any other is told once it is whole: as JSON
 where it is JSON of a kind that its schema allows, else as a string. Where it cannot be a string, an
 array or object may also be one of Python's.
+
+A value that lacks its closing tag ends before a listed parameter that was not given, and before
+what ends the call, if the text ends there or another call begins.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .arguments import Taken
 from .literal_arguments import LiteralArguments
 from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_any, match_parts, overlap
-from .value_kinds import STRING, Kinds, kind_of, parameter_kinds
+from .value_kinds import STRING, Kinds, kind_of, parameter_kinds, parameter_names
 
 _MAX_NAME_CHARS = 256
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -33,12 +37,16 @@ class ParameterTags:
 
 
 class TaggedArguments:
-    """Reads the arguments of one call; `schema`: theirs, None where it is not known."""
+    """Reads the arguments of one call; `schema`: theirs, None where it is not known; `begins`:
+    what begins another call, as it is written."""
 
-    def __init__(self, tags: ParameterTags, schema: object) -> None:
+    def __init__(self, tags: ParameterTags, schema: object, begins: str) -> None:
         self._tags = tags
         self._marks = (tags.key_begin, *tags.ends)  # what may stand behind a value
+        self._open_ends = re.compile("|".join(map(re.escape, (tags.key_begin, tags.ends[0]))))
+        self._begins = begins
         self._schema = schema
+        self._awaited = set(parameter_names(schema))  # listed, and not yet given
         self._kinds: Kinds | None = None  # of the value that is being read
         self._is_fresh = False  # nothing of it was read
         self._num_searched = 0  # characters of it without its end
@@ -89,6 +97,7 @@ class TaggedArguments:
         assert isinstance(found, int)
         name = text[at:end].strip()
         self._kinds = parameter_kinds(self._schema, name)
+        self._awaited.discard(name)
         self._is_fresh, self._num_searched = True, 0
         opening = ", " if self._has_some else "{"
         quote = '"' if self._kinds == STRING else ""
@@ -99,12 +108,10 @@ class TaggedArguments:
     def _string(self, text: str, at: int, is_last: bool) -> int | None:
         """More of a value that is a string."""
         end, behind = self._end(text, at, is_last)
-        value = text[at:end]
         if behind is None and is_last:
-            self._say_text(value)
-            return end if value else None
-        if self._tags.is_padded and value.endswith("\n"):
-            value = value[:-1]  # the line end before the closing tag, or it waits for that
+            self._say_text(text[at:end])
+            return end if end > at else None
+        value = self._without_line_end(text, at, end)  # or that waits for what follows
         self._say_text(value)
         if behind is None:
             return at + len(value) if value else None
@@ -119,19 +126,29 @@ class TaggedArguments:
         if behind is None and not is_last:
             self._num_searched = end - at
             return None
-        raw = text[at:end]
         if behind is None:
-            is_text = "string" in self._kinds
+            raw, is_text = text[at:end], "string" in self._kinds
             self._said += json.dumps(raw, ensure_ascii=False)[:-1] if is_text else raw
             self._is_over = True
             return end
-        self._said += _json_of(raw.removesuffix("\n") if self._tags.is_padded else raw, self._kinds)
+        self._said += _json_of(self._without_line_end(text, at, end), self._kinds)
         self._kinds = None
         return behind
 
+    def _without_line_end(self, text: str, at: int, end: int) -> str:
+        """A value without the line end before its closing tag, or before what follows instead."""
+        value = text[at:end]
+        is_closed = text.startswith(self._tags.value_end, end)
+        return value if is_closed and not self._tags.is_padded else value.removesuffix("\n")
+
     def _end(self, text: str, at: int, is_last: bool) -> tuple[int, int | None]:
-        """Where a value ends, and where its closing tag does; without one, how far the text is the
-        value's for sure. A closing tag that nothing known follows is of the value."""
+        """Where a value ends, and where to go on behind it; None: how far the text is the value's
+        for sure."""
+        closed = self._closed(text, at, is_last)
+        return self._left_open(text, at, closed[0], is_last) or closed
+
+    def _closed(self, text: str, at: int, is_last: bool) -> tuple[int, int | None]:
+        """By its closing tag. One that nothing known follows is of the value."""
         mark = self._tags.value_end
         while (found := text.find(mark, at)) >= 0:
             behind = found + len(mark)
@@ -139,7 +156,42 @@ class TaggedArguments:
             if follows is not FAILED:
                 return found, behind if isinstance(follows, int) or is_last else None
             at = behind
-        return len(text) - (0 if is_last else overlap(text, mark)), None
+        num_open = max(overlap(text, mark) for mark in (mark, *self._marks))
+        return len(text) - (0 if is_last else num_open), None
+
+    def _left_open(
+        self, text: str, at: int, end: int, is_last: bool
+    ) -> tuple[int, int | None] | None:
+        """Without it, before `end`; None: nowhere."""
+        for found in self._open_ends.finditer(text, at, end):
+            start = found.start()
+            is_key = found[0] == self._tags.key_begin
+            is_end = (self._is_awaited if is_key else self._is_call_end)(text, start, is_last)
+            if is_end is not False:
+                return start, start if is_end else None
+        return None
+
+    def _is_awaited(self, text: str, at: int, is_last: bool) -> bool | None:
+        """Whether the parameter that begins at `at` is listed and not yet given; None: not yet
+        known."""
+        begin, key_end = at + len(self._tags.key_begin), self._tags.key_end[0]
+        keys = [name + key_end for name in self._awaited]
+        if text.startswith(tuple(keys), begin):
+            return True
+        is_open = any(key.startswith(text[begin:]) for key in keys)
+        return None if is_open and not is_last else False
+
+    def _is_call_end(self, text: str, at: int, is_last: bool) -> bool | None:
+        """Whether the call ends at `at`, and the text with it, or another call begins; None: not
+        yet known."""
+        while mark := next((m for m in self._tags.ends if text.startswith(m, at)), ""):
+            at = after_blanks(text, at + len(mark))
+        if at == len(text):
+            return True if is_last else None
+        follows = match_any(text, at, (self._begins, *self._tags.ends))
+        if follows is NEEDS_MORE:
+            return True if is_last else None
+        return follows is not FAILED
 
     def _say_text(self, text: str) -> None:
         self._said += json.dumps(text, ensure_ascii=False)[1:-1]

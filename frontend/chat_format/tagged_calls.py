@@ -65,7 +65,7 @@ class TaggedCalls(MarkedCalls):
         return behind if isinstance(behind, Undecided) else Head(name, end + len(self.name_end))
 
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
-        return TaggedArguments(self.parameters, schema)
+        return TaggedArguments(self.parameters, schema, begins=self.triggers[0])
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         return self.section.closed(text, is_last=is_last)

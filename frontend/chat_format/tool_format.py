@@ -68,6 +68,9 @@ class ToolFormat(Protocol):
 class TaughtFormat(ToolFormat, Protocol):
     """A format that models are trained on."""
 
+    def known_id(self, call_id: str) -> str:
+        """A call's id of any client's as the format's templates take it; equal for equal ones."""
+
     @property
     def wrappings(self) -> Sequence[str]:
         """Texts around answers that are not of them, wherever they occur."""
@@ -116,6 +119,9 @@ class MarkedCalls:
 
     def new_id(self) -> str:
         return long_id()
+
+    def known_id(self, call_id: str) -> str:
+        return call_id
 
 
 def long_id() -> str:

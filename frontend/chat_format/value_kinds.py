@@ -3,7 +3,7 @@ values without quotes are read by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -42,15 +42,23 @@ def kinds_of(schema: object, root: object, depth: int = 0) -> Kinds:
 
 def parameter_kinds(schema: object, name: str) -> Kinds:
     """The kinds of an object's property; any, where the schema does not list it."""
+    listed = _listed(schema)
+    return kinds_of(listed[name], schema) if name in listed else ANY
+
+
+def parameter_names(schema: object) -> Sequence[str]:
+    """The properties that an object's schema lists, in its order."""
+    return [*_listed(schema)]
+
+
+def _listed(schema: object) -> Mapping[str, Any]:
     found = schema
     for _ in range(_MAX_DEPTH):
         if not isinstance(found, Mapping) or not isinstance(found.get("$ref"), str):
             break
         found = _target(schema, found["$ref"])
     listed = found.get("properties") if isinstance(found, Mapping) else None
-    if not isinstance(listed, Mapping) or name not in listed:
-        return ANY
-    return kinds_of(listed[name], schema)
+    return listed if isinstance(listed, Mapping) else {}
 
 
 def kind_of(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
@@ -100,8 +100,8 @@ def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Messag
         if is_open and message is not None and _calls_of(message):
             allowed = "calls that are followed by their results"
             raise InvalidRequest.of("messages", "tool_calls without results", allowed)
-    names = {c["id"]: c["function"]["name"] for m in messages for c in _calls_of(m)}
-    fitted = [_named(_without_unread(message, chat_format), names) for message in messages]
+    read = [_without_unread(message, chat_format) for message in messages]
+    fitted = [_with_ids(message, chat_format) for message in _named(read)]
     if chat_format.channels is not None or chat_format.takes_one_call:
         fitted = one_by_one(fitted)
     return fitted if chat_format.knows_calls else _without_calls(fitted)
@@ -121,13 +121,35 @@ def _without_unread(message: Message, chat_format: ChatFormat) -> Message:
     return _with_fields(message, fields)
 
 
-def _named(message: Message, names: Mapping[str, str]) -> Message:
-    """A result with its function's name, which some templates need and clients leave out."""
-    if message.role != "tool":
+def _named(messages: Sequence[Message]) -> Iterator[Message]:
+    """Results with their functions' names, which some templates need and clients leave out. Of
+    calls with one id, a result is that of the first that has none yet, else of the last."""
+    names: dict[str, list[str]] = {}
+    answered: dict[str, str] = {}
+    for message in messages:
+        for call in _calls_of(message):
+            names.setdefault(call["id"], []).append(call["function"]["name"])
+        if message.role != "tool":
+            yield message
+            continue
+        fields = json.loads(message.fields or "{}")
+        call_id = fields.get("tool_call_id", "")
+        if names.get(call_id):
+            answered[call_id] = names[call_id].pop(0)
+        name = fields.get("name") or answered.get(call_id)
+        yield message if name is None else _with_fields(message, {**fields, "name": name})
+
+
+def _with_ids(message: Message, chat_format: ChatFormat) -> Message:
+    """With ids of calls as the template takes them."""
+    taught, fields = chat_format.tool_format, json.loads(message.fields or "{}")
+    if taught is None or not fields.keys() & {"tool_calls", "tool_call_id"}:
         return message
-    fields = json.loads(message.fields or "{}")
-    name = fields.get("name") or names.get(fields.get("tool_call_id", ""))
-    return message if name is None else _with_fields(message, {**fields, "name": name})
+    if "tool_call_id" in fields:
+        fields["tool_call_id"] = taught.known_id(fields["tool_call_id"])
+    for call in fields.get("tool_calls", ()):
+        call["id"] = taught.known_id(call["id"])
+    return _with_fields(message, fields)
 
 
 def _with_fields(message: Message, fields: Mapping[str, Any]) -> Message:

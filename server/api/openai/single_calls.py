@@ -4,6 +4,7 @@ harmony's also a content beside a call and reasoning."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,15 +33,19 @@ def one_by_one(messages: Sequence[Message]) -> list[Message]:
 def _turns(
     message: Message, fields: dict[str, Any], results: Sequence[Message]
 ) -> Iterator[Message]:
-    """A message for each call, and behind it its results; those of no call come last."""
-    left = list(results)
-    for number, call in enumerate(fields["tool_calls"]):
+    """A message for each call, and behind it its results; those of no call come last. Calls with
+    one id have a result each, as long as there are some."""
+    left, calls = list(results), fields["tool_calls"]
+    later = Counter(call["id"] for call in calls)
+    for number, call in enumerate(calls):
         if number == 0:
             yield _with_one_call(message, fields, call)
         else:
             yield _message("", {"tool_calls": [call], "content": None})
         own = [result for result in left if _fields(result).get("tool_call_id") == call["id"]]
-        left = [result for result in left if result not in own]
+        later[call["id"]] -= 1
+        own = own[:1] if later[call["id"]] else own
+        left = [result for result in left if not any(result is each for each in own)]
         yield from own
     yield from left
 

@@ -197,6 +197,19 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
          [("weather", {"tags": "[1,"})]),
         ("qwen3_coder", Q.format("weather", "<parameter=tags>\n" + "[" * 9999 + "\n</parameter>\n"),
          "", [("weather", {"tags": "[" * 9999})]),
+        # values without their closing tag
+        ("qwen3_coder", Q.format("weather", "<parameter=city>\nUlm\n<parameter=days>\n3\n") + "\n"
+         + Q.format("weather", "<parameter=days>\n4\n<parameter=city>\nRom\n"), "",
+         [("weather", {"city": "Ulm", "days": 3}), ("weather", {"days": 4, "city": "Rom"})]),
+        ("qwen3_coder", Q.format("weather", "<parameter=city>\na <parameter=city> </function>\n"
+         "<parameter=x>\n</tool_call> <tool_call>\n</function>\nb\n</parameter>\n"), "",
+         [("weather", {"city": "a <parameter=city> </function>\n<parameter=x>\n</tool_call> "
+                       "<tool_call>\n</function>\nb"})]),
+        ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm\n<arg_key>days"
+         "</arg_key>\n<arg_value>3\n</tool_call>", "", [("weather", {"city": "Ulm", "days": 3})]),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ulm\n'
+         '<parameter name="days">4\n</invoke>\n</minimax:tool_call>', "",
+         [("weather", {"city": "Ulm", "days": 4})]),
         ("qwen3_coder", "<function=clock>\n</function>\n</tool_call>", "", [("clock", {})]),
         ("qwen3_coder", "<tool_call>\n<function=clock>\n</tool_call> so", " so", [("clock", {})]),
         ("qwen3_coder", "<tool_call> and </tool_call>.", "<tool_call> and </tool_call>.", []),
@@ -263,6 +276,9 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
          "<|tool_call_end|>", "", [("f", {}), ("clock", {})]),
         ("llama3", '{"type": "function", "function": "f", "parameters": {"a": 1}}; {"parameters": '
          '{}, "name": "clock"}', "", [("f", {"a": 1}), ("clock", {})]),
+        ("llama3", '{"name": "clock", "parameters": {}}, {"name": "f", "parameters": {"a": 1}},\n'
+         '{"name": "clock", "parameters": {}}, and', ", and",
+         [("clock", {}), ("f", {"a": 1}), ("clock", {})]),
         ("llama3", '{"name": "Ada"}', '{"name": "Ada"}', []),
         ("llama3", '{"type": "function"}', '{"type": "function"}', []),
         # an object's JSON as a string, which Granite 4 writes
@@ -353,6 +369,10 @@ def test_an_id_that_the_model_writes_is_the_calls_unless_it_was_there() -> None:
     reader = CallReader(taught("kimi_k2"), SCHEMAS, wrapping=taught("kimi_k2"))
     events = [*reader.feed(text.replace("clock:1", "weather:0")), *reader.finish()]
     assert [e.id for e in events if isinstance(e, CallBegun)] == ["functions.weather:0", None]
+    reader = CallReader(taught("mistral"), SCHEMAS, wrapping=taught("mistral"))
+    calls = [f"[TOOL_CALLS]clock[CALL_ID]{written}[ARGS]{{}}" for written in ("8a1b2c3d4", "8a1")]
+    events = [*reader.feed("".join(calls)), *reader.finish()]
+    assert [e.id for e in events if isinstance(e, CallBegun)] == ["8a1b2c3d4", None]
 
 
 # --- grammars -------------------------------------------------------------------------------------

@@ -391,6 +391,16 @@ def test_a_messages_calls_come_one_by_one_each_before_its_result() -> None:
     assert "reasoning_content" not in fields and other.content == "r1"
 
 
+def test_calls_with_one_id_have_a_result_each() -> None:
+    """Else the second call would have none, which templates refuse."""
+    called = _called("a", "b")
+    twice = called._replace(fields=(called.fields or "").replace("id1", "id0"))
+    results = [_result(0), _result(0)._replace(content="r1")]
+    found = fitting([Message("user", "Hi"), twice, *results], KNOWING)
+    assert [message.role for message in found[1:]] == ["assistant", "tool"] * 2
+    assert [message.content for message in found[2::2]] == ["r0", "r1"]
+
+
 def test_what_was_said_beside_a_call_joins_the_reasoning() -> None:
     """Templates refuse a message that has both."""
     both = fitting([_called("a", content="Look.", reasoning="Hm."), _result(0)], KNOWING)[0]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stemma.errors import InvalidRequest
 from stemma.frontend.chat_format.chat_format import ChatFormat
+from stemma.frontend.chat_format.mistral import Mistral
 from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.ir import MAX_FIELDS_CHARS
 from stemma.server.api.openai.chat_messages import ChatMessage, fitting
@@ -44,6 +47,27 @@ def test_a_template_that_knows_calls_sees_them_with_the_names_of_results() -> No
     assert fields[0] == {"content": None, "tool_calls": CALLS["tool_calls"]}
     assert fields[1] == {"tool_call_id": "b", "name": "clock"}
     assert fields[2] == {"tool_call_id": "a", "name": "weather"}
+
+
+def test_a_result_has_the_name_of_the_call_before_it_where_ids_come_again() -> None:
+    """Clients count calls of each turn anew; models write an id twice in one."""
+    twice = {"role": "assistant", "tool_calls": [call("weather", "a"), call("clock", "a", "{}")]}
+    once = {"role": "assistant", "tool_calls": [call("stocks", "a")]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    found = messages(ASK, twice, result, result, once, result, result)
+    names = [json.loads(m.fields or "")["name"] for m in found if m.role == "tool"]
+    assert names == ["weather", "clock", "stocks", "stocks"]
+
+
+def test_ids_of_other_clients_are_made_those_that_a_template_takes() -> None:
+    """Mistral's templates refuse all but nine letters and digits."""
+    calls = [call("weather", "call_0123456789"), call("clock", "a1B2c3D4e", "{}")]
+    told = [{"role": "tool", "tool_call_id": each["id"], "content": ""} for each in reversed(calls)]
+    said = {"role": "assistant", "tool_calls": calls}
+    found = messages(ASK, said, *told, chat_format=replace(KNOWING, tool_format=Mistral()))
+    first, second = (each["id"] for each in json.loads(found[1].fields or "")["tool_calls"])
+    assert re.fullmatch("[a-zA-Z0-9]{9}", first) and second == "a1B2c3D4e"
+    assert [json.loads(m.fields or "")["tool_call_id"] for m in found[2:]] == [second, first]
 
 
 def test_one_that_knows_none_gets_text() -> None:
