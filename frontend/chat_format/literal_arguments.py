@@ -4,8 +4,9 @@ city="Ulm", days=2, tags=['a', None]      up to the closing bracket
 city:<|"|>Ulm<|"|>,days:2,tags:[<|"|>a<|"|>,null]
 
 Strings are told as they come, all else token by token. A quote within a string need not be escaped
-where what follows it could not follow the string. What is no literal ends the arguments, whose JSON
-then is no whole object.
+where what follows it could not follow the string. Values without a name are those of the listed
+parameters in their order; sets and tuples are arrays. In Gemma's notation a string may lack its
+marks. What is no literal ends the arguments, whose JSON then is no whole object.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from .arguments import Taken
-from .matching import FAILED, after_blanks, match_any, overlap
+from .matching import FAILED, NEEDS_MORE, Undecided, after_blanks, match_any, overlap
 
 MAX_DEPTH = 64
 _MAX_TOKEN_CHARS = 1024  # of names, numbers and words
 _NAME = re.compile(r"""[^\s:=,(){}\[\]'"<>|]+""")
+_BARE_ENDS = re.compile(r"[,\]})<]")
 _QUOTED = re.compile(r"""(["'])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
 _ENDS = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -46,12 +49,16 @@ class _Open:
 
 
 class LiteralArguments:
-    """Reads the arguments of one call: named values up to `closing`. `key_end`: behind their names;
-    `quote`: a further mark around strings, in which nothing is escaped."""
+    """Reads the arguments of one call: values up to `closing`. `key_end`: behind their names;
+    `quote`: a further mark around strings, in which nothing is escaped; `listed`: the names of
+    values that have none, in their order."""
 
-    def __init__(self, *, closing: str, key_end: str, quote: str = "") -> None:
+    def __init__(
+        self, *, closing: str, key_end: str, quote: str = "", listed: Sequence[str] = ()
+    ) -> None:
         self._stack = [_Open(is_object=True, closing=closing, key_end=key_end)]
         self._quote = quote
+        self._listed, self._num_items = listed, 0  # of the call itself
         self._expected: Literal["item", "value", "more"] = "item"
         self._string: str | None = None  # the mark that ends the string that is being read
         self._said = "{"
@@ -92,23 +99,35 @@ class LiteralArguments:
         return at
 
     def _name(self, text: str, at: int) -> int | None:
-        """A property's name and what ends it."""
-        token = self._name_token(text, at)
-        size = len(text) - at if token is None else token[1] - at
-        if size > _MAX_TOKEN_CHARS or (token is None and not self._may_be_name(text, at)):
-            return self._fail(at)
-        if token is None:
+        """A property's name and what ends it; or neither, before the next parameter's value."""
+        key = self._key(text, at)
+        if isinstance(key, tuple):
+            return self._begin_item(*key)
+        if key is NEEDS_MORE:
             return None
-        name, end = token
-        end = after_blanks(text, end)
-        if end == len(text):
-            return None
-        if text[end] != self._stack[-1].key_end:
+        if len(self._stack) > 1 or self._num_items >= len(self._listed):
             return self._fail(at)
+        return self._begin_item(self._listed[self._num_items], at)
+
+    def _begin_item(self, name: str, end: int) -> int:
+        self._num_items += len(self._stack) == 1
         self._separate()
         self._said += f"{json.dumps(name, ensure_ascii=False)}: "
         self._expected = "value"
-        return end + 1
+        return end
+
+    def _key(self, text: str, at: int) -> tuple[str, int] | Undecided:
+        """A name that begins at `at`, and the place behind what ends it."""
+        token = self._name_token(text, at)
+        size = len(text) - at if token is None else token[1] - at
+        if size > _MAX_TOKEN_CHARS or (token is None and not self._may_be_name(text, at)):
+            return FAILED
+        if token is None:
+            return NEEDS_MORE
+        end = after_blanks(text, token[1])
+        if end == len(text):
+            return NEEDS_MORE
+        return (token[0], end + 1) if text[end] == self._stack[-1].key_end else FAILED
 
     def _may_be_name(self, text: str, at: int) -> bool:
         marks = ('"', "'", *filter(None, (self._quote,)))
@@ -128,14 +147,8 @@ class LiteralArguments:
 
     def _value(self, text: str, at: int, is_last: bool) -> int | None:
         """The beginning of a string, object or array, or a whole word or number."""
-        char = text[at]
-        if char in _CLOSING:
-            if len(self._stack) == MAX_DEPTH:
-                return self._fail(at)
-            self._begin_value("{" if char == "{" else "[")
-            self._stack.append(_Open(char == "{", _CLOSING[char], ":"))
-            self._expected = "item"
-            return at + 1
+        if text[at] in _CLOSING:
+            return self._bracket(text, at, is_last)
         for quote in filter(None, (self._quote, '"', "'")):
             if text.startswith(quote, at):
                 self._begin_value('"')
@@ -143,14 +156,67 @@ class LiteralArguments:
                 return at + len(quote)
         if at + len(self._quote) > len(text) and self._quote.startswith(text[at:]):
             return None
-        found = _NAME.match(text, at)
-        if found is None or len(found[0]) > _MAX_TOKEN_CHARS:
-            return self._fail(at)
-        if found.end() == len(text) and not is_last:
+        end = self._bare_end(text, at, is_last) if self._quote else self._word_end(text, at)
+        if end is None or end - at > _MAX_TOKEN_CHARS:
+            is_long = len(text) - at > _MAX_TOKEN_CHARS
+            return self._fail(at) if end is not None or is_long else None
+        if end == len(text) and not is_last:
             return None
-        self._begin_value(_word(found[0]))
+        self._begin_value(_word(text[at:end].rstrip()))
         self._expected = "more"
-        return found.end()
+        return end
+
+    def _bracket(self, text: str, at: int, is_last: bool) -> int | None:
+        """The beginning of an object or array."""
+        if len(self._stack) == MAX_DEPTH:
+            return self._fail(at)
+        is_object = text[at] == "{"
+        if is_object and not self._quote:
+            is_set = self._is_set(text, after_blanks(text, at + 1))
+            if is_set is None and not is_last:
+                return None
+            is_object = not is_set
+        self._begin_value("{" if is_object else "[")
+        self._stack.append(_Open(is_object, _CLOSING[text[at]], ":"))
+        self._expected = "item"
+        return at + 1
+
+    def _is_set(self, text: str, at: int) -> bool | None:
+        """Whether the items behind a brace have no names; None: not yet known."""
+        if at == len(text):
+            return None
+        if text[at] in _CLOSING:
+            return True
+        token = self._name_token(text, at)
+        if token is None:
+            is_open = self._may_be_name(text, at) and len(text) - at <= _MAX_TOKEN_CHARS
+            return None if is_open else False
+        follows = after_blanks(text, token[1])
+        return None if follows == len(text) else text[follows] in ",}"
+
+    def _word_end(self, text: str, at: int) -> int:
+        """The end of a word or number; beyond all bounds where there is none."""
+        found = _NAME.match(text, at)
+        return found.end() if found is not None else at + _MAX_TOKEN_CHARS + 1
+
+    def _bare_end(self, text: str, at: int, is_last: bool) -> int | None:
+        """The end of a word, number or string without marks: before the closing bracket, or before
+        a comma behind which another item stands. None: not yet known."""
+        around = self._stack[-1]
+        for found in _BARE_ENDS.finditer(text, at):
+            end, follows = found.start(), after_blanks(text, found.end())
+            if found[0] in (around.closing, "<"):
+                return end
+            if found[0] != ",":
+                continue
+            if not around.is_object or text[follows : follows + 1] == around.closing:
+                return end
+            key = self._key(text, follows)
+            if key is NEEDS_MORE and not is_last:
+                return None
+            if key is not FAILED:
+                return end
+        return len(text)
 
     def _begin_value(self, said: str) -> None:
         if not self._stack[-1].is_object:

@@ -15,6 +15,7 @@ from .literal_arguments import LiteralArguments
 from .matching import Undecided, after_blanks, match_name, match_parts
 from .named_object import array_tail, named_head
 from .tool_format import Head, MarkedCalls, OfferedFunction, Tail, first_end
+from .value_kinds import parameter_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class PythonicCalls(MarkedCalls):
     def arguments(self, head: Head, schema: object) -> ArgumentsReader:
         if head.is_json:
             return MarkedCalls.arguments(self, head, schema)
-        return LiteralArguments(closing=")", key_end="=")
+        return LiteralArguments(closing=")", key_end="=", listed=parameter_names(schema))
 
     def tail(self, text: str, *, is_last: bool) -> Tail | Undecided:
         brace = match_parts(text, 0, ("}",))  # of a JSON object

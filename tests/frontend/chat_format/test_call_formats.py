@@ -239,8 +239,19 @@ Q = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
          [("f", {"a": "sed -n '1,2p' /x", "b": 'say "hi" <b>', "c": ["it's"]})]),
         ("lfm2", "<|tool_call_start|>[f(a='x'<|tool_call_end|>", "", None),
         ("lfm2", "<|tool_call_start|> hm", "<|tool_call_start|> hm", []),
-        ("gemma4", '<|tool_call>call:weather{"city":"a\\n",some: 5 ,tags:[x y]}<tool_call|>',
-         " y]}<tool_call|>", None),
+        # values without names, sets
+        ("lfm2", "<|tool_call_start|>[weather('Ulm', 3, ok=True, tags={'a', \"b\"}, "
+         "where={'x': {1}, 'y': {}})]<|tool_call_end|>", "",
+         [("weather", {"city": "Ulm", "days": 3, "ok": True, "tags": ["a", "b"],
+                       "where": {"x": [1], "y": {}}})]),
+        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|> so", "1)]<|tool_call_end|> so", None),
+        # strings without their marks
+        ("gemma4", '<|tool_call>call:weather{"city":"a\\n",some: 5 ,tags:[x y,z]}<tool_call|>', "",
+         [("weather", {"city": "a\n", "some": 5, "tags": ["x y", "z"]})]),
+        ("gemma4", "<|tool_call>call:weather{city:Köln, it's far,days:3,where:{x:12:30,y:http://a.b/c,}"
+         ",note:}<tool_call|> so", " so",
+         [("weather", {"city": "Köln, it's far", "days": 3, "note": "",
+                       "where": {"x": "12:30", "y": "http://a.b/c"}})]),
         ("gemma4", '<|tool_call>call:weather{<|"|>city<|"|>:<|"|>"\\<|"|>}<tool_call|>', "",
          [("weather", {"city": '"\\'})]),
         ("command_r7b", "<|START_RESPONSE|>Hi <b>.<|END_RESPONSE|>", "Hi <b>.", []),
