@@ -11,6 +11,8 @@ import torch
 _MODEL_TYPES = {
     "llama": "Llama",
     "cwm": "Cwm",
+    "arcee": "Arcee",
+    "helium": "Helium",
     "seed_oss": "SeedOss",
     "mistral": "Mistral",
     "ministral": "Ministral",

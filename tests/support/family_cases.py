@@ -82,6 +82,14 @@ CASES = {
         },
         ("attention_kinds",),
     ),
+    "arcee": Case(
+        "arcee",
+        {"head_dim": 24, "mlp_bias": True, "rope_parameters": LLAMA3},
+        ("mlp_bias", "rope_scaling"),
+    ),
+    "helium": Case(
+        "helium", {"head_dim": 16, "attention_bias": True}, ("qkv_bias", "has_interleaved_rope")
+    ),
     "seed_oss": Case(
         "seed_oss",
         {"num_heads": 6, "head_dim": 32, "tie_word_embeddings": True},

@@ -94,6 +94,44 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
     },
+    "SolarOpen": {
+        **_HEADS,
+        "head_dim": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "attention_bias": True,
+    },
+    "Dots1": {
+        **_HEADS,
+        "head_dim": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 40,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "attention_bias": True,
+    },
+    "Youtu": {
+        name: value
+        for name, value in _LATENT.items()
+        if name.startswith(("num_att", "num_key", "kv", "q", "v"))
+    },
+    "GraniteMoeShared": {
+        **_HEADS,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 40,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.3,
+    },
+    "GraniteMoe": {**_HEADS, "num_local_experts": 6, "num_experts_per_tok": 3},
     "Glm4MoeLite": {k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
     "GlmMoeDsa": {**_LATENT, "index_topk": 12, "index_head_dim": 24, "index_n_heads": 2},
     "MiniMaxM2": {**_HEADS, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3},
@@ -218,6 +256,8 @@ def make_mixture(
         "eos_token_id": 257,
         "pad_token_id": None,
     }
+    if family == "SolarOpen":  # whose layers are all of experts
+        del shape["intermediate_size"]
     config = getattr(transformers, f"{_CONFIGS.get(family, family)}Config")(
         **{**shape, **FAMILIES[family], **fields}
     )

@@ -1,5 +1,5 @@
 """DeepSeek-V2 to V3.2: latent attention, shared experts, routing within groups. Kimi K2 is
-published as a DeepSeek-V3."""
+published as a DeepSeek-V3. Youtu-LLM has no experts."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ _DEFAULTS_32 = {
     "index_topk": 2048,
     "index_head_dim": 128,
     "index_n_heads": 64,
+}
+
+_DEFAULTS_YOUTU = {
+    "max_position_embeddings": 131072,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": 128001,
 }
 
 
@@ -104,6 +115,11 @@ def with_indexer(
         latent=replace(latent, indexer=indexer),
         attention_kinds=(replace(options, num_selected=config.integer("index_topk")),),
     )
+
+
+def read_youtu(config: Fields, architecture: str) -> DecoderConfig:
+    config.restrict("mlp_bias", False)
+    return read_latent_decoder(config.with_defaults(_DEFAULTS_YOUTU), architecture)
 
 
 def with_listed_layers(

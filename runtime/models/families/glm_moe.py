@@ -1,6 +1,7 @@
 """GLM-4.5 to 4.7: attention of half-rotated heads, normed where the config says so, and the experts
-of DeepSeek-V3. GLM-4.7-Flash is a DeepSeek-V3 but for its defaults, GLM-5 a DeepSeek-V3.2 whose
-layers may take over what an earlier one selected."""
+of DeepSeek-V3. Solar Open and dots.llm1 rotate whole heads; the former norms none, the latter all.
+GLM-4.7-Flash is a DeepSeek-V3 but for its defaults, GLM-5 a DeepSeek-V3.2 whose layers may take over
+what an earlier one selected."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
-from .decoder import read_decoder, with_experts
+from .decoder import read_decoder, with_experts, with_windows
 from .deepseek import (
     drafting_layer,
     read_latent_decoder,
@@ -29,6 +30,22 @@ _DEFAULTS = {
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+}
+_DEFAULTS_SOLAR = {
+    **_DEFAULTS,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 1.0,
+    "moe_intermediate_size": 1280,
+    "intermediate_size": 1280,  # of no layer
+}
+_DEFAULTS_DOTS = {
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+    "max_window_layers": 62,
+    "sliding_window": 4096,
 }
 _DEFAULTS_LITE = {
     "max_position_embeddings": 202752,
@@ -72,6 +89,27 @@ def read_glm4_moe(config: Fields, architecture: str) -> DecoderConfig:
         query_key_norm="head" if config.flag("use_qk_norm", False) else None,
         unread_weights=drafting_layer(config),
     )
+    return with_experts(decoder, config, sigmoid_experts(config, decoder))
+
+
+def read_solar_open(config: Fields, architecture: str) -> DecoderConfig:
+    """Experts in every layer."""
+    config.restrict("use_qk_norm", False)
+    own = {"first_k_dense_replace": 0}
+    config = Fields(config.file, {**_DEFAULTS_SOLAR, **config.values, **own})
+    return read_glm4_moe(config, architecture)
+
+
+def read_dots1(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_DOTS)
+    config.restrict("scoring_func", "sigmoid", "noaux_tc")  # published as the latter
+    config = Fields(config.file, {**config.values, "scoring_func": None})
+    bias = config.flag("attention_bias", False)
+    decoder = read_decoder(config, architecture)
+    decoder = replace(decoder, qkv_bias=bias, output_bias=bias, query_key_norm="head")
+    window, first = config.optional_integer("sliding_window"), config.count("max_window_layers")
+    default = [window is not None and index >= first for index in range(decoder.num_layers)]
+    decoder = with_windows(decoder, config, default=default, window=window)
     return with_experts(decoder, config, sigmoid_experts(config, decoder))
 
 

@@ -1,5 +1,6 @@
 """Granite: Llama with multipliers of the embedding, the scores, the residuals and the logits.
-Granite 4 H: the same with Mamba-2 in most layers."""
+Granite 3 with experts: in every layer, one of them shared or none. Granite 4 H: the same with
+Mamba-2 in most layers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def read_granite_hybrid(config: Fields, architecture: str) -> DecoderConfig:
         "intermediate_size": config.integer("shared_intermediate_size", 1024),
         "layer_types": _layer_types(config),
     }
-    experts = _experts(config) if config.count("num_local_experts") else None
+    shared = changed["intermediate_size"]
+    experts = _experts(config, shared) if config.count("num_local_experts") else None
     config = Fields(config.file, {**config.values, **changed})
     decoder = read_granite(config, architecture)
     if experts is not None:
@@ -64,14 +66,23 @@ def read_granite_hybrid(config: Fields, architecture: str) -> DecoderConfig:
     )
 
 
-def _experts(config: Fields) -> ExpertsConfig:
-    """Beside an expert that every token takes; in all layers."""
+def read_granite_moe(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(
+        {"num_local_experts": 8, "intermediate_size": 11008, "shared_intermediate_size": 0}
+    )
+    decoder = replace(read_granite(config, architecture), names=_HYBRID_NAMES)
+    experts = _experts(config, config.count("shared_intermediate_size"))
+    return with_experts(decoder, config, experts)
+
+
+def _experts(config: Fields, shared_size: int) -> ExpertsConfig:
+    """In all layers. shared_size: of the expert that every token takes; 0: there is none."""
     return ExpertsConfig(
         layers=tuple(range(config.integer("num_hidden_layers", most=MAX_LAYERS))),
         num_experts=config.integer("num_local_experts"),
         intermediate_size=config.integer("intermediate_size"),
         routing=RoutingOptions(config.integer("num_experts_per_tok", 2), is_normalized=True),
-        shared_intermediate_size=config.integer("shared_intermediate_size", 1024),
+        shared_intermediate_size=shared_size,
         names=_EXPERT_NAMES,
     )
 

@@ -1,6 +1,7 @@
 """Llama 2 to 3.2, and all models published under its architecture (SmolLM, TinyLlama, Yi, ...).
 
-IQuest-Coder is Llama by another name. CWM is Llama with a window in three of four layers.
+IQuest-Coder is Llama by another name. CWM is Llama with a window in three of four layers. Arcee's
+AFM has squared ReLUs without gates, Helium its rotated pairs side by side.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ _DEFAULTS_CWM = {
     },
     "sliding_window": 8192,
 }
+_DEFAULTS_ARCEE = {
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "relu2",
+    "eos_token_id": 128001,
+}
+_DEFAULTS_HELIUM = {
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-8,
+    "rope_theta": 1e5,
+}
 _EOS_CWM = (128001, 128008, 128009)
 
 
@@ -60,3 +73,16 @@ def read_cwm(config: Fields, architecture: str) -> DecoderConfig:
     default = [index % 4 != 0 for index in range(decoder.num_layers)]
     window = config.optional_integer("sliding_window")
     return with_windows(decoder, config, default=default, window=window)
+
+
+def read_arcee(config: Fields, architecture: str) -> DecoderConfig:
+    config = config.with_defaults(_DEFAULTS_ARCEE)
+    config.restrict("hidden_act", "relu2")
+    gated = Fields(config.file, {**config.values, "hidden_act": None})
+    decoder = read_llama(gated, architecture)
+    return replace(decoder, has_gates=False, plain_activation="relu_squared")
+
+
+def read_helium(config: Fields, architecture: str) -> DecoderConfig:
+    decoder = read_llama(config.with_defaults(_DEFAULTS_HELIUM), architecture)
+    return replace(decoder, output_bias=False, has_interleaved_rope=True)

@@ -82,6 +82,9 @@ def _changed(config: Fields, **fields: Any) -> Fields:
 
 
 def _query_scaling(config: Fields) -> QueryScaling | None:
+    tuning = config.get("attn_temperature_tuning")
+    if isinstance(tuning, int):  # a number in published configs
+        config = _changed(config, attn_temperature_tuning=tuning > 0)
     if not config.flag("attn_temperature_tuning", True):
         return None
     beta = config.number("attn_scale", 0.1)

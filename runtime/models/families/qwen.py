@@ -1,4 +1,5 @@
-"""Qwen2 and 2.5: biases of queries, keys and values. Qwen3: norms of queries and keys instead."""
+"""Qwen2 and 2.5: biases of queries, keys and values. Qwen3: norms of queries and keys instead. MiMo
+7B: a Qwen2 with a layer that drafts further tokens, which is not read."""
 
 from __future__ import annotations
 
@@ -17,6 +18,11 @@ _DEFAULTS = {
 
 def read_qwen2(config: Fields, architecture: str) -> DecoderConfig:
     return replace(_with_upper_windows(config, architecture), qkv_bias=True)
+
+
+def read_mimo(config: Fields, architecture: str) -> DecoderConfig:
+    config.restrict("attention_bias", True)
+    return replace(read_qwen2(config, architecture), unread_weights=("model.mtp_layers.",))
 
 
 def read_qwen3(config: Fields, architecture: str) -> DecoderConfig:

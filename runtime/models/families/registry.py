@@ -15,22 +15,28 @@ from ...checkpoint.config.fields import Fields
 from ...checkpoint.config.model_config import DecoderConfig
 from ...checkpoint.config.score_fields import ScoreLabels
 from .cohere import read_cohere, read_cohere2
-from .deepseek import read_deepseek_v2, read_deepseek_v3, read_deepseek_v32
+from .deepseek import read_deepseek_v2, read_deepseek_v3, read_deepseek_v32, read_youtu
 from .ernie import read_ernie, read_ernie_moe
 from .exaone import read_exaone4
 from .gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from .gemma3n import read_gemma3n, read_gemma3n_with_images
 from .gemma4 import read_gemma4, read_gemma4_with_images
 from .glm import read_glm, read_glm4
-from .glm_moe import read_glm4_moe, read_glm4_moe_lite, read_glm_moe_dsa
+from .glm_moe import (
+    read_dots1,
+    read_glm4_moe,
+    read_glm4_moe_lite,
+    read_glm_moe_dsa,
+    read_solar_open,
+)
 from .gpt_oss import read_gpt_oss
-from .granite import read_granite, read_granite_hybrid
+from .granite import read_granite, read_granite_hybrid, read_granite_moe
 from .hunyuan import read_hunyuan, read_hunyuan_moe
 from .internlm import read_internlm3
 from .kimi_linear import read_kimi_linear
 from .kin import nearest_kin
 from .lfm2 import read_lfm2, read_lfm2_moe
-from .llama import read_cwm, read_iquest_coder, read_llama
+from .llama import read_arcee, read_cwm, read_helium, read_iquest_coder, read_llama
 from .llama4 import read_llama4, read_llama4_with_images
 from .minimax import read_minimax_m2
 from .mistral import read_ministral3, read_mistral, read_mistral_with_images
@@ -40,7 +46,7 @@ from .olmo import read_olmo2, read_olmo3
 from .olmoe import read_olmoe
 from .phi import read_phi
 from .phi3 import read_phi3
-from .qwen import read_qwen2, read_qwen3
+from .qwen import read_mimo, read_qwen2, read_qwen3
 from .qwen_moe import read_qwen2_moe, read_qwen3_moe
 from .qwen_next import (
     read_qwen3_5,
@@ -64,11 +70,14 @@ ARCHITECTURES: dict[str, Reader] = {
     "IQuestCoderForCausalLM": read_iquest_coder,
     "CwmForCausalLM": read_cwm,
     "SeedOssForCausalLM": read_seed_oss,
+    "ArceeForCausalLM": read_arcee,
+    "HeliumForCausalLM": read_helium,
     "MistralForCausalLM": read_mistral,
     "MinistralForCausalLM": read_mistral,
     "Ministral3ForCausalLM": read_ministral3,
     "Mistral3ForConditionalGeneration": read_mistral_with_images,
     "Qwen2ForCausalLM": read_qwen2,
+    "MiMoForCausalLM": read_mimo,
     "Qwen3ForCausalLM": read_qwen3,
     "SmolLM3ForCausalLM": read_smollm3,
     "GemmaForCausalLM": read_gemma,
@@ -92,9 +101,12 @@ ARCHITECTURES: dict[str, Reader] = {
     "GlmForCausalLM": read_glm,
     "Glm4ForCausalLM": read_glm4,
     "Ernie4_5ForCausalLM": read_ernie,
+    "Ernie4_5_ForCausalLM": read_ernie,
     "Ernie4_5_MoeForCausalLM": read_ernie_moe,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,
     "HunYuanMoEV1ForCausalLM": read_hunyuan_moe,
+    "GraniteMoeForCausalLM": read_granite_moe,
+    "GraniteMoeSharedForCausalLM": read_granite_moe,
     "GraniteMoeHybridForCausalLM": read_granite_hybrid,
     "MixtralForCausalLM": read_mixtral,
     "GptOssForCausalLM": read_gpt_oss,
@@ -117,6 +129,9 @@ ARCHITECTURES: dict[str, Reader] = {
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "DeepseekV32ForCausalLM": read_deepseek_v32,
+    "YoutuForCausalLM": read_youtu,
+    "Dots1ForCausalLM": read_dots1,
+    "SolarOpenForCausalLM": read_solar_open,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
     "GlmMoeDsaForCausalLM": read_glm_moe_dsa,

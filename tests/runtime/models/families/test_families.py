@@ -204,6 +204,21 @@ def test_an_iquest_coder_is_a_llama_by_another_name(tmp_path: Path) -> None:
         read_model_config(folder)
 
 
+def test_a_mimo_is_a_qwen2_that_drafts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The layer that drafts is not read."""
+    folder = make_checkpoint(tmp_path, "qwen2", vocab_size=VOCAB_SIZE, has_tokenizer=False)
+    expected, qwen = hf_scores(folder, TOKENS), read_model_config(folder)
+    tensors = load_file(folder / "model.safetensors")
+    drafting = {"model.mtp_layers.0.input_proj.weight": torch.zeros(4)}
+    save_file({**tensors, **drafting}, folder / "model.safetensors", {"format": "pt"})
+    change_config(folder, architectures=["MiMoForCausalLM"], model_type="mimo")
+    changed = replace(qwen, architecture="MiMoForCausalLM", unread_weights=("model.mtp_layers.",))
+    assert read_model_config(folder) == changed
+    (found,) = scores(PlanDriver(make_runner(folder)), TOKENS, [LENGTH])
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+    assert "are not used" not in caplog.text
+
+
 def test_an_internlm3_is_a_llama_that_names_its_biases_otherwise(tmp_path: Path) -> None:
     """transformers has no more of it than a config, and runs it as a Llama."""
     folder = make_checkpoint(

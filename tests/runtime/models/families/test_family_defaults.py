@@ -15,6 +15,8 @@ from stemma.runtime.models.families.registry import ARCHITECTURES, read_family
 
 # Those of the others are named as the architecture is.
 _CONFIGS = {
+    "MiMoForCausalLM": None,  # Qwen2's
+    "Ernie4_5_ForCausalLM": "Ernie4_5Config",  # an earlier name
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "Mistral3ForConditionalGeneration": None,  # the text model's, see test_families
     "Gemma3ForConditionalGeneration": None,  # the text model's, see test_model_config
@@ -40,6 +42,8 @@ def _defaults(architecture: str) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     if architecture == "DeepseekV2ForCausalLM":
         fields["num_experts_per_tok"] = 6  # which has no default
+    if architecture == "Dots1ForCausalLM":  # nor have these
+        fields |= {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2}
     if architecture == "Glm4MoeForCausalLM":
         fields["num_attention_heads"] = 64  # the default divides no hidden_size
     if architecture == "GraniteMoeHybridForCausalLM":  # whose defaults are no model that is served
