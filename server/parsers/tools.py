@@ -6,7 +6,8 @@ chat template supports tools. Where that template has no mark of a known format,
 calls and says so in the response's warnings, and calls that must come, or must be strict, are
 refused.
 Schemas are enforced strictly where a function that may be called is `strict`, else leniently: each
-part that cannot be enforced becomes a warning of the response.
+part that cannot be enforced becomes a warning of the response, and a call has listed parameters
+alone, if its schema does not say what others may be.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ from ..protocol.known_fields import Items
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 MAX_TOOLS = 256  # guess: OpenAI allows 128
+# Keywords by which an object may have properties that `properties` does not list.
+_OTHERS = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames",
+     "minProperties", "$ref", "allOf", "anyOf", "oneOf", "not", "if",
+     "dependentSchemas", "dependentRequired")
+)  # fmt: skip
 
 
 class ToolFunction(BaseModel):
@@ -49,6 +56,17 @@ class ToolFunction(BaseModel):
         """The schema of the arguments; without parameters, an empty object."""
         nothing = {"type": "object", "properties": {}, "additionalProperties": False}
         return self.parameters or nothing
+
+    @property
+    def enforced_schema(self) -> dict[str, Any]:
+        """The same as calls are held to: as given where `strict`, else closed, where the object's
+        own words list its properties and leave others open."""
+        schema = self.schema_
+        listed, required = schema.get("properties"), schema.get("required", [])
+        if self.strict or not isinstance(listed, dict) or schema.keys() & _OTHERS:
+            return schema
+        is_whole = isinstance(required, list) and all(name in listed for name in required)
+        return {**schema, "additionalProperties": False} if is_whole else schema
 
 
 class Tool(BaseModel):
@@ -200,7 +218,7 @@ class ToolUse:
             content = own.forced(_offered(functions))
             return forced_constraint(content, behind=behind, is_lenient=is_lenient)
         if isinstance(self.choice, NamedChoice):
-            schema: object = functions[0].schema_
+            schema: object = functions[0].enforced_schema
         elif self.is_forced:
             schema = {"anyOf": [_call_schema(index, f) for index, f in enumerate(functions)]}
         else:
@@ -283,7 +301,7 @@ def _told(tool: Tool) -> dict[str, Any]:
 
 
 def _offered(functions: Sequence[ToolFunction]) -> list[OfferedFunction]:
-    return [OfferedFunction(function.name, function.schema_) for function in functions]
+    return [OfferedFunction(function.name, function.enforced_schema) for function in functions]
 
 
 def _require_schema(function: ToolFunction) -> None:
@@ -308,7 +326,7 @@ def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Cons
 
 def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
     """The arguments' schema is a resource of its own: its pointers start at its own root."""
-    arguments = {"$id": f"urn:stemma:tool:{index}", **function.schema_}
+    arguments = {"$id": f"urn:stemma:tool:{index}", **function.enforced_schema}
     return {
         "type": "object",
         "properties": {"name": {"const": function.name}, "arguments": arguments},

@@ -68,7 +68,34 @@ def test_a_forced_call_is_json_of_the_functions_and_their_arguments() -> None:
     assert [call["properties"]["name"]["const"] for call in calls] == ["weather", "clock"]
     assert CITY.items() <= calls[0]["properties"]["arguments"].items()
     named = use(NAMED).constraint()
-    assert named is not None and json.loads(named.source) == CITY
+    assert named is not None
+    assert json.loads(named.source) == {**CITY, "additionalProperties": False}
+
+
+OPEN = {"properties": {"city": {}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "strict", "is_closed"),
+    [
+        (CITY, None, True),
+        (CITY, True, False),
+        (OPEN, False, True),
+        ({**CITY, "additionalProperties": True}, None, False),
+        ({**CITY, "required": ["city", "day"]}, None, False),
+        ({**CITY, "patternProperties": {"^x": {}}}, None, False),
+        ({"$ref": "#/$defs/A", "$defs": {"A": CITY}, **OPEN}, None, False),
+        ({"type": "object"}, None, False),
+    ],
+)
+def test_a_call_has_listed_parameters_alone_unless_it_is_strict_or_its_schema_says_otherwise(
+    parameters: dict[str, Any], strict: bool | None, is_closed: bool
+) -> None:
+    tools = [_tool("weather", parameters, strict=strict)]
+    constraint = ToolUse(tools, NAMED, KNOWING).constraint()
+    assert constraint is not None
+    closed = {**parameters, "additionalProperties": False}
+    assert json.loads(constraint.source) == (closed if is_closed else parameters)
 
 
 @pytest.mark.parametrize(
