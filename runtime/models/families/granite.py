@@ -44,11 +44,8 @@ def read_granite(config: Fields, architecture: str) -> DecoderConfig:
 
 def read_granite_hybrid(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults({"num_local_experts": 8, "intermediate_size": 11008})
-    changed = {
-        "intermediate_size": config.integer("shared_intermediate_size", 1024),
-        "layer_types": _layer_types(config),
-    }
-    shared = changed["intermediate_size"]
+    shared = config.integer("shared_intermediate_size", 1024)
+    changed = {"intermediate_size": shared, "layer_types": _layer_types(config)}
     experts = _experts(config, shared) if config.count("num_local_experts") else None
     config = Fields(config.file, {**config.values, **changed})
     decoder = read_granite(config, architecture)

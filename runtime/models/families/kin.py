@@ -18,10 +18,11 @@ _STEM = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]*")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SHARED = ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size",
            "moe_num_shared_experts", "num_experts_shared")  # fmt: skip
-_RECURRENT = ("ssm_", "rwkv", "time_mix")
-_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+_RECURRENT = ("ssm_", "rwkv", "time_mix", "state_size", "time_step_rank", "rescale_every")
 _SAME_FAMILY = 3.0  # how many traits the same name outweighs; guess
-_NO_FAMILY = "gpt"  # GPT-2, GPT-NeoX and gpt-oss have the word alone in common
+# GPT-2, GPT-NeoX and gpt-oss have the word alone in common; so have Kimi K2 and Kimi Linear.
+_NO_FAMILY = ("gpt", "kimi")
+_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ INDEXED = Trait("attention to chosen tokens", _has_any("index_topk", "index_n_he
 WINDOWS = Trait("sliding windows", _has_windows)
 CONVOLUTIONS = Trait("short convolutions", _has_any("conv_L_cache"))
 DELTA_NETS = Trait("gated delta nets", _has_any("linear_num_value_heads"))
+CHANNEL_DECAYS = Trait(
+    "delta rule with decays of channels", _has_any("linear_attn_config", "linear_num_heads")
+)
 MAMBA_2 = Trait("Mamba-2", _has_any("mamba_n_heads", "mamba_num_heads"))
 PART = Trait("heads rotated in part", _rotates_in_part)
 NORMED = Trait("normed heads", _has_any("use_qk_norm", "qk_layernorm", "qk_norm"))
@@ -86,23 +90,36 @@ PARALLEL = Trait(
     "attention and MLP side by side", _has_any("use_parallel_residual", "parallel_attn")
 )
 POSITIONS = Trait("positions other than rotary ones", _has_any("n_positions", "alibi"))
-_MIXERS = {"conv": CONVOLUTIONS, "linear_attention": DELTA_NETS, "mamba": MAMBA_2}
+ACTIVATION = Trait(
+    "such an activation", lambda config: config.get("hidden_act", "silu") not in _ACTIVATIONS
+)
+_MIXERS = {
+    "conv": (CONVOLUTIONS,),
+    "linear_attention": (DELTA_NETS, CHANNEL_DECAYS),
+    "mamba": (MAMBA_2,),
+}
 
 
 def _has_other_mixers(config: Config) -> bool:
-    known = [kind for kind, trait in _MIXERS.items() if trait.is_told_by(config)]
-    if any(kind not in (*_ATTENTION, *known) for kind in _layer_types(config)):
-        return True
-    if config.get("linear_attn_config") or 0 in _list(config, "attn_type_list"):
+    known = [kind for kind, traits in _MIXERS.items() if any(t.is_told_by(config) for t in traits)]
+    kinds = {kind for kind in _layer_types(config) if not _is_attention(kind)}
+    if kinds.difference(known) or 0 in _list(config, "attn_type_list"):
         return True
     names = _RECURRENT if "mamba" in known else (*_RECURRENT, "mamba_")
     return any(str(name).startswith(names) for name in config)
 
 
+def _is_attention(kind: object) -> bool:
+    return str(kind).endswith("attention") and kind != "linear_attention"
+
+
 RECURRENT = Trait("recurrent layers of another kind", _has_other_mixers)
-TRAITS = (EXPERTS, SHARED, GROUPS, LATENT, INDEXED, WINDOWS, CONVOLUTIONS, DELTA_NETS, MAMBA_2,
-          RECURRENT, CHUNKS, OF_LAYERS, SHARED_KV, PART, NORMED, CAPS, MULTIPLIERS, SENSES, ENCODER,
-          LAYER_NORM, PARALLEL, POSITIONS)  # fmt: skip
+TRAITS = (EXPERTS, SHARED, GROUPS, LATENT, INDEXED, WINDOWS, CONVOLUTIONS, DELTA_NETS,
+          CHANNEL_DECAYS, MAMBA_2, RECURRENT, CHUNKS, OF_LAYERS, SHARED_KV, PART, NORMED, CAPS,
+          MULTIPLIERS, SENSES, ENCODER, LAYER_NORM, PARALLEL, POSITIONS, ACTIVATION)  # fmt: skip
+# What a layer is made of says more than the rest.
+_MAIN = frozenset((LATENT, CONVOLUTIONS, DELTA_NETS, CHANNEL_DECAYS, MAMBA_2, RECURRENT))
+_MAIN_WEIGHT = 3  # guess
 
 _GEMMA_4 = frozenset((EXPERTS, WINDOWS, CAPS, PART, OF_LAYERS, SHARED_KV))
 _GEMMA_3N = frozenset((WINDOWS, CAPS, OF_LAYERS, SHARED_KV))
@@ -166,7 +183,7 @@ _OF_FAMILY: dict[str, frozenset[Trait]] = {
     "Gemma3nForConditionalGeneration": _GEMMA_3N | {SENSES},
     "Gemma4ForCausalLM": _GEMMA_4,
     "Gemma4ForConditionalGeneration": _GEMMA_4 | {SENSES},
-    "KimiLinearForCausalLM": frozenset((EXPERTS, SHARED, LATENT, RECURRENT)),
+    "KimiLinearForCausalLM": frozenset((EXPERTS, SHARED, LATENT, CHANNEL_DECAYS)),
     "NemotronForCausalLM": frozenset((PART,)),
     "NemotronHForCausalLM": frozenset((EXPERTS, SHARED, MAMBA_2)),
     "Llama4ForCausalLM": frozenset((EXPERTS, CHUNKS, NORMED)),
@@ -199,9 +216,13 @@ def nearest_kin(name: str, config: Config, known: Iterable[str]) -> Kin | None:
 def _nearness(name: str, other: str, told: frozenset[Trait]) -> tuple[float, int]:
     """Traits that the other lacks count, those that it has beside them half; names break ties."""
     has = _OF_FAMILY.get(other, frozenset())
-    is_family = _stem(name) == _stem(other) != _NO_FAMILY
-    distance = len(told - has) + len(has - told) / 2 - (_SAME_FAMILY if is_family else 0)
+    is_family = _stem(name) == _stem(other) not in _NO_FAMILY
+    distance = _weight(told - has) + _weight(has - told) / 2 - (_SAME_FAMILY if is_family else 0)
     return -distance, next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), len(name))
+
+
+def _weight(traits: Iterable[Trait]) -> int:
+    return sum(_MAIN_WEIGHT if trait in _MAIN else 1 for trait in traits)
 
 
 def _stem(name: str) -> str:

@@ -43,7 +43,7 @@ def _defaults(architecture: str) -> dict[str, Any]:
     if architecture == "DeepseekV2ForCausalLM":
         fields["num_experts_per_tok"] = 6  # which has no default
     if architecture == "Dots1ForCausalLM":  # nor have these
-        fields |= {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2}
+        fields |= {"num_experts_per_tok": 6, "n_routed_experts": 128}
     if architecture == "Glm4MoeForCausalLM":
         fields["num_attention_heads"] = 64  # the default divides no hidden_size
     if architecture == "GraniteMoeHybridForCausalLM":  # whose defaults are no model that is served

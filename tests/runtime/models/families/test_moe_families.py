@@ -518,6 +518,15 @@ def test_layers_that_select_are_listed_or_follow_from_their_frequency(tmp_path: 
         assert latent.indexer.layers == expected
 
 
+def test_llama_4_is_published_with_a_number_as_a_switch(tmp_path: Path) -> None:
+    make_mixture(tmp_path, "Llama4")
+    found = []
+    for tuning in (True, 4, 0):
+        change_config(tmp_path, attn_temperature_tuning=tuning)
+        found.append(read_model_config(tmp_path).query_scaling)
+    assert found[0] is not None and found == [found[0], found[0], None]
+
+
 def test_there_may_be_no_shared_expert(tmp_path: Path) -> None:
     make_mixture(tmp_path, "DeepseekV3")
     for number in (0, None):
