@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPILE_FLAGS", "BuildError", "NativeLibrary", "cpu_flags"]
+__all__ = ["COMPILE_FLAGS", "BuildError", "InstructionSet", "NativeLibrary", "cpu_flags"]
 
-COMPILE_FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra")
+COMPILE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra")
 COMPILE_TIMEOUT_S = 300.0
 
 
@@ -31,25 +31,53 @@ class BuildError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """What code needs of a CPU, and what tells a compiler that it may use it."""
+
+    name: str
+    cpu_flags: frozenset[str]  # as Linux names them
+    compile_flags: tuple[str, ...]  # where -march=native would allow more, or less
+
+
+ANY_CPU = InstructionSet("any", frozenset(), ())
+CPU_ENV = "STEMMA_CPU"
+
+
+@dataclass(frozen=True, slots=True)
 class NativeLibrary:
-    """All *.cpp files of a folder as one shared library."""
+    """All *.cpp files of a folder as one shared library, for the first of its instruction sets that
+    this CPU has; STEMMA_CPU names a later one."""
 
     name: str  # of the file
     title: str  # for people
     sources: Path
     compile_flags: tuple[str, ...] = COMPILE_FLAGS
-    needed_cpu_flags: frozenset[str] = frozenset()
+    instruction_sets: tuple[InstructionSet, ...] = (ANY_CPU,)
 
     def path(self) -> Path:
         """The compiled library, built first where it is missing. Raises BuildError."""
-        missing = sorted(self.needed_cpu_flags - cpu_flags())
-        if missing:
-            raise BuildError(f"the CPU has no {', '.join(missing)}")
+        instructions = self.instructions()
+        flags = (*self.compile_flags, *_architecture(instructions))
         compiler = _compiler()
-        path = _cache_folder() / f"{self.name}-{self._key(compiler)}.so"
+        path = _cache_folder() / f"{self.name}-{self._key(compiler, flags)}.so"
         if not path.exists():
-            self._compile(compiler, path)
+            self._compile(compiler, flags, path)
         return path
+
+    def instructions(self) -> InstructionSet:
+        """The set that is used. Raises BuildError."""
+        named, have = os.environ.get(CPU_ENV), cpu_flags()
+        sets = [
+            each for each in self.instruction_sets if each is ANY_CPU or named in (None, each.name)
+        ]
+        for each in sets:
+            if each.cpu_flags <= have:
+                return each
+        if not sets:
+            names = ", ".join(each.name for each in self.instruction_sets)
+            raise BuildError(f"{CPU_ENV}={named} is none of {names}")
+        lacks = [f"{each.name} (no {', '.join(sorted(each.cpu_flags - have))})" for each in sets]
+        raise BuildError(f"the CPU has not {', nor '.join(lacks)}")
 
     def load(self, signatures: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
         """The library in this process, built first where it is missing.
@@ -72,7 +100,7 @@ class NativeLibrary:
         except BuildError as error:
             print(f"stemma: no compiled {self.title}: {error}")
 
-    def _compile(self, compiler: str, path: Path) -> None:
+    def _compile(self, compiler: str, flags: tuple[str, ...], path: Path) -> None:
         """Write to a name of its own, then rename: others never load half a file."""
         print(f"stemma: compiling {self.title} (once, a few seconds)", file=sys.stderr)
         try:
@@ -80,7 +108,7 @@ class NativeLibrary:
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 target = Path(folder) / path.name
                 sources = [str(source) for source in sorted(self.sources.glob("*.cpp"))]
-                command = [compiler, *self.compile_flags, *sources, "-o", str(target)]
+                command = [compiler, *flags, *sources, "-o", str(target)]
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
                 )
@@ -91,8 +119,8 @@ class NativeLibrary:
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"cannot build with {compiler}: {error}") from error
 
-    def _key(self, compiler: str) -> str:
-        parts = (self.compile_flags, compiler, platform.machine(), sorted(cpu_flags()))
+    def _key(self, compiler: str, flags: tuple[str, ...]) -> str:
+        parts = (flags, compiler, platform.machine(), sorted(cpu_flags()))
         digest = hashlib.sha256(repr(parts).encode())
         digest.update(str(Path(compiler).resolve().stat().st_mtime_ns).encode())
         for source in sorted(self.sources.iterdir()):
@@ -108,6 +136,11 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+def _architecture(instructions: InstructionSet) -> tuple[str, ...]:
+    """Compiled here for here, code may use all that the CPU has, unless less was asked for."""
+    return instructions.compile_flags if CPU_ENV in os.environ else ("-march=native",)
 
 
 def _compiler() -> str:

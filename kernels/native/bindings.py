@@ -12,8 +12,19 @@ from pathlib import Path
 
 import torch
 
-from ...native_library import COMPILE_FLAGS, BuildError, NativeLibrary
+from ...native_library import COMPILE_FLAGS, BuildError, InstructionSet, NativeLibrary
 
+AVX512 = frozenset(
+    {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
+)
+# Best first, as src/vector.h chooses.
+INSTRUCTION_SETS = (
+    InstructionSet(
+        "avx512", AVX512, ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512bf16", "-mavx512vnni")
+    ),
+    InstructionSet("avx2", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
+    InstructionSet("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
+)
 # No -ffast-math: infinities and NaN mean something here. No contraction: what one instance of a
 # template fuses and another does not would round differently. GCC warns of its own intrinsics'
 # headers.
@@ -29,9 +40,7 @@ LIBRARY = NativeLibrary(
         "-Wno-uninitialized",
         "-Wno-maybe-uninitialized",
     ),
-    frozenset(
-        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
-    ),
+    INSTRUCTION_SETS,
 )
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 # Arguments, by function name; none has a result.

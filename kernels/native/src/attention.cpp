@@ -20,17 +20,17 @@
 namespace stemma {
 namespace {
 
-constexpr int kTileRows = 6;  // 24 sums of the 32 registers: a block of keys is 4 of scores
+constexpr int kTileRows = 6;
+constexpr int kMaxSums = 24;
+// Sums beside each other in a row of a tile, of 32 registers 24 in all, of 8 as many as rows.
+constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
 constexpr int kLineBytes = 64;
 
 // The scales of some slots, [kKeys]; zero past the last.
 void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
     for (int group = 0; group < num_keys; group += 16) {
-        const int width = std::min(16, num_keys - group);
-        const auto lanes = static_cast<__mmask16>((1u << width) - 1);
-        const __m512i at = _mm512_maskz_loadu_epi32(lanes, slots + group);
-        _mm512_store_ps(packed + group, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at,
-                                                                 scales, sizeof(float)));
+        const Mask lanes = lanes_below(num_keys - group);
+        store(packed + group, gather(scales, slots + group, lanes));
     }
 }
 
@@ -43,10 +43,10 @@ void fetch(const Number* keys, const float* scales, const int32_t* slots, int nu
     constexpr int kLine = kLineBytes / sizeof(Number);
     for (int i = 0; i < num_keys; ++i) {
         if (scales != nullptr)
-            _mm_prefetch(reinterpret_cast<const char*>(scales + slots[i]), _MM_HINT_T1);
+            prefetch(scales + slots[i]);
         const int64_t at = static_cast<int64_t>(slots[i]) * head_dim;
         for (int line = 0; line < head_dim; line += kLine)
-            _mm_prefetch(reinterpret_cast<const char*>(keys + at + line), _MM_HINT_T1);
+            prefetch(keys + at + line);
     }
 }
 
@@ -87,96 +87,90 @@ struct Scoring {
 
 // All loops over a tile are unrolled: only so do its sums stay in registers.
 #define STEMMA_UNROLL _Pragma("GCC unroll 8")
+#define STEMMA_EACH(i, count) STEMMA_UNROLL for (int i = 0; i < (count); ++i)
+
+// sums[r][g] += rows[r, pair] * columns[pair, 16 g ...] over pairs of bfloat16.
+template <int kRows, int kGroups>
+inline void multiply(const uint32_t* rows, int row_stride, const uint32_t* columns, int stride,
+                     int num_pairs, Floats (&sums)[kRows][kGroups]) {
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        Ints column[kGroups];
+        STEMMA_EACH(g, kGroups) column[g] = load_ints(columns + pair * stride + g * 16);
+        STEMMA_EACH(r, kRows) {
+            const Ints both = splat(static_cast<int32_t>(rows[r * row_stride + pair]));
+            STEMMA_EACH(g, kGroups) sums[r][g] = add_pair_products(sums[r][g], column[g], both);
+        }
+    }
+}
 
 // Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
 template <bool kIsScaled, int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
                 const Scoring& scoring) {
-    __m512 s[kRows][kGroups];
+    Floats s[kRows][kGroups];
+    const auto* q = reinterpret_cast<const uint32_t*>(rows.q) + first * num_pairs;
     STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_setzero_ps();
-    }
-    const auto* q = reinterpret_cast<const int*>(rows.q) + first * num_pairs;
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        __m512bh k[kGroups];
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g)
-            k[g] = (__m512bh)_mm512_load_si512(block.keys + pair * kKeys + g * 16);
-        STEMMA_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            const auto both = (__m512bh)_mm512_set1_epi32(q[r * num_pairs + pair]);
-            STEMMA_UNROLL
-            for (int g = 0; g < kGroups; ++g) s[r][g] = _mm512_dpbf16_ps(s[r][g], k[g], both);
-        }
+    for (int from = 0; from < kGroups; from += kWidth) {
+        constexpr int kBeside = std::min(kGroups, kWidth);
+        Floats sums[kRows][kBeside];
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
+        multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
     }
     if constexpr (kIsScaled) {
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-            const __m512 scales = _mm512_load_ps(block.key_scales + g * 16);
-            STEMMA_UNROLL
-            for (int r = 0; r < kRows; ++r) s[r][g] = _mm512_mul_ps(s[r][g], scales);
+        STEMMA_EACH(g, kGroups) {
+            const Floats scales = load(block.key_scales + g * 16);
+            STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
         }
     }
     if (scoring.soft_cap > 0) {
-        const __m512 factor = _mm512_set1_ps(scoring.cap_factor);
-        const __m512 cap = _mm512_set1_ps(scoring.soft_cap);
-        STEMMA_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            STEMMA_UNROLL
-            for (int g = 0; g < kGroups; ++g)
-                s[r][g] = _mm512_mul_ps(cap, tanh(_mm512_mul_ps(s[r][g], factor)));
+        const Floats factor = splat(scoring.cap_factor);
+        const Floats cap = splat(scoring.soft_cap);
+        STEMMA_EACH(r, kRows) {
+            STEMMA_EACH(g, kGroups)
+                s[r][g] = cap * tanh(s[r][g] * factor);
         }
     }
     // In stages over all rows, so that one row's long chain (a maximum over lanes) runs beside the
     // others' instead of after them.
-    const __m512 lowest = _mm512_set1_ps(-INFINITY), factors = _mm512_set1_ps(scoring.factor);
-    __m512 top[kRows];
-    STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
+    const Floats lowest = splat(-INFINITY), factors = splat(scoring.factor);
+    Floats top[kRows];
+    STEMMA_EACH(r, kRows) {
         const int from = rows.first_seen[first + r], to = rows.end_seen[first + r];
         if (from > 0 || to < kGroups * 16) {
-            STEMMA_UNROLL
-            for (int g = 0; g < kGroups; ++g) {
+            STEMMA_EACH(g, kGroups) {
                 const int before = std::clamp(from - g * 16, 0, 16);
                 const int seen = std::clamp(to - g * 16, 0, 16);
-                s[r][g] = _mm512_mask_mov_ps(
-                    lowest, static_cast<__mmask16>((1u << seen) - (1u << before)), s[r][g]);
+                const auto lanes = static_cast<Mask>((1u << seen) - (1u << before));
+                s[r][g] = select(choice(lanes), s[r][g], lowest);
             }
         }
         top[r] = s[r][0];
         STEMMA_UNROLL
-        for (int g = 1; g < kGroups; ++g) top[r] = _mm512_max_ps(top[r], s[r][g]);
+        for (int g = 1; g < kGroups; ++g) top[r] = max(top[r], s[r][g]);
     }
-    constexpr __mmask16 kLanes = (1u << kRows) - 1;  // a lane for each row
-    const __m512 before = _mm512_maskz_loadu_ps(kLanes, rows.largest + first);
+    constexpr Mask kLanes = (1u << kRows) - 1;  // a lane for each row
+    const Floats before = load(rows.largest + first, kLanes);
     alignas(64) float lanes[16];
-    STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) lanes[r] = _mm512_reduce_max_ps(top[r]);
-    const __m512 largest = _mm512_max_ps(before, _mm512_maskz_load_ps(kLanes, lanes));
-    const __m512 decay = exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(before, largest), factors));
-    _mm512_mask_storeu_ps(rows.largest + first, kLanes, largest);
-    _mm512_mask_storeu_ps(rows.decay + first, kLanes, decay);
-    STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        const __m512i lane = _mm512_set1_epi32(r);
-        const __m512 shift = _mm512_mul_ps(_mm512_permutexvar_ps(lane, largest), factors);
-        __m512 sum = _mm512_setzero_ps();
+    STEMMA_EACH(r, kRows) lanes[r] = largest_of(top[r]);
+    const Floats largest = max(before, load(lanes, kLanes));
+    const Floats decay = exp2_nonpositive((before - largest) * factors);
+    store(rows.largest + first, largest, kLanes);
+    store(rows.decay + first, decay, kLanes);
+    STEMMA_EACH(r, kRows) {
+        const Floats shift = splat_lane(largest, r) * factors;
+        Floats sum = zero_floats();
         auto* out = reinterpret_cast<bf16*>(rows.probs + (first + r) * (kKeys / 2));
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-            const __m512 p = exp2_nonpositive(_mm512_fmsub_ps(s[r][g], factors, shift));
-            sum = _mm512_add_ps(sum, p);
+        STEMMA_EACH(g, kGroups) {
+            const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
+            sum = sum + p;
             if constexpr (kIsScaled)
-                store_bf16(out + g * 16,
-                           _mm512_mul_ps(p, _mm512_load_ps(block.value_scales + g * 16)));
+                store_bf16(out + g * 16, p * load(block.value_scales + g * 16));
             else
                 store_bf16(out + g * 16, p);
         }
         float* total = rows.totals + (first + r) * 16;
-        _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(total),
-                                               _mm512_permutexvar_ps(lane, decay), sum));
+        store(total, fmadd(load(total), splat_lane(decay, r), sum));
     }
 }
 
@@ -184,35 +178,15 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
 template <int kRows, int kGroups>
 void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
                 int dim) {
-    __m512 o[kRows][kGroups];
-    STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        const __m512 decay = _mm512_set1_ps(rows.decay[first + r]);
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g)
-            o[r][g] = _mm512_mul_ps(
-                decay, _mm512_load_ps(rows.sums + (first + r) * head_dim + dim + g * 16));
+    Floats o[kRows][kGroups];
+    STEMMA_EACH(r, kRows) {
+        const Floats decay = splat(rows.decay[first + r]);
+        STEMMA_EACH(g, kGroups)
+            o[r][g] = decay * load(rows.sums + (first + r) * head_dim + dim + g * 16);
     }
-    const uint32_t* probs = rows.probs + first * (kKeys / 2);
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        __m512bh v[kGroups];
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g)
-            v[g] = (__m512bh)_mm512_load_si512(values + pair * head_dim + dim + g * 16);
-        STEMMA_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            const auto both =
-                (__m512bh)_mm512_set1_epi32(static_cast<int>(probs[r * (kKeys / 2) + pair]));
-            STEMMA_UNROLL
-            for (int g = 0; g < kGroups; ++g) o[r][g] = _mm512_dpbf16_ps(o[r][g], v[g], both);
-        }
-    }
-    STEMMA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        STEMMA_UNROLL
-        for (int g = 0; g < kGroups; ++g)
-            _mm512_store_ps(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
-    }
+    multiply(rows.probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
+    STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
+        store(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
 }
 
 using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
@@ -238,8 +212,8 @@ void attend_block(const Rows& rows, const Block& block, bool is_scaled, int head
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
         kScoreTile[is_scaled][count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
-        for (int dim = 0; dim < head_dim; dim += 64) {
-            const int width = std::min(4, (head_dim - dim) / 16);
+        for (int dim = 0; dim < head_dim; dim += 16 * kWidth) {
+            const int width = std::min(kWidth, (head_dim - dim) / 16);
             kValueTile[count - 1][width - 1](rows, first, block.values, (block.num_keys + 1) / 2,
                                              head_dim, dim);
         }
@@ -317,7 +291,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         attend_block(seeing, block, KV::kIsScaled, dims, scoring);
     }
     for (int row = 0; row < count; ++row) {
-        const float total = _mm512_reduce_add_ps(_mm512_load_ps(rows.totals + row * 16));
+        const float total = sum_of(load(rows.totals + row * 16));
         finish_row<bf16>(a, item, kv_head, row, rows.sums + row * dims, rows.largest[row], total);
     }
 }

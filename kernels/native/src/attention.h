@@ -96,9 +96,9 @@ void finish_row(const Attention& a, const Item& item, int kv_head, int row, cons
         auto* out = static_cast<Number*>(a.out) +
                     (static_cast<int64_t>(item.token + token) * a.num_heads + head) * dims;
         const Sum sum = Sum{largest, total}.with_sink(a, head);
-        const __m512 factor = _mm512_set1_ps(sum.weight_of(largest, a.softmax_scale()));
+        const Floats factor = splat(sum.weight_of(largest, a.softmax_scale()));
         for (int dim = 0; dim < dims; dim += 16)
-            store_numbers(out + dim, _mm512_mul_ps(factor, _mm512_loadu_ps(sums + dim)), 0xffff);
+            store_numbers(out + dim, (factor * load(sums + dim)), 0xffff);
     } else {
         float* to = a.partials +
                     (static_cast<int64_t>(item.partial + token) * a.num_heads + head) * (dims + 2);
@@ -126,10 +126,10 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
         auto* out = static_cast<Number*>(a.out) +
                     (static_cast<int64_t>(token) * a.num_heads + head) * dims;
         for (int dim = 0; dim < dims; dim += 16) {
-            __m512 sum = _mm512_setzero_ps();
+            Floats sum = zero_floats();
             for (int i = 0; i < count; ++i) {
                 const float weight = all.weight_of(part(i)[dims], scale);
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part(i) + dim), sum);
+                sum = fmadd(splat(weight), load(part(i) + dim), sum);
             }
             store_numbers(out + dim, sum, 0xffff);
         }

@@ -23,29 +23,27 @@ void for_each_row(int64_t num_rows, int64_t row_size, F&& body) {
     });
 }
 
-inline __mmask16 lanes_from(int64_t at, int64_t size) {
-    return size - at >= 16 ? 0xffff : static_cast<__mmask16>((1u << (size - at)) - 1);
-}
+inline Mask lanes_from(int64_t at, int64_t size) { return lanes_below(size - at); }
 
 // In 16 parts.
-inline __m512 sum_of_squares(const bf16* from, int64_t size) {
-    __m512 squares = _mm512_setzero_ps();
+inline Floats sum_of_squares(const bf16* from, int64_t size) {
+    Floats squares = zero_floats();
     for (int64_t i = 0; i < size; i += 16) {
-        const __m512 value = load_bf16(from + i, lanes_from(i, size));
-        squares = _mm512_fmadd_ps(value, value, squares);
+        const Floats value = load_bf16(from + i, lanes_from(i, size));
+        squares = fmadd(value, value, squares);
     }
     return squares;
 }
 
 // from * weight / rms(from) -> to, which may be `from`.
-inline void store_normed(const bf16* from, __m512 squares, const float* weight, double eps,
+inline void store_normed(const bf16* from, Floats squares, const float* weight, double eps,
                          bf16* to, int64_t size) {
-    const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+    const float mean = sum_of(squares) / static_cast<float>(size);
+    const Floats factor = splat(1.0f / std::sqrt(mean + static_cast<float>(eps)));
     for (int64_t i = 0; i < size; i += 16) {
-        const __mmask16 lanes = lanes_from(i, size);
-        const __m512 value = _mm512_mul_ps(load_bf16(from + i, lanes), factor);
-        store_bf16(to + i, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(lanes, weight + i)), lanes);
+        const Mask lanes = lanes_from(i, size);
+        const Floats value = (load_bf16(from + i, lanes) * factor);
+        store_bf16(to + i, (value * load(weight + i, lanes)), lanes);
     }
 }
 
@@ -59,16 +57,16 @@ extern "C" void stemma_rms_norm(const void* x, void* residual, const float* weig
                                 void* y, int64_t num_rows, int64_t size) {
     for_each_row(num_rows, size, [&](int64_t row) {
         const bf16* from = static_cast<const bf16*>(x) + row * size;
-        __m512 squares = _mm512_setzero_ps();
+        Floats squares = zero_floats();
         if (residual != nullptr) {
             bf16* sum = static_cast<bf16*>(residual) + row * size;
             for (int64_t i = 0; i < size; i += 16) {
-                const __mmask16 lanes = lanes_from(i, size);
-                const __m512 added =
-                    _mm512_add_ps(load_bf16(sum + i, lanes), load_bf16(from + i, lanes));
+                const Mask lanes = lanes_from(i, size);
+                const Floats added =
+                    (load_bf16(sum + i, lanes) + load_bf16(from + i, lanes));
                 store_bf16(sum + i, added, lanes);
-                const __m512 rounded = widen(narrow(added));
-                squares = _mm512_fmadd_ps(rounded, rounded, squares);
+                const Floats rounded = widen(narrow(added));
+                squares = fmadd(rounded, rounded, squares);
             }
             from = sum;
         } else {
@@ -97,21 +95,21 @@ extern "C" void stemma_act_and_mul(const float* halves, void* y, int64_t num_row
         const float* gates = halves + row * 2 * size;
         bf16* to = static_cast<bf16*>(y) + row * size;
         for (int64_t i = 0; i < size; i += 16) {
-            const __mmask16 lanes = lanes_from(i, size);
-            const __m512 gate = _mm512_maskz_loadu_ps(lanes, gates + i);
-            const __m512 up = _mm512_maskz_loadu_ps(lanes, gates + size + i);
+            const Mask lanes = lanes_from(i, size);
+            const Floats gate = load(gates + i, lanes);
+            const Floats up = load(gates + size + i, lanes);
             store_bf16(to + i, gated<bf16>(static_cast<int32_t>(kind), gate, up), lanes);
         }
     });
 }
 
 extern "C" void stemma_scale(void* x, double factor, int64_t num_rows, int64_t size) {
-    const __m512 factors = _mm512_set1_ps(static_cast<float>(factor));
+    const Floats factors = splat(static_cast<float>(factor));
     for_each_row(num_rows, size, [&](int64_t row) {
         bf16* at = static_cast<bf16*>(x) + row * size;
         for (int64_t i = 0; i < size; i += 16) {
-            const __mmask16 lanes = lanes_from(i, size);
-            store_bf16(at + i, _mm512_mul_ps(load_bf16(at + i, lanes), factors), lanes);
+            const Mask lanes = lanes_from(i, size);
+            store_bf16(at + i, (load_bf16(at + i, lanes) * factors), lanes);
         }
     });
 }
@@ -121,8 +119,8 @@ extern "C" void stemma_add(void* total, const void* x, int64_t num_rows, int64_t
         bf16* to = static_cast<bf16*>(total) + row * size;
         const bf16* from = static_cast<const bf16*>(x) + row * size;
         for (int64_t i = 0; i < size; i += 16) {
-            const __mmask16 lanes = lanes_from(i, size);
-            store_bf16(to + i, _mm512_add_ps(load_bf16(to + i, lanes), load_bf16(from + i, lanes)),
+            const Mask lanes = lanes_from(i, size);
+            store_bf16(to + i, (load_bf16(to + i, lanes) + load_bf16(from + i, lanes)),
                        lanes);
         }
     });
@@ -135,12 +133,12 @@ namespace {
 void rotate(const bf16* from, const bf16* cos, const bf16* sin, bf16* to, int64_t dims) {
     const int64_t half = dims / 2;
     for (int64_t i = 0; i < half; i += 16) {
-        const __mmask16 lanes = lanes_from(i, half);
-        const __m512 a = load_bf16(from + i, lanes), b = load_bf16(from + half + i, lanes);
-        const __m512 first = _mm512_fmadd_ps(b, load_bf16(sin + i, lanes),
-                                             _mm512_mul_ps(a, load_bf16(cos + i, lanes)));
-        const __m512 second = _mm512_fmadd_ps(a, load_bf16(sin + half + i, lanes),
-                                              _mm512_mul_ps(b, load_bf16(cos + half + i, lanes)));
+        const Mask lanes = lanes_from(i, half);
+        const Floats a = load_bf16(from + i, lanes), b = load_bf16(from + half + i, lanes);
+        const Floats first = fmadd(b, load_bf16(sin + i, lanes),
+                                             (a * load_bf16(cos + i, lanes)));
+        const Floats second = fmadd(a, load_bf16(sin + half + i, lanes),
+                                              (b * load_bf16(cos + half + i, lanes)));
         store_bf16(to + i, first, lanes);
         store_bf16(to + half + i, second, lanes);
     }
@@ -152,31 +150,29 @@ namespace {
 
 // The largest magnitude of dims numbers; NaN where there is one, as the integers of NaNs are larger.
 float largest_magnitude(const bf16* from, int64_t dims) {
-    __m512i largest = _mm512_setzero_si512();
+    Ints largest = zero_ints();
     for (int64_t i = 0; i < dims; i += 16) {
-        const __m512 value = _mm512_abs_ps(load_bf16(from + i, lanes_from(i, dims)));
-        largest = _mm512_max_epi32(largest, _mm512_castps_si512(value));
+        const Floats value = abs(load_bf16(from + i, lanes_from(i, dims)));
+        largest = max(largest, as_ints(value));
     }
-    const int32_t bits = _mm512_reduce_max_epi32(largest);
+    const int32_t bits = largest_of(largest);
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
 // float8_e4m3fn of |numbers| <= 448, to nearest, ties to even.
-inline __m512i to_fp8(__m512 numbers) {
-    const __m512i bits = _mm512_castps_si512(numbers);
-    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(magnitude, 20), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_srli_epi32(
-        _mm512_add_epi32(_mm512_add_epi32(magnitude, odd), _mm512_set1_epi32(0x7ffff)), 20);
-    const __m512i normal = _mm512_sub_epi32(rounded, _mm512_set1_epi32((127 - 7) << 3));
-    const __m512i subnormal = _mm512_cvtps_epi32(  // in units of 2^-9; 8 of them are normal
-        _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(512.0f)));
-    const __mmask16 is_subnormal =
-        _mm512_cmplt_epi32_mask(magnitude, _mm512_castps_si512(_mm512_set1_ps(0x1p-6f)));
-    return _mm512_or_si512(_mm512_mask_mov_epi32(normal, is_subnormal, subnormal), sign);
+inline Ints to_fp8(Floats numbers) {
+    const Ints bits = as_ints(numbers);
+    const Ints magnitude = bits & splat(0x7fffffff);
+    const Ints sign = shift_right<24>(bits) & splat(0x80);
+    const Ints odd = shift_right<20>(magnitude) & splat(1);
+    const Ints rounded = shift_right<20>(magnitude + odd + splat(0x7ffff));
+    const Ints normal = rounded - splat((127 - 7) << 3);
+    const Ints subnormal = round_to_ints(  // in units of 2^-9; 8 of them are normal
+        as_floats(magnitude) * splat(512.0f));
+    const Choice is_subnormal = less(magnitude, as_ints(splat(0x1p-6f)));
+    return select(is_subnormal, subnormal, normal) | sign;
 }
 
 // One vector's numbers and scale, by the rule of reference/kv_store.py.
@@ -185,15 +181,14 @@ void quantize(const bf16* from, int64_t dims, uint8_t* to, float* scale) {
     constexpr float kLimit = kFormat == kInt8 ? 127.0f : 448.0f;
     const float largest = largest_magnitude(from, dims);
     *scale = largest / kLimit;
-    const __m512 inverse = _mm512_set1_ps(kLimit / largest), limit = _mm512_set1_ps(kLimit);
+    const Floats inverse = splat(kLimit / largest), limit = splat(kLimit);
     for (int64_t i = 0; i < dims; i += 16) {
-        const __mmask16 lanes = lanes_from(i, dims);
-        const __m512 product = _mm512_mul_ps(load_bf16(from + i, lanes), inverse);
-        const __mmask16 is_number = _mm512_cmp_ps_mask(product, product, _CMP_ORD_Q);
-        const __m512 number = _mm512_maskz_max_ps(is_number, _mm512_min_ps(product, limit),
-                                                  _mm512_sub_ps(_mm512_setzero_ps(), limit));
-        const __m512i code = kFormat == kInt8 ? _mm512_cvtps_epi32(number) : to_fp8(number);
-        _mm512_mask_cvtepi32_storeu_epi8(to + i, lanes, code);
+        const Mask lanes = lanes_from(i, dims);
+        const Floats product = load_bf16(from + i, lanes) * inverse;
+        const Floats bounded = max(min(product, limit), zero_floats() - limit);
+        const Floats number = select(is_number(product), bounded, zero_floats());
+        const Ints code = kFormat == kInt8 ? round_to_ints(number) : to_fp8(number);
+        store_bytes(to + i, code, lanes);
     }
 }
 

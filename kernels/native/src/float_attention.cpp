@@ -19,12 +19,12 @@ struct Row {
 };
 
 // Products of q with 64 keys, packed [head_dim, kKeys].
-inline void multiply(const float* q, const float* keys, int dims, __m512 (&s)[kGroups]) {
-    for (auto& sum : s) sum = _mm512_setzero_ps();
+inline void multiply(const float* q, const float* keys, int dims, Floats (&s)[kGroups]) {
+    for (auto& sum : s) sum = zero_floats();
     for (int dim = 0; dim < dims; ++dim) {
-        const __m512 one = _mm512_set1_ps(q[dim]);
+        const Floats one = splat(q[dim]);
         for (int g = 0; g < kGroups; ++g)
-            s[g] = _mm512_fmadd_ps(one, _mm512_load_ps(keys + dim * kKeys + g * 16), s[g]);
+            s[g] = fmadd(one, load(keys + dim * kKeys + g * 16), s[g]);
     }
 }
 
@@ -33,49 +33,48 @@ void add_values(float* sums, float decay, const float* probs, const float* value
                 const int32_t* slots, int from, int to, int dims) {
     for (int dim = 0; dim < dims; dim += kDims) {
         const int width = std::min(kDims, dims - dim) / 16;
-        __m512 o[kDims / 16];
+        Floats o[kDims / 16];
         for (int g = 0; g < width; ++g)
-            o[g] = _mm512_mul_ps(_mm512_set1_ps(decay), _mm512_loadu_ps(sums + dim + g * 16));
+            o[g] = (splat(decay) * load(sums + dim + g * 16));
         for (int key = from; key < to; ++key) {
             const float* value = values + static_cast<int64_t>(slots[key]) * dims + dim;
-            const __m512 p = _mm512_set1_ps(probs[key]);
+            const Floats p = splat(probs[key]);
             for (int g = 0; g < width; ++g)
-                o[g] = _mm512_fmadd_ps(p, _mm512_loadu_ps(value + g * 16), o[g]);
+                o[g] = fmadd(p, load(value + g * 16), o[g]);
         }
-        for (int g = 0; g < width; ++g) _mm512_storeu_ps(sums + dim + g * 16, o[g]);
+        for (int g = 0; g < width; ++g) store(sums + dim + g * 16, o[g]);
     }
 }
 
 // One block of keys for a row that sees [from, to) of them, at least one.
 void attend(const Attention& a, Row& row, const float* keys, const float* values,
             const int32_t* slots, int from, int to) {
-    __m512 s[kGroups];
+    Floats s[kGroups];
     multiply(row.q, keys, a.head_dim, s);
-    const __m512 factor = _mm512_set1_ps(a.softmax_scale() * kLog2E);
-    __m512 top = _mm512_set1_ps(-INFINITY);
+    const Floats factor = splat(a.softmax_scale() * kLog2E);
+    Floats top = splat(-INFINITY);
     for (int g = 0; g < kGroups; ++g) {
         if (a.soft_cap > 0)
-            s[g] = _mm512_mul_ps(_mm512_set1_ps(a.soft_cap),
-                                 tanh(_mm512_mul_ps(s[g], _mm512_set1_ps(a.scale / a.soft_cap))));
+            s[g] = (splat(a.soft_cap) * tanh((s[g] * splat(a.scale / a.soft_cap))));
         const int before = std::clamp(from - g * 16, 0, 16), seen = std::clamp(to - g * 16, 0, 16);
-        const auto lanes = static_cast<__mmask16>((1u << seen) - (1u << before));
-        s[g] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, s[g]);
-        top = _mm512_max_ps(top, s[g]);
+        const auto lanes = static_cast<Mask>((1u << seen) - (1u << before));
+        s[g] = select(choice(lanes), s[g], splat(-INFINITY));
+        top = max(top, s[g]);
     }
-    const float largest = std::max(row.largest, _mm512_reduce_max_ps(top));
-    const __m512 shift = _mm512_mul_ps(_mm512_set1_ps(largest), factor);
-    const auto power = [&](__m512 score) {
-        return exp2_nonpositive_exactly(_mm512_fmsub_ps(score, factor, shift));
+    const float largest = std::max(row.largest, largest_of(top));
+    const Floats shift = (splat(largest) * factor);
+    const auto power = [&](Floats score) {
+        return exp2_nonpositive_exactly(fmsub(score, factor, shift));
     };
     alignas(64) float probs[kKeys];
-    __m512 sum = _mm512_setzero_ps();
+    Floats sum = zero_floats();
     for (int g = 0; g < kGroups; ++g) {
-        const __m512 p = power(s[g]);
-        _mm512_store_ps(probs + g * 16, p);
-        sum = _mm512_add_ps(sum, p);
+        const Floats p = power(s[g]);
+        store(probs + g * 16, p);
+        sum = (sum + p);
     }
-    const float decay = _mm512_cvtss_f32(power(_mm512_set1_ps(row.largest)));
-    row.total = row.total * decay + _mm512_reduce_add_ps(sum);
+    const float decay = first_of(power(splat(row.largest)));
+    row.total = row.total * decay + sum_of(sum);
     row.largest = largest;
     add_values(row.sums, decay, probs, values, slots, from, to, a.head_dim);
 }

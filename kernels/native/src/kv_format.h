@@ -2,10 +2,9 @@
 // An 8-bit number becomes bfloat16 without loss; its scale is left to who multiplies.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "bf16.h"
 
@@ -15,37 +14,6 @@ namespace stemma {
 enum KVFormat : int32_t { kBf16 = 0, kInt8 = 1, kFp8 = 2 };
 
 constexpr int kKeys = 64;  // keys of a block
-
-inline void transpose_16x16(__m512i (&row)[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(row[2 * i], row[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(row[2 * i], row[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        row[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        row[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        row[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        row[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        row[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
-// The first `count` of 64 bytes.
-inline __mmask64 bytes_below(int count) {
-    return count >= 64 ? ~0ull : (1ull << count) - 1;
-}
 
 struct Bf16KV {
     using Number = bf16;
@@ -58,16 +26,15 @@ struct Bf16KV {
         for (int group = 0; group < num_keys; group += 16)
             for (int pair = 0; pair < num_pairs; pair += 16) {
                 const int width = std::min(16, num_pairs - pair);
-                const __mmask16 lanes = static_cast<__mmask16>((1u << width) - 1);
-                __m512i rows[16];
+                Ints rows[16];
                 for (int i = 0; i < 16; ++i) {
                     const int64_t slot = slots[std::min(group + i, num_keys - 1)];
                     const auto* from = reinterpret_cast<const uint32_t*>(keys + slot * head_dim);
-                    rows[i] = _mm512_maskz_loadu_epi32(lanes, from + pair);
+                    rows[i] = load_ints(from + pair, lanes_below(width));
                 }
-                transpose_16x16(rows);
+                transpose(rows);
                 for (int i = 0; i < width; ++i)
-                    _mm512_store_si512(packed + (pair + i) * kKeys + group, rows[i]);
+                    store_ints(packed + (pair + i) * kKeys + group, rows[i]);
             }
     }
 
@@ -80,124 +47,19 @@ struct Bf16KV {
             const bf16* odd =
                 has_odd ? values + static_cast<int64_t>(slots[key + 1]) * head_dim : even;
             for (int dim = 0; dim < head_dim; dim += 16) {
-                const __m512i low = _mm512_cvtepu16_epi32(
-                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + dim)));
-                const __m512i high = _mm512_cvtepu16_epi32(
-                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + dim)));
-                const __m512i both = _mm512_or_si512(
-                    low, has_odd ? _mm512_slli_epi32(high, 16) : _mm512_setzero_si512());
-                _mm512_store_si512(packed + key / 2 * head_dim + dim, both);
+                const Ints low = zero_extend(load_halfwords(even + dim));
+                const Ints high = zero_extend(load_halfwords(odd + dim));
+                store_ints(packed + key / 2 * head_dim + dim,
+                           low | (has_odd ? high << 16 : zero_ints()));
             }
         }
     }
-};
-
-// The bytes of the bfloat16 of every 8-bit magnitude, low and high; of int8 up to 127, of the floats
-// (float8_e4m3fn: 4 bits of exponent with bias 7, 3 of fraction) all but NaN, which is not kept.
-struct ByteTables {
-    alignas(64) uint8_t low[128] = {};
-    alignas(64) uint8_t high[128] = {};
-
-    constexpr explicit ByteTables(KVFormat format) {
-        for (int code = 0; code < 128; ++code) {
-            int bits = integer_bits(code);
-            if (format == kFp8)  // numbers below the smallest normal one count in 2^-9
-                bits = code >= 8 ? (code << 4) + ((127 - 7) << 7) : code ? bits - (9 << 7) : 0;
-            low[code] = static_cast<uint8_t>(bits);
-            high[code] = static_cast<uint8_t>(bits >> 8);
-        }
-    }
-
-    static constexpr int integer_bits(int number) {
-        if (number == 0) return 0;
-        int power = 0;
-        while (number >> (power + 1)) ++power;
-        return ((127 + power) << 7) | ((number << (7 - power)) & 0x7f);
-    }
-};
-
-// int8 or float8_e4m3fn: 64 numbers at a time are two table lookups and a sign.
-template <KVFormat kFormat>
-struct ByteKV {
-    using Number = uint8_t;
-    static constexpr bool kIsScaled = true;
-
-    // As of Bf16KV.
-    static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,
-                          uint32_t* packed) {
-        // In a lane 4 dimensions of 4 keys: the first two of every key, then the others.
-        const __m512i by_pair = _mm512_broadcast_i32x4(
-            _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-        for (int group = 0; group < num_keys; group += 16)
-            for (int dim = 0; dim < head_dim; dim += 64) {
-                const int width = std::min(64, head_dim - dim);
-                __m512i rows[16];
-                for (int i = 0; i < 16; ++i) {
-                    const int64_t slot = slots[std::min(group + i, num_keys - 1)];
-                    rows[i] = _mm512_maskz_loadu_epi8(bytes_below(width),
-                                                      keys + slot * head_dim + dim);
-                }
-                transpose_16x16(rows);
-                uint32_t* to = packed + dim / 2 * kKeys + group;
-                for (int i = 0; i < width / 4; ++i, to += 2 * kKeys) {
-                    const Wide wide(_mm512_shuffle_epi8(rows[i], by_pair));
-                    _mm512_store_si512(to, wide.first());
-                    _mm512_store_si512(to + kKeys, wide.second());
-                }
-            }
-    }
-
-    // As of Bf16KV.
-    static void pack_values(const uint8_t* values, const int32_t* slots, int num_keys,
-                            int head_dim, uint32_t* packed) {
-        // Dimension 16 g + 4 l + i goes to lane l, byte 4 g + i: from there each unpacking yields 16
-        // dimensions that follow each other.
-        const __m512i by_lane = _mm512_permutexvar_epi32(
-            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
-            _mm512_setr_epi32(0x03020100, 0x07060504, 0x0b0a0908, 0x0f0e0d0c, 0x13121110, 0x17161514,
-                              0x1b1a1918, 0x1f1e1d1c, 0x23222120, 0x27262524, 0x2b2a2928, 0x2f2e2d2c,
-                              0x33323130, 0x37363534, 0x3b3a3938, 0x3f3e3d3c));
-        for (int key = 0; key < num_keys; key += 2) {
-            const uint8_t* even = values + static_cast<int64_t>(slots[key]) * head_dim;
-            const bool has_odd = key + 1 < num_keys;
-            const uint8_t* odd =
-                has_odd ? values + static_cast<int64_t>(slots[key + 1]) * head_dim : even;
-            for (int dim = 0; dim < head_dim; dim += 64) {
-                const __mmask64 lanes = bytes_below(head_dim - dim);
-                const Wide low(_mm512_permutexvar_epi8(
-                    by_lane, _mm512_maskz_loadu_epi8(lanes, even + dim)));
-                const Wide high(_mm512_permutexvar_epi8(
-                    by_lane, _mm512_maskz_loadu_epi8(has_odd ? lanes : 0, odd + dim)));
-                const __m512i both[4] = {_mm512_unpacklo_epi16(low.first(), high.first()),
-                                         _mm512_unpackhi_epi16(low.first(), high.first()),
-                                         _mm512_unpacklo_epi16(low.second(), high.second()),
-                                         _mm512_unpackhi_epi16(low.second(), high.second())};
-                uint32_t* to = packed + key / 2 * head_dim + dim;
-                for (int part = 0; part < std::min(4, (head_dim - dim) / 16); ++part)
-                    _mm512_store_si512(to + part * 16, both[part]);
-            }
-        }
-    }
-
-  private:
-    static constexpr ByteTables kTables{kFormat};
-
-    // 64 numbers in bfloat16: of each lane's 16 the first 8, and the second.
-    struct Wide {
-        __m512i low, high;
-
-        explicit Wide(__m512i codes) {
-            const __m512i index = kFormat == kInt8 ? _mm512_abs_epi8(codes) : codes;
-            low = _mm512_permutex2var_epi8(_mm512_load_si512(kTables.low), index,
-                                           _mm512_load_si512(kTables.low + 64));
-            high = _mm512_permutex2var_epi8(_mm512_load_si512(kTables.high), index,
-                                            _mm512_load_si512(kTables.high + 64));
-            // high | (codes & 0x80)
-            high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(-128), 0xf8);
-        }
-        __m512i first() const { return _mm512_unpacklo_epi8(low, high); }
-        __m512i second() const { return _mm512_unpackhi_epi8(low, high); }
-    };
 };
 
 }  // namespace stemma
+
+#if defined(__AVX512VBMI__)
+#include "kv_bytes_avx512.h"
+#else
+#include "kv_bytes.h"
+#endif

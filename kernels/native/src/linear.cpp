@@ -1,14 +1,15 @@
-// Linear layers with float32 sums over weights packed once at load, in bfloat16 (AVX512-BF16) and
-// in float32.
+// Linear layers with float32 sums over weights packed once at load, in bfloat16 and in float32.
 //
 // A packed weight is a row of panels. A panel is 32 output columns: for each pair of inputs
 // (k, k + 1), 32 pairs of weights, in the order in which vdpbf16ps reads them, so that a panel is
 // one stream of memory; in float32 a number takes the place of a pair. Each output is summed over k in ascending order in one register lane,
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
-// A tile is up to 10 rows by one panel: 20 sums in registers, two loads of weights and one broadcast
-// a row for two multiply-adds each. While a panel's last tile runs, the next panel is fetched.
+// A tile is some rows by one panel, whose sums stay in registers: two loads of weights and one
+// broadcast a row for two multiply-adds each. While a panel's last tile runs, the next panel is fetched.
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "bf16.h"
 #include "linear_output.h"
@@ -17,7 +18,10 @@
 namespace stemma {
 namespace {
 
-constexpr int kTileRows = 10;  // 20 sums; with 12, 24 sums, the compiler spills and loses a tenth
+// Of 32 registers a tile takes 20 for sums (with 24 the compiler spills and loses a tenth), of 8, 6: by
+// both halves of a panel while its rows are few, else by one after the other.
+constexpr int kTileRows = kRegisters >= 32 ? 10 : 6;
+constexpr int halves_at_once(int rows) { return kRegisters >= 32 || rows <= 3 ? 2 : 1; }
 // Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
 constexpr int64_t kBlockBytes = 256 << 10;
 // A chunk of panels: long enough a stream, short enough to share out (bytes of weights).
@@ -35,28 +39,31 @@ struct Job {
     int64_t row_bytes;  // of x
 };
 
-template <class Number, int kRows, bool kPrefetch>
+// The sums of kHalves halves of a panel, the first at `panel`.
+template <class Number, int kRows, int kHalves, bool kPrefetch>
 inline void multiply(const char* x, int64_t row_bytes, const char* panel,
-                     __m512 (&sums)[kTileRows][2]) {
+                     Floats (&all)[kTileRows][2], int first) {
     const int64_t num_pairs = row_bytes / 4;
-    for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    Floats sums[kRows][kHalves];
+    for (int r = 0; r < kRows; ++r)
+        for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
     const char* next = panel + num_pairs * (2 * 64);
     for (int64_t pair = 0; pair < num_pairs; ++pair) {
-        const __m512i left = _mm512_load_si512(panel + pair * 128);
-        const __m512i right = _mm512_load_si512(panel + pair * 128 + 64);
-        if constexpr (kPrefetch) {
-            _mm_prefetch(next + pair * 128, _MM_HINT_T1);
-            _mm_prefetch(next + pair * 128 + 64, _MM_HINT_T1);
-        }
+        Ints weights[kHalves];
+        for (int h = 0; h < kHalves; ++h) weights[h] = load_ints(panel + pair * 128 + h * 64);
+        if constexpr (kPrefetch)
+            for (int h = 0; h < kHalves; ++h) prefetch(next + pair * 128 + h * 64);
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
-            const __m512i both =
-                _mm512_set1_epi32(*reinterpret_cast<const int*>(x + r * row_bytes + 4 * pair));
+            const Ints both =
+                splat(*reinterpret_cast<const int*>(x + r * row_bytes + 4 * pair));
             const auto* type = static_cast<const Number*>(nullptr);
-            sums[r][0] = add_products(type, sums[r][0], left, both);
-            sums[r][1] = add_products(type, sums[r][1], right, both);
+            for (int h = 0; h < kHalves; ++h)
+                sums[r][h] = add_products(type, sums[r][h], weights[h], both);
         }
     }
+    for (int r = 0; r < kRows; ++r)
+        for (int h = 0; h < kHalves; ++h) all[r][first + h] = sums[r][h];
 }
 
 template <class Number, int kRows>
@@ -64,11 +71,15 @@ void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
     const PackedLinear& weight = *job.weight;
     const char* x = job.x + row * job.row_bytes;
     const char* start = static_cast<const char*>(weight.panels) + panel * job.row_bytes * kPanel;
-    __m512 sums[kTileRows][2];
-    if (fetches_next) {
-        multiply<Number, kRows, true>(x, job.row_bytes, start, sums);
-    } else {
-        multiply<Number, kRows, false>(x, job.row_bytes, start, sums);
+    Floats sums[kTileRows][2];
+    constexpr int kHalves = halves_at_once(kRows);
+    for (int half = 0; half < 2; half += kHalves) {
+        const char* from = start + half * 64;
+        if (fetches_next) {
+            multiply<Number, kRows, kHalves, true>(x, job.row_bytes, from, sums, half);
+        } else {
+            multiply<Number, kRows, kHalves, false>(x, job.row_bytes, from, sums, half);
+        }
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     for (int r = 0; r < kRows; ++r)
@@ -76,11 +87,13 @@ void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
 }
 
 using RunTile = void (*)(const Job&, int64_t, int64_t, bool);
+template <class T, int... kRows>
+constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int, kRows...>) {
+    return {nullptr, run_tile<T, kRows + 1>...};
+}
+// By the number of rows.
 template <class T>
-constexpr RunTile kRunTile[kTileRows + 1] = {
-    nullptr,        run_tile<T, 1>, run_tile<T, 2>, run_tile<T, 3>, run_tile<T, 4>,  run_tile<T, 5>,
-    run_tile<T, 6>, run_tile<T, 7>, run_tile<T, 8>, run_tile<T, 9>, run_tile<T, 10>,
-};
+constexpr auto kRunTile = tiles_of<T>(std::make_integer_sequence<int, kTileRows>());
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.
 void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
@@ -88,7 +101,7 @@ void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        const auto* tiles = job.weight->is_float ? kRunTile<float> : kRunTile<bf16>;
+        const auto& tiles = job.weight->is_float ? kRunTile<float> : kRunTile<bf16>;
         tiles[to - from](job, from, panel, job.num_rows > kFewRows && tile + 1 == num_tiles);
     }
 }

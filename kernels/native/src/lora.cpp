@@ -16,31 +16,27 @@ constexpr int64_t kRanks = 4;        // rows of A side by side: 16 sums with fou
 constexpr int64_t kOutputs = 256;    // of y in a chunk
 constexpr int64_t kFewOutputs = 16;  // in a register
 
-inline __m512bh load_pairs(const bf16* from, int64_t count) {
-    return (__m512bh)_mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
-}
-
 // to[t][i] = a[i] . x[t] for N tokens and count <= kRanks rows of A.
 template <int N>
 void shrink(const bf16* x, const bf16* a, int64_t num_inputs, int64_t count, bf16* to,
             int64_t stride) {
-    __m512 sums[N][kRanks];
+    Floats sums[N][kRanks];
     for (int t = 0; t < N; ++t)
-        for (int64_t i = 0; i < kRanks; ++i) sums[t][i] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < kRanks; ++i) sums[t][i] = zero_floats();
     const bf16* rows[kRanks];  // of A; past the last, the first one again, whose sums are dropped
     for (int64_t i = 0; i < kRanks; ++i) rows[i] = a + (i < count ? i : 0) * num_inputs;
     for (int64_t k = 0; k < num_inputs; k += 32) {
-        const int64_t left = std::min<int64_t>(num_inputs - k, 32);
-        __m512bh parts[N];
-        for (int t = 0; t < N; ++t) parts[t] = load_pairs(x + t * num_inputs + k, left);
+        const Mask left = lanes_below((num_inputs - k) / 2);
+        Ints parts[N];
+        for (int t = 0; t < N; ++t) parts[t] = load_ints(x + t * num_inputs + k, left);
         for (int64_t i = 0; i < kRanks; ++i) {
-            const __m512bh row = load_pairs(rows[i] + k, left);
-            for (int t = 0; t < N; ++t) sums[t][i] = _mm512_dpbf16_ps(sums[t][i], parts[t], row);
+            const Ints row = load_ints(rows[i] + k, left);
+            for (int t = 0; t < N; ++t) sums[t][i] = add_pair_products(sums[t][i], parts[t], row);
         }
     }
     for (int t = 0; t < N; ++t)
         for (int64_t i = 0; i < count; ++i)
-            store_bf16(to + t * stride + i, _mm512_set1_ps(_mm512_reduce_add_ps(sums[t][i])), 1);
+            store_bf16(to + t * stride + i, splat(sum_of(sums[t][i])), 1);
 }
 
 // y[t][o] += b[o] . shrunk[t] for N tokens and count outputs, 16 at a time: a lane gathers pairs of
@@ -48,20 +44,17 @@ void shrink(const bf16* x, const bf16* a, int64_t num_inputs, int64_t count, bf1
 template <class Y, int N>
 void expand(const bf16* shrunk, int64_t shrunk_stride, const bf16* b, int64_t rank, int64_t count,
             Y* y, int64_t stride) {
-    const __m512i rows = _mm512_mullo_epi32(
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-        _mm512_set1_epi32(static_cast<int>(rank / 2)));
     for (int64_t o = 0; o < count; o += kFewOutputs) {
-        const __mmask16 lanes = (__mmask16)((1u << std::min(count - o, kFewOutputs)) - 1);
-        __m512 sums[N];
+        const Mask lanes = lanes_below(count - o);
+        Floats sums[N];
         for (int t = 0; t < N; ++t) sums[t] = load_numbers(y + t * stride + o, lanes);
         for (int64_t r = 0; r < rank; r += 2) {
-            const __m512bh own = (__m512bh)_mm512_mask_i32gather_epi32(
-                _mm512_setzero_si512(), lanes, rows, b + o * rank + r, 4);
+            const Ints own =
+                gather_strided(b + o * rank + r, static_cast<int32_t>(rank / 2), lanes);
             for (int t = 0; t < N; ++t) {
                 int pair;
                 __builtin_memcpy(&pair, shrunk + t * shrunk_stride + r, sizeof pair);
-                sums[t] = _mm512_dpbf16_ps(sums[t], (__m512bh)_mm512_set1_epi32(pair), own);
+                sums[t] = add_pair_products(sums[t], splat(pair), own);
             }
         }
         for (int t = 0; t < N; ++t) store_numbers(y + t * stride + o, sums[t], lanes);

@@ -1,6 +1,5 @@
 #include "pool.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,6 +24,15 @@ int64_t now_us() {
     return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
+// A hint that the thread waits.
+inline void relax() {
+#if defined(__aarch64__)
+    asm volatile("yield");
+#else
+    __builtin_ia32_pause();
+#endif
+}
+
 // Spins until `is_ready()` or the time is up; whether it became ready.
 template <class F>
 bool spin(int spin_us, F&& is_ready) {
@@ -32,7 +40,7 @@ bool spin(int spin_us, F&& is_ready) {
     const int64_t end = now_us() + spin_us;
     do {
         for (int i = 0; i < 64; ++i) {
-            _mm_pause();
+            relax();
             if (is_ready()) return true;
         }
     } while (now_us() < end);

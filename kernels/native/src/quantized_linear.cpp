@@ -1,4 +1,4 @@
-// Linear layers over weights of 8 or 4 bits (AVX512-VNNI), packed once at load.
+// Linear layers over weights of 8 or 4 bits, packed once at load.
 //
 // All products are integers: vpdpbusd multiplies unsigned weights (the number plus 128, plus 8, or
 // for the codes of floats, which one shuffle looks up, twice their value plus 12) by signed bytes of the inputs. An input is a byte (W8A8), or 16 bits times a power of two that its
@@ -14,7 +14,10 @@
 //     row     of rounded inputs: for every 4 inputs their high bytes, then their low bytes (or the
 //             only ones); behind all of them a BlockOfInputs a block
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "bf16.h"
@@ -24,7 +27,8 @@
 namespace stemma {
 namespace {
 
-constexpr int kMaxSums = 20;  // of a tile, two a row and byte of the inputs: see linear.cpp
+// Of a tile, two a row and byte of the inputs: see linear.cpp.
+constexpr int kMaxSums = kRegisters >= 32 ? 20 : 8;
 constexpr int kLargest = 127 * 256 + 127;
 constexpr float kSmallestPeak = 1e-30f;  // reference/quantized.py
 // As in linear.cpp.
@@ -66,19 +70,22 @@ BlockOfInputs described(const QuantizedLinear& weight, int32_t sum, float scale)
     return {start, scale, static_cast<float>(sum) * scale, 0.0f};
 }
 
+float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 float power_of_two(int biased_exponent) {
-    const auto bits = static_cast<uint32_t>(biased_exponent) << 23;
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(bits))));
+    return from_bits(static_cast<uint32_t>(biased_exponent) << 23);
 }
 
 // The largest of `count` inputs, a multiple of 16, without its sign, as the bits of a bfloat16.
 int peak_bits(const bf16* x, int64_t count) {
-    __m256i peak = _mm256_setzero_si256();
-    for (int64_t i = 0; i < count; i += 16) {
-        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
-        peak = _mm256_max_epu16(peak, _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff)));
-    }
-    return _mm512_reduce_max_epi32(_mm512_cvtepu16_epi32(peak));
+    Ints peak = zero_ints();
+    for (int64_t i = 0; i < count; i += 16)
+        peak = max(peak, zero_extend(load_halfwords(x + i)) & splat(0x7fff));
+    return largest_of(peak);
 }
 
 // 16 bits an input; returns the block's description.
@@ -86,23 +93,17 @@ BlockOfInputs round_block(const QuantizedLinear& weight, const bf16* x, int64_t 
     const int exponent = peak_bits(x, count) >> 7;
     // So that the largest is in [2^14, 2^15); what is below 2^-107 may become 0.
     const int shift = std::max(exponent, 20) - 14;
-    const __m512 inverse = _mm512_set1_ps(power_of_two(254 - shift));
-    __m512i sum = _mm512_setzero_si512();
+    const Floats inverse = splat(power_of_two(254 - shift));
+    Ints sum = zero_ints();
     for (int64_t i = 0; i < count; i += 16) {
-        const __m512 scaled = _mm512_mul_ps(load_bf16(x + i), inverse);
-        __m512i number = _mm512_min_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(kLargest));
-        number = _mm512_max_epi32(number, _mm512_set1_epi32(-kLargest));
-        sum = _mm512_add_epi32(sum, number);
-        const __m512i high =
-            _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(128)), 8);
-        const __m128i highs = _mm512_cvtepi32_epi8(high);
-        const __m128i lows = _mm512_cvtepi32_epi8(number);  // its low byte is number - 256 * high
-        auto* out = reinterpret_cast<__m128i*>(to + 2 * i);
-        _mm_storeu_si128(out, _mm_unpacklo_epi32(highs, lows));
-        _mm_storeu_si128(out + 1, _mm_unpackhi_epi32(highs, lows));
+        const Floats scaled = (load_bf16(x + i) * inverse);
+        Ints number = min(round_to_ints(scaled), splat(kLargest));
+        number = max(number, splat(-kLargest));
+        sum = (sum + number);
+        store_inputs(to + 2 * i, number);
     }
     const float scale = exponent == 255 ? NAN : power_of_two(shift);
-    return described(weight, _mm512_reduce_add_epi32(sum), scale);
+    return described(weight, sum_of(sum), scale);
 }
 
 void round_to_16_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
@@ -117,21 +118,20 @@ void round_to_16_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
 void round_to_8_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
     const int bits = peak_bits(x, weight.num_inputs);
     const bool is_finite = bits >> 7 != 255;
-    const float peak = std::max(
-        _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits << 16))), kSmallestPeak);
-    const __m512 inverse = _mm512_set1_ps(is_finite ? 127 / peak : 0.0f);
+    const float peak = std::max(from_bits(static_cast<uint32_t>(bits) << 16), kSmallestPeak);
+    const Floats inverse = splat(is_finite ? 127 / peak : 0.0f);
     const float scale = is_finite ? peak / 127 : NAN;
     BlockOfInputs* blocks = blocks_of(weight, row);
     for (int64_t first = 0; first < weight.num_inputs; first += weight.block) {
         const int64_t last = std::min(first + weight.block, weight.num_inputs);
-        __m512i sum = _mm512_setzero_si512();
+        Ints sum = zero_ints();
         for (int64_t i = first; i < last; i += 16) {
-            const __m512i number =
-                _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i), inverse));
-            sum = _mm512_add_epi32(sum, number);
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + i), _mm512_cvtepi32_epi8(number));
+            const Ints number =
+                round_to_ints((load_bf16(x + i) * inverse));
+            sum = (sum + number);
+            store_bytes(row + i, number, 0xffff);
         }
-        *blocks++ = described(weight, _mm512_reduce_add_epi32(sum), scale);
+        *blocks++ = described(weight, sum_of(sum), scale);
     }
 }
 
@@ -154,68 +154,45 @@ void round_row(const QuantizedLinear& weight, const bf16* x, char* row) {
 
 // The weights of 4 inputs and 32 columns, unsigned bytes.
 template <Numbers kNumbers>
-inline void load_weights(const char* from, __m512i& left, __m512i& right) {
-    const __m512i first = _mm512_load_si512(from);
+inline void load_weights(const char* from, Ints& left, Ints& right) {
+    const Ints first = load_ints(from);
     if constexpr (kNumbers == kBytes) {
         left = first;
-        right = _mm512_load_si512(from + 64);
+        right = load_ints(from + 64);
     } else {
-        const __m512i low_half = _mm512_set1_epi8(15);
-        left = _mm512_and_si512(first, low_half);
-        right = _mm512_and_si512(_mm512_srli_epi16(first, 4), low_half);
+        const Ints low_half = splat(0x0f0f0f0f);
+        left = first & low_half;
+        right = shift_right<4>(first) & low_half;
     }
     if constexpr (kNumbers == kFp4) {
         // E2M1_NUMBERS of quantized_tensors.py, plus 12.
-        const __m512i unsigned_numbers = _mm512_broadcast_i32x4(
-            _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-        left = _mm512_shuffle_epi8(unsigned_numbers, left);
-        right = _mm512_shuffle_epi8(unsigned_numbers, right);
+        constexpr int8_t kNumbersOfCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                12, 11, 10, 9,  8,  6,  4,  0};
+        left = lookup(kNumbersOfCodes, left);
+        right = lookup(kNumbersOfCodes, right);
     }
-}
-
-// What _mm512_dpbusd_epi32 does; of the intrinsic GCC 12 copies every sum to another register and
-// back in each step.
-inline void add_products(__m512i& sum, __m512i weights, __m512i inputs) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));
 }
 
 // The products of a block's inputs, kRows rows at `x`, `stride` bytes apart.
 template <Numbers kNumbers, int kPlanes, int kRows>
 inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
-                           int64_t next, __m512i (&sums)[kRows][kPlanes][2]) {
+                           int64_t next, Ints (&sums)[kRows][2][kProductSums<kPlanes>]) {
     constexpr int kStepBytes = 16 * bits_of(kNumbers);
     for (int64_t step = 0; step < num_steps; ++step) {
-        __m512i left, right;
+        Ints left, right;
         load_weights<kNumbers>(weights + step * kStepBytes, left, right);
+        const Weights sides[2] = {to_weights(left), to_weights(right)};
         if (next != 0) {
             for (int line = 0; line < kStepBytes; line += 64)
-                _mm_prefetch(weights + step * kStepBytes + next + line, _MM_HINT_T1);
+                prefetch(weights + step * kStepBytes + next + line);
         }
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
+            const Inputs<kPlanes> inputs(x + r * stride + step * kPlanes * 4);
 #pragma GCC unroll 2
-            for (int p = 0; p < kPlanes; ++p) {
-                const __m512i both = _mm512_set1_epi32(*reinterpret_cast<const int*>(
-                    x + r * stride + (step * kPlanes + p) * 4));
-                add_products(sums[r][p][0], left, both);
-                add_products(sums[r][p][1], right, both);
-            }
+            for (int side = 0; side < 2; ++side) inputs.add_products(sums[r][side], sides[side]);
         }
     }
-}
-
-template <int kPlanes>
-inline __m512 joined(const __m512i (&sums)[kPlanes][2], int side) {
-    if constexpr (kPlanes == 1) {
-        return _mm512_cvtepi32_ps(sums[0][side]);
-    } else {
-        return _mm512_cvtepi32_ps(
-            _mm512_add_epi32(_mm512_slli_epi32(sums[0][side], 8), sums[1][side]));
-    }
-}
-
-inline __m512 load_half(const char* from) {
-    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
 // kRows rows by one panel. `next` is the distance to what is to be fetched meanwhile, or 0.
@@ -228,71 +205,64 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
         reinterpret_cast<const BlockOfInputs*>(x + kPlanes * weight.num_inputs);
     const int64_t inputs_stride = stride / static_cast<int64_t>(sizeof(BlockOfInputs));
     const char* at = static_cast<const char*>(weight.panels) + panel * weight.panel_bytes;
-    __m512 totals[kRows][2];
-    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
+    Floats totals[kRows][2];
+    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = zero_floats();
     for (int64_t first = 0; first < weight.num_inputs; first += weight.block, ++inputs) {
         const char* scales = at;
         if constexpr (kScaled) at += weight.has_offsets ? 128 : 64;
-        __m512i sums[kRows][kPlanes][2];
+        constexpr int kSums = kProductSums<kPlanes>;
+        Ints sums[kRows][2][kSums];
         for (int r = 0; r < kRows; ++r) {
-            sums[r][0][0] = sums[r][0][1] = _mm512_setzero_si512();
-            sums[r][kPlanes - 1][0] = sums[r][kPlanes - 1][1] =
-                _mm512_set1_epi32(inputs[r * inputs_stride].start);
+            sums[r][0][0] = sums[r][1][0] = zero_ints();
+            sums[r][0][kSums - 1] = sums[r][1][kSums - 1] = splat(inputs[r * inputs_stride].start);
         }
         const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
         multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps, next, sums);
         at += num_steps * (16 * bits_of(kNumbers));
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
-            const __m512 scale = _mm512_set1_ps(inputs[r * inputs_stride].scale);
+            const Floats scale = splat(inputs[r * inputs_stride].scale);
 #pragma GCC unroll 2
             for (int side = 0; side < 2; ++side) {
-                const __m512 sum = joined<kPlanes>(sums[r], side);
-                __m512& total = totals[r][side];
+                const Floats sum = to_floats(joined(sums[r][side]));
+                Floats& total = totals[r][side];
                 if constexpr (kScaled) {
-                    total = _mm512_fmadd_ps(_mm512_mul_ps(sum, scale),
-                                            load_half(scales + 32 * side), total);
+                    total = fmadd((sum * scale),
+                                            load_float16(scales + 32 * side), total);
                     if (weight.has_offsets)
-                        total = _mm512_fmadd_ps(_mm512_set1_ps(inputs[r * inputs_stride].sum),
-                                                load_half(scales + 64 + 32 * side), total);
+                        total = fmadd(splat(inputs[r * inputs_stride].sum),
+                                                load_float16(scales + 64 + 32 * side), total);
                 } else {
-                    total = _mm512_fmadd_ps(sum, scale, total);
+                    total = fmadd(sum, scale, total);
                 }
             }
         }
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
-    const __m512 left = _mm512_loadu_ps(weight.column_scales + panel * kPanel);
-    const __m512 right = _mm512_loadu_ps(weight.column_scales + panel * kPanel + 16);
+    const Floats left = load(weight.column_scales + panel * kPanel);
+    const Floats right = load(weight.column_scales + panel * kPanel + 16);
     for (int r = 0; r < kRows; ++r)
-        finish_row(output, _mm512_mul_ps(totals[r][0], left), _mm512_mul_ps(totals[r][1], right),
+        finish_row(output, (totals[r][0] * left), (totals[r][1] * right),
                    row + r, panel);
 }
 
 using RunTile = void (*)(const Job&, int64_t, int64_t, int64_t);
 
+template <Numbers kNumbers, int kPlanes, bool kScaled, int... kRows>
+constexpr std::array<RunTile, sizeof...(kRows) + 1> tiles_of(std::integer_sequence<int, kRows...>) {
+    return {nullptr, run_tile<kNumbers, kPlanes, kScaled, kRows + 1>...};
+}
 // By the number of rows.
 template <Numbers kNumbers, int kPlanes, bool kScaled>
-constexpr RunTile kTiles[kMaxSums / 2 + 1] = {
-    nullptr,
-    run_tile<kNumbers, kPlanes, kScaled, 1>,
-    run_tile<kNumbers, kPlanes, kScaled, 2>,
-    run_tile<kNumbers, kPlanes, kScaled, 3>,
-    run_tile<kNumbers, kPlanes, kScaled, 4>,
-    run_tile<kNumbers, kPlanes, kScaled, 5>,
-    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 6 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 7 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 8 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 9 : 1> : nullptr,
-    kPlanes == 1 ? run_tile<kNumbers, kPlanes, kScaled, kPlanes == 1 ? 10 : 1> : nullptr,
-};
+constexpr auto kTiles = tiles_of<kNumbers, kPlanes, kScaled>(
+    std::make_integer_sequence<int, kMaxSums / 2 / kPlanes>());
 
 const RunTile* tiles_for(const QuantizedLinear& weight) {
-    if (weight.is_fp4) return kTiles<kFp4, 2, true>;
-    if (weight.bits == 4) return kTiles<kHalfBytes, 2, true>;
+    if (weight.is_fp4) return kTiles<kFp4, 2, true>.data();
+    if (weight.bits == 4) return kTiles<kHalfBytes, 2, true>.data();
     if (weight.num_planes == 1)
-        return weight.has_scales ? kTiles<kBytes, 1, true> : kTiles<kBytes, 1, false>;
-    return weight.has_scales ? kTiles<kBytes, 2, true> : kTiles<kBytes, 2, false>;
+        return weight.has_scales ? kTiles<kBytes, 1, true>.data() : kTiles<kBytes, 1, false>.data();
+    return weight.has_scales ? kTiles<kBytes, 2, true>.data() : kTiles<kBytes, 2, false>.data();
 }
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.

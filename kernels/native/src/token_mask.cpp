@@ -1,10 +1,9 @@
 // Packed masks of the tokens that may be sampled, applied to rows of logits.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "native.h"
+#include "vector.h"
 
 namespace stemma {
 namespace {
@@ -12,15 +11,14 @@ namespace {
 constexpr int64_t kWordsEach = 1024;  // of a chunk: 32,768 tokens
 
 inline void forbid(float* at, uint32_t tokens) {
-    const __m512 low = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    _mm512_mask_storeu_ps(at, static_cast<__mmask16>(tokens), low);
-    _mm512_mask_storeu_ps(at + 16, static_cast<__mmask16>(tokens >> 16), low);
+    const Floats low = splat(-std::numeric_limits<float>::infinity());
+    store(at, low, static_cast<Mask>(tokens));
+    store(at + 16, low, static_cast<Mask>(tokens >> 16));
 }
 
 inline void forbid(double* at, uint32_t tokens) {
-    const __m512d low = _mm512_set1_pd(-std::numeric_limits<double>::infinity());
-    for (int i = 0; i < 4; ++i)
-        _mm512_mask_storeu_pd(at + 8 * i, static_cast<__mmask8>(tokens >> (8 * i)), low);
+    for (; tokens != 0; tokens &= tokens - 1)
+        at[__builtin_ctz(tokens)] = -std::numeric_limits<double>::infinity();
 }
 
 template <class T>

@@ -1,0 +1,34 @@
+// Sixteen lanes of float32 or int32 at a time, whatever the CPU's registers hold: one register of
+// AVX512, two of AVX2 (with FMA and F16C), four of NEON. The kernels are written once, over these.
+//
+//     Floats, Ints    16 lanes
+//     Halfwords       16 numbers of 16 bits
+//     Choice          what a comparison yields
+//     Mask            a bit a lane
+//     kRegisters      how many of 16 lanes the registers hold: the sizes of tiles follow from it
+#pragma once
+
+#include <cstdint>
+
+namespace stemma {
+
+using bf16 = uint16_t;
+using Mask = uint16_t;
+
+inline Mask lanes_below(int64_t count) {
+    return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<Mask>((1u << count) - 1);
+}
+
+}  // namespace stemma
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+#include "vector_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "vector_avx2.h"
+#include "vector_parts.h"
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include "vector_neon.h"
+#include "vector_parts.h"
+#else
+#error "the kernels need AVX512 with BF16, AVX2 with FMA and F16C, or NEON of 64-bit ARM"
+#endif

@@ -1,0 +1,301 @@
+// vector.h where 16 lanes take several registers, the parts.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+namespace stemma {
+
+constexpr int kPartLanes = 16 / kParts;
+constexpr Mask kPartMask = (1u << kPartLanes) - 1;
+
+struct Floats {
+    FloatPart part[kParts];
+};
+struct Ints {
+    IntPart part[kParts];
+};
+struct Choice {
+    IntPart part[kParts];
+};
+
+#define STEMMA_INLINE inline __attribute__((always_inline))
+#define STEMMA_EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+#define STEMMA_OPERATOR(Type, op)                                \
+    STEMMA_INLINE Type operator op(Type a, Type b) {             \
+        Type c;                                                  \
+        STEMMA_EACH_PART c.part[i] = a.part[i] op b.part[i];     \
+        return c;                                                \
+    }
+#define STEMMA_BINARY(Type, name, expression)                    \
+    STEMMA_INLINE Type name(Type a, Type b) {                    \
+        Type c;                                                  \
+        STEMMA_EACH_PART c.part[i] = expression;                 \
+        return c;                                                \
+    }
+#define STEMMA_UNARY(To, name, From, expression)                 \
+    STEMMA_INLINE To name(From a) {                              \
+        To c;                                                    \
+        STEMMA_EACH_PART c.part[i] = expression;                 \
+        return c;                                                \
+    }
+#define STEMMA_COMPARISON(Type, name, expression)                \
+    STEMMA_INLINE Choice name(Type a, Type b) {                  \
+        Choice c;                                                \
+        STEMMA_EACH_PART c.part[i] = (IntPart)(expression);      \
+        return c;                                                \
+    }
+
+STEMMA_UNARY(Floats, splat, float, FloatPart{} + a)
+STEMMA_UNARY(Ints, splat, int32_t, IntPart{} + a)
+STEMMA_INLINE Floats zero_floats() { return Floats{}; }
+STEMMA_INLINE Ints zero_ints() { return Ints{}; }
+
+STEMMA_OPERATOR(Floats, +)
+STEMMA_OPERATOR(Floats, -)
+STEMMA_OPERATOR(Floats, *)
+STEMMA_OPERATOR(Floats, /)
+STEMMA_OPERATOR(Ints, +)
+STEMMA_OPERATOR(Ints, -)
+STEMMA_OPERATOR(Ints, &)
+STEMMA_OPERATOR(Ints, |)
+STEMMA_BINARY(Floats, max, max_part(a.part[i], b.part[i]))
+STEMMA_BINARY(Floats, min, min_part(a.part[i], b.part[i]))
+STEMMA_BINARY(Ints, max, (a.part[i] > b.part[i] ? a.part[i] : b.part[i]))
+STEMMA_BINARY(Ints, min, (a.part[i] < b.part[i] ? a.part[i] : b.part[i]))
+STEMMA_COMPARISON(Floats, less, a.part[i] < b.part[i])
+STEMMA_COMPARISON(Ints, less, a.part[i] < b.part[i])
+STEMMA_UNARY(Choice, is_number, Floats, (IntPart)(a.part[i] == a.part[i]))
+STEMMA_UNARY(Choice, choice, Mask, lanes_part(a >> (i * kPartLanes) & kPartMask))
+STEMMA_UNARY(Ints, as_ints, Floats, (IntPart)a.part[i])
+STEMMA_UNARY(Floats, as_floats, Ints, (FloatPart)a.part[i])
+STEMMA_UNARY(Floats, abs, Floats, (FloatPart)((IntPart)a.part[i] & 0x7fffffff))
+STEMMA_UNARY(Ints, round_to_ints, Floats, round_part(a.part[i]))
+STEMMA_UNARY(Floats, to_floats, Ints, __builtin_convertvector(a.part[i], FloatPart))
+
+STEMMA_INLINE Ints operator<<(Ints a, int bits) {
+    STEMMA_EACH_PART a.part[i] = a.part[i] << bits;
+    return a;
+}
+template <int kBits>
+STEMMA_INLINE Ints shift_right(Ints x) {
+    typedef uint32_t Unsigned __attribute__((vector_size(sizeof(IntPart))));
+    STEMMA_EACH_PART x.part[i] = (IntPart)((Unsigned)x.part[i] >> kBits);
+    return x;
+}
+STEMMA_INLINE Floats fmadd(Floats a, Floats b, Floats c) {
+    STEMMA_EACH_PART c.part[i] = fmadd_part(a.part[i], b.part[i], c.part[i]);
+    return c;
+}
+STEMMA_INLINE Floats fmsub(Floats a, Floats b, Floats c) {
+    STEMMA_EACH_PART c.part[i] = fmadd_part(a.part[i], b.part[i], -c.part[i]);
+    return c;
+}
+STEMMA_INLINE Floats fnmadd(Floats a, Floats b, Floats c) {
+    STEMMA_EACH_PART c.part[i] = fmadd_part(-a.part[i], b.part[i], c.part[i]);
+    return c;
+}
+STEMMA_INLINE Floats select(Choice at, Floats yes, Floats no) {
+    STEMMA_EACH_PART yes.part[i] = at.part[i] ? yes.part[i] : no.part[i];
+    return yes;
+}
+STEMMA_INLINE Ints select(Choice at, Ints yes, Ints no) {
+    STEMMA_EACH_PART yes.part[i] = at.part[i] ? yes.part[i] : no.part[i];
+    return yes;
+}
+
+STEMMA_INLINE Floats load(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+STEMMA_INLINE Floats load(const float* from, Mask lanes) {
+    if (lanes == 0xffff) return load(from);
+    Floats x;
+    STEMMA_EACH_PART x.part[i] =
+        load_part(from + i * kPartLanes, lanes >> (i * kPartLanes) & kPartMask);
+    return x;
+}
+STEMMA_INLINE Ints load_ints(const void* from) {
+    Ints x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+STEMMA_INLINE Ints load_ints(const void* from, Mask lanes) {
+    if (lanes == 0xffff) return load_ints(from);
+    Ints x;
+    STEMMA_EACH_PART x.part[i] = load_part(static_cast<const int32_t*>(from) + i * kPartLanes,
+                                           lanes >> (i * kPartLanes) & kPartMask);
+    return x;
+}
+// lanes: the first ones.
+STEMMA_INLINE Halfwords load_halfwords(const uint16_t* from, Mask lanes) {
+    if (lanes == 0xffff) return load_halfwords(from);
+    uint16_t all[16] = {};
+    std::memcpy(all, from, sizeof(uint16_t) * __builtin_popcount(lanes));
+    return load_halfwords(all);
+}
+STEMMA_INLINE Floats load_float16(const void* from) {
+    Floats x;
+    load_float16_parts(from, x.part);
+    return x;
+}
+STEMMA_INLINE Floats gather(const float* from, const int32_t* at, Mask lanes) {
+    float all[16] = {};
+    for (int lane = 0; lanes >> lane; ++lane)
+        if (lanes >> lane & 1) all[lane] = from[at[lane]];
+    return load(all);
+}
+// 4 bytes a lane, `stride` times 4 bytes from each other.
+STEMMA_INLINE Ints gather_strided(const void* from, int32_t stride, Mask lanes) {
+    int32_t all[16] = {};
+    for (int lane = 0; lanes >> lane; ++lane)
+        std::memcpy(all + lane, static_cast<const char*>(from) + 4l * lane * stride, 4);
+    return load_ints(all);
+}
+
+STEMMA_INLINE void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+STEMMA_INLINE void store(float* to, Floats x, Mask lanes) {
+    if (lanes == 0xffff) return store(to, x);
+    STEMMA_EACH_PART store_part(to + i * kPartLanes, x.part[i],
+                                lanes >> (i * kPartLanes) & kPartMask);
+}
+STEMMA_INLINE void store_ints(void* to, Ints x) { std::memcpy(to, &x, sizeof x); }
+// lanes: the first ones.
+STEMMA_INLINE void store_halfwords(uint16_t* to, Halfwords x, Mask lanes) {
+    if (lanes == 0xffff) return store_halfwords(to, x);
+    uint16_t all[16];
+    store_halfwords(all, x);
+    std::memcpy(to, all, sizeof(uint16_t) * __builtin_popcount(lanes));
+}
+// lanes: the first ones.
+STEMMA_INLINE void store_bytes(void* to, Ints x, Mask lanes) {
+    int32_t all[16];
+    uint8_t bytes[16];
+    store_ints(all, x);
+    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>(all[i]);
+    std::memcpy(to, bytes, __builtin_popcount(lanes));
+}
+
+STEMMA_INLINE Ints zero_extend(Halfwords x) {
+    Ints wide;
+    zero_extend_parts(x, wide.part);
+    return wide;
+}
+// To bfloat16, to nearest, ties to even; NaN stays NaN.
+STEMMA_INLINE Halfwords narrow(Floats x) {
+    const Ints bits = as_ints(x);
+    const Ints rounded = bits + splat(0x7fff) + (shift_right<16>(bits) & splat(1));
+    const Ints wide = select(is_number(x), rounded, bits | splat(0x400000));
+    return narrow_parts(shift_right<16>(wide).part);
+}
+
+STEMMA_INLINE float sum_of(Floats x) {
+    FloatPart all = x.part[0];
+    for (int i = 1; i < kParts; ++i) all = all + x.part[i];
+    float sum = 0.0f;
+    for (int i = 0; i < kPartLanes; ++i) sum += all[i];
+    return sum;
+}
+STEMMA_INLINE float largest_of(Floats x) {
+    FloatPart all = x.part[0];
+    for (int i = 1; i < kParts; ++i) all = max_part(all, x.part[i]);
+    float largest = all[0];
+    for (int i = 1; i < kPartLanes; ++i) largest = all[i] > largest ? all[i] : largest;
+    return largest;
+}
+STEMMA_INLINE int32_t sum_of(Ints x) {
+    uint32_t sum = 0;
+    STEMMA_EACH_PART for (int lane = 0; lane < kPartLanes; ++lane)
+        sum += static_cast<uint32_t>(x.part[i][lane]);
+    return static_cast<int32_t>(sum);
+}
+STEMMA_INLINE int32_t largest_of(Ints x) {
+    int32_t largest = x.part[0][0];
+    STEMMA_EACH_PART for (int lane = 0; lane < kPartLanes; ++lane)
+        largest = x.part[i][lane] > largest ? x.part[i][lane] : largest;
+    return largest;
+}
+STEMMA_INLINE float first_of(Floats x) { return x.part[0][0]; }
+STEMMA_INLINE Floats splat_lane(Floats x, int lane) {
+    return splat(x.part[lane / kPartLanes][lane % kPartLanes]);
+}
+
+// sum + the products of two numbers in bfloat16 a lane, the first and the second half of its bits.
+STEMMA_INLINE Floats add_pair_products(Floats sum, Ints a, Ints b) {
+    const Ints second = splat(static_cast<int32_t>(0xffff0000));
+    sum = fmadd(as_floats(a << 16), as_floats(b << 16), sum);
+    return fmadd(as_floats(a & second), as_floats(b & second), sum);
+}
+
+STEMMA_INLINE void transpose(Ints (&rows)[16]) {
+    Ints from[16];
+    std::memcpy(from, rows, sizeof from);
+    for (int i = 0; i < kParts; ++i)
+        for (int j = 0; j < kParts; ++j) {
+            IntPart block[kPartLanes];
+            for (int k = 0; k < kPartLanes; ++k) block[k] = from[i * kPartLanes + k].part[j];
+            transpose_part(block);
+            for (int k = 0; k < kPartLanes; ++k) rows[j * kPartLanes + k].part[i] = block[k];
+        }
+}
+
+// Every byte of x, from 0 to 15, replaced by that place of the table.
+STEMMA_INLINE Ints lookup(const int8_t (&table)[16], Ints x) {
+    STEMMA_EACH_PART x.part[i] = lookup_part(table, x.part[i]);
+    return x;
+}
+
+// Products of unsigned bytes of weights, 4 a lane, by 4 inputs that all lanes share, of 8 or 16 bits:
+// pairs of 16 bits, the first and third, and the second and fourth.
+struct Weights {
+    Ints even, odd;
+};
+STEMMA_INLINE Weights to_weights(Ints bytes) {
+    const Ints low = splat(0x00ff00ff);
+    return {bytes & low, shift_right<8>(bytes) & low};
+}
+
+template <int kInputBytes>
+constexpr int kProductSums = 1;
+
+template <int kInputBytes>
+struct Inputs {
+    Ints even, odd;
+
+    STEMMA_INLINE explicit Inputs(const char* from) {
+        int16_t pairs[4];
+        if constexpr (kInputBytes == 2) {
+            std::memcpy(pairs, from, sizeof pairs);
+        } else {
+            const auto* bytes = reinterpret_cast<const int8_t*>(from);
+            for (int i = 0; i < 4; ++i) pairs[i / 2 + i % 2 * 2] = bytes[i];
+        }
+        int32_t both[2];
+        std::memcpy(both, pairs, sizeof both);
+        even = splat(both[0]);
+        odd = splat(both[1]);
+    }
+    STEMMA_INLINE void add_products(Ints (&sums)[1], Weights weights) const {
+        STEMMA_EACH_PART sums[0].part[i] += multiply_pairs(weights.even.part[i], even.part[i]) +
+                                            multiply_pairs(weights.odd.part[i], odd.part[i]);
+    }
+};
+
+STEMMA_INLINE Ints joined(const Ints (&sums)[1]) { return sums[0]; }
+
+// 16 inputs of 16 bits as Inputs<2> reads them.
+STEMMA_INLINE void store_inputs(char* to, Ints numbers) {
+    int32_t all[16];
+    int16_t pairs[16];
+    store_ints(all, numbers);
+    for (int i = 0; i < 16; i += 4) {
+        pairs[i] = static_cast<int16_t>(all[i]);
+        pairs[i + 1] = static_cast<int16_t>(all[i + 2]);
+        pairs[i + 2] = static_cast<int16_t>(all[i + 1]);
+        pairs[i + 3] = static_cast<int16_t>(all[i + 3]);
+    }
+    std::memcpy(to, pairs, sizeof pairs);
+}
+
+}  // namespace stemma
