@@ -53,9 +53,9 @@ void fetch(const Number* keys, const float* scales, const int32_t* slots, int nu
 // What a unit's rows have so far: row r is token r / group, query head r % group of its KV head.
 struct Rows {
     int count;
-    bf16* q;         // [count, head_dim]
+    const Pair* q;   // [count, head_dim / 2]
     float* sums;     // [count, head_dim] weighted values
-    uint32_t* probs; // [count, kKeys / 2] pairs
+    Pair* probs;     // [count, kKeys / 2]
     float* largest;  // [count] score before the softmax's scaling
     float* totals;   // [count, 16] sums of exponentials, a lane for every 16th key
     float* decay;    // [count] by which a block shrinks what was summed before
@@ -63,7 +63,7 @@ struct Rows {
     int* end_seen;
 
     Rows from(int skip, int head_dim) const {
-        return {count - skip,          q + skip * head_dim,    sums + skip * head_dim,
+        return {count - skip,          q + skip * (head_dim / 2), sums + skip * head_dim,
                 probs + skip * (kKeys / 2), largest + skip,    totals + skip * 16,
                 decay + skip,          first_seen + skip,      end_seen + skip};
     }
@@ -89,17 +89,23 @@ struct Scoring {
 #define STEMMA_UNROLL _Pragma("GCC unroll 8")
 #define STEMMA_EACH(i, count) STEMMA_UNROLL for (int i = 0; i < (count); ++i)
 
+template <int kStep, int kRows, int kGroups>
+inline void add_step(const Pair* rows, int row_stride, const uint32_t* columns,
+                     Floats (&sums)[kRows][kGroups]) {
+    decltype(column_of<kStep>(Ints{})) column[kGroups];
+    STEMMA_EACH(g, kGroups) column[g] = column_of<kStep>(load_ints(columns + g * 16));
+    STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
+        sums[r][g] = add_products<kStep>(sums[r][g], column[g], rows[r * row_stride]);
+}
+
 // sums[r][g] += rows[r, pair] * columns[pair, 16 g ...] over pairs of bfloat16.
 template <int kRows, int kGroups>
-inline void multiply(const uint32_t* rows, int row_stride, const uint32_t* columns, int stride,
+inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, int stride,
                      int num_pairs, Floats (&sums)[kRows][kGroups]) {
     for (int pair = 0; pair < num_pairs; ++pair) {
-        Ints column[kGroups];
-        STEMMA_EACH(g, kGroups) column[g] = load_ints(columns + pair * stride + g * 16);
-        STEMMA_EACH(r, kRows) {
-            const Ints both = splat(static_cast<int32_t>(rows[r * row_stride + pair]));
-            STEMMA_EACH(g, kGroups) sums[r][g] = add_pair_products(sums[r][g], column[g], both);
-        }
+        add_step<0>(rows + pair, row_stride, columns + pair * stride, sums);
+        if constexpr (kPairSteps == 2)
+            add_step<1>(rows + pair, row_stride, columns + pair * stride, sums);
     }
 }
 
@@ -108,7 +114,7 @@ template <bool kIsScaled, int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
                 const Scoring& scoring) {
     Floats s[kRows][kGroups];
-    const auto* q = reinterpret_cast<const uint32_t*>(rows.q) + first * num_pairs;
+    const Pair* q = rows.q + first * num_pairs;
     STEMMA_UNROLL
     for (int from = 0; from < kGroups; from += kWidth) {
         constexpr int kBeside = std::min(kGroups, kWidth);
@@ -160,14 +166,14 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     STEMMA_EACH(r, kRows) {
         const Floats shift = splat_lane(largest, r) * factors;
         Floats sum = zero_floats();
-        auto* out = reinterpret_cast<bf16*>(rows.probs + (first + r) * (kKeys / 2));
+        Pair* out = rows.probs + (first + r) * (kKeys / 2);
         STEMMA_EACH(g, kGroups) {
             const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
             sum = sum + p;
             if constexpr (kIsScaled)
-                store_bf16(out + g * 16, p * load(block.value_scales + g * 16));
+                store_pairs(out + g * 8, p * load(block.value_scales + g * 16));
             else
-                store_bf16(out + g * 16, p);
+                store_pairs(out + g * 8, p);
         }
         float* total = rows.totals + (first + r) * 16;
         store(total, fmadd(load(total), splat_lane(decay, r), sum));
@@ -225,7 +231,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
-    const size_t row_bytes = dims * 2 + dims * 4 + kKeys * 2 + 20 * sizeof(float);
+    const size_t row_bytes =
+        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 20 * sizeof(float);
     char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 12 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
@@ -240,18 +247,18 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Rows rows;
     rows.count = count;
     rows.sums = reinterpret_cast<float*>(take(count * dims * sizeof(float)));
-    rows.probs = reinterpret_cast<uint32_t*>(take(count * kKeys * 2));
-    rows.q = reinterpret_cast<bf16*>(take(count * dims * 2));
+    rows.probs = reinterpret_cast<Pair*>(take(count * kKeys / 2 * sizeof(Pair)));
+    auto* q = reinterpret_cast<Pair*>(take(count * dims / 2 * sizeof(Pair)));
+    rows.q = q;
     rows.largest = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.totals = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     for (int token = 0; token < item.num_tokens; ++token)
-        std::memcpy(rows.q + token * group * dims,
-                    static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
-                        kv_head * group * dims,
-                    sizeof(bf16) * group * dims);
+        copy_pairs(static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
+                       kv_head * group * dims,
+                   group * dims, q + token * group * (dims / 2));
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);

@@ -22,15 +22,6 @@ inline Floats load_numbers(const float* from, Mask lanes) { return load(from, la
 inline void store_numbers(bf16* to, Floats value, Mask lanes) { store_bf16(to, value, lanes); }
 inline void store_numbers(float* to, Floats value, Mask lanes) { store(to, value, lanes); }
 
-// What the sums of a product get from 4 bytes of an input, in all lanes, and their weights: two
-// numbers of bfloat16, or one.
-inline Floats add_products(const bf16*, Floats sum, Ints weights, Ints input) {
-    return add_pair_products(sum, weights, input);
-}
-inline Floats add_products(const float*, Floats sum, Ints weights, Ints input) {
-    return fmadd(as_floats(weights), as_floats(input), sum);
-}
-
 // 2^x within 3e-6 for x <= 0 (0 below 2^-126, and for -inf): the whole part by the exponent field, 2^fraction by a
 // polynomial (minimax on [-0.5, 0.5]).
 inline Floats exp2_nonpositive(Floats x) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "bf16.h"
 #include "linear_output.h"
@@ -31,79 +32,150 @@ constexpr int64_t kChunkBytes = 192 << 10;
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kFewRowsChunkBytes = 512 << 10;
 
+// What is multiplied in the inner loop, and in how many steps.
+struct Bf16Products {
+    using Number = bf16;
+    using Input = Pair;
+    static constexpr int kSteps = kPairSteps;
+    template <int kStep>
+    static auto weights(Ints packed) {
+        return column_of<kStep>(packed);
+    }
+    template <int kStep, class Weights>
+    static Floats add(Floats sum, Weights weights, const Pair& input) {
+        return add_products<kStep>(sum, weights, input);
+    }
+};
+struct FloatProducts {
+    using Number = float;
+    using Input = float;
+    static constexpr int kSteps = 1;
+    template <int>
+    static Floats weights(Ints packed) {
+        return as_floats(packed);
+    }
+    template <int>
+    static Floats add(Floats sum, Floats weights, float input) {
+        return fmadd(weights, splat(input), sum);
+    }
+};
+
+// One step for all rows of a tile; x: an input of each row, num_inputs apart.
+template <class Products, int kStep, int kRows, int kHalves>
+inline void add_step(const typename Products::Input* x, int64_t num_inputs, const char* packed,
+                     Floats (&sums)[kRows][kHalves]) {
+    decltype(Products::template weights<kStep>(Ints{})) weights[kHalves];
+    for (int h = 0; h < kHalves; ++h)
+        weights[h] = Products::template weights<kStep>(load_ints(packed + h * 64));
+#pragma GCC unroll 10
+    for (int r = 0; r < kRows; ++r)
+        for (int h = 0; h < kHalves; ++h)
+            sums[r][h] = Products::template add<kStep>(sums[r][h], weights[h], x[r * num_inputs]);
+}
+
 struct Job {
     const PackedLinear* weight;
-    const char* x;
     void* y;
     int64_t num_rows;
-    int64_t row_bytes;  // of x
+    int64_t num_inputs;  // of a row: pairs of bfloat16, or floats
 };
 
 // The sums of kHalves halves of a panel, the first at `panel`.
-template <class Number, int kRows, int kHalves, bool kPrefetch>
-inline void multiply(const char* x, int64_t row_bytes, const char* panel,
+template <class Products, int kRows, int kHalves, bool kPrefetch>
+inline void multiply(const typename Products::Input* x, int64_t num_inputs, const char* panel,
                      Floats (&all)[kTileRows][2], int first) {
-    const int64_t num_pairs = row_bytes / 4;
     Floats sums[kRows][kHalves];
     for (int r = 0; r < kRows; ++r)
         for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
-    const char* next = panel + num_pairs * (2 * 64);
-    for (int64_t pair = 0; pair < num_pairs; ++pair) {
-        Ints weights[kHalves];
-        for (int h = 0; h < kHalves; ++h) weights[h] = load_ints(panel + pair * 128 + h * 64);
+    const char* next = panel + num_inputs * (2 * 64);
+    for (int64_t i = 0; i < num_inputs; ++i) {
         if constexpr (kPrefetch)
-            for (int h = 0; h < kHalves; ++h) prefetch(next + pair * 128 + h * 64);
-#pragma GCC unroll 10
-        for (int r = 0; r < kRows; ++r) {
-            const Ints both =
-                splat(*reinterpret_cast<const int*>(x + r * row_bytes + 4 * pair));
-            const auto* type = static_cast<const Number*>(nullptr);
-            for (int h = 0; h < kHalves; ++h)
-                sums[r][h] = add_products(type, sums[r][h], weights[h], both);
-        }
+            for (int h = 0; h < kHalves; ++h) prefetch(next + i * 128 + h * 64);
+        const char* packed = panel + i * 128;
+        add_step<Products, 0>(x + i, num_inputs, packed, sums);
+        if constexpr (Products::kSteps == 2)
+            add_step<Products, 1>(x + i, num_inputs, packed, sums);
     }
     for (int r = 0; r < kRows; ++r)
         for (int h = 0; h < kHalves; ++h) all[r][first + h] = sums[r][h];
 }
 
-template <class Number, int kRows>
-void run_tile(const Job& job, int64_t row, int64_t panel, bool fetches_next) {
+// x: of the tile's first row.
+template <class Products, int kRows>
+void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, bool fetches_next) {
     const PackedLinear& weight = *job.weight;
-    const char* x = job.x + row * job.row_bytes;
-    const char* start = static_cast<const char*>(weight.panels) + panel * job.row_bytes * kPanel;
+    const auto* inputs = static_cast<const typename Products::Input*>(x);
+    const char* start = static_cast<const char*>(weight.panels) + panel * job.num_inputs * 4 * kPanel;
     Floats sums[kTileRows][2];
     constexpr int kHalves = halves_at_once(kRows);
     for (int half = 0; half < 2; half += kHalves) {
         const char* from = start + half * 64;
         if (fetches_next) {
-            multiply<Number, kRows, kHalves, true>(x, job.row_bytes, from, sums, half);
+            multiply<Products, kRows, kHalves, true>(inputs, job.num_inputs, from, sums, half);
         } else {
-            multiply<Number, kRows, kHalves, false>(x, job.row_bytes, from, sums, half);
+            multiply<Products, kRows, kHalves, false>(inputs, job.num_inputs, from, sums, half);
         }
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     for (int r = 0; r < kRows; ++r)
-        finish_row<Number>(output, sums[r][0], sums[r][1], row + r, panel);
+        finish_row<typename Products::Number>(output, sums[r][0], sums[r][1], row + r, panel);
 }
 
-using RunTile = void (*)(const Job&, int64_t, int64_t, bool);
-template <class T, int... kRows>
+using RunTile = void (*)(const Job&, const void*, int64_t, int64_t, bool);
+template <class Products, int... kRows>
 constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int, kRows...>) {
-    return {nullptr, run_tile<T, kRows + 1>...};
+    return {nullptr, run_tile<Products, kRows + 1>...};
 }
 // By the number of rows.
-template <class T>
-constexpr auto kRunTile = tiles_of<T>(std::make_integer_sequence<int, kTileRows>());
+template <class Products>
+constexpr auto kRunTile = tiles_of<Products>(std::make_integer_sequence<int, kTileRows>());
 
-// Rows [first, last) by one panel, in tiles of nearly equal size.
-void run_panel(const Job& job, int64_t first, int64_t last, int64_t panel) {
+// Rows [first, last) by one panel, in tiles of nearly equal size. x: of row `first`.
+template <class Products>
+void run_panel(const Job& job, const typename Products::Input* x, int64_t first, int64_t last,
+               int64_t panel) {
     const int64_t num_tiles = (last - first + kTileRows - 1) / kTileRows;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        const auto& tiles = job.weight->is_float ? kRunTile<float> : kRunTile<bf16>;
-        tiles[to - from](job, from, panel, job.num_rows > kFewRows && tile + 1 == num_tiles);
+        kRunTile<Products>[to - from](job, x + (from - first) * job.num_inputs, from, panel,
+                                      job.num_rows > kFewRows && tile + 1 == num_tiles);
     }
+}
+
+// `count` rows as the products take them.
+const Pair* inputs_of(const bf16* x, int64_t count, int64_t num_inputs) {
+    if constexpr (kPairsAreBf16) return reinterpret_cast<const Pair*>(x);
+    thread_local std::vector<Pair> pairs;
+    pairs.resize(count * num_inputs);
+    copy_pairs(x, count * num_inputs * 2, pairs.data());
+    return pairs.data();
+}
+const float* inputs_of(const float* x, int64_t, int64_t) { return x; }
+
+template <class Products>
+void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
+    using Number = typename Products::Number;
+    const int64_t row_bytes = weight.num_inputs * static_cast<int64_t>(sizeof(Number));
+    const Job job{&weight, y, num_rows, row_bytes / 4};
+    const auto input_bytes = job.num_inputs * static_cast<int64_t>(sizeof(typename Products::Input));
+    int64_t block = std::max<int64_t>(kBlockBytes / input_bytes / kTileRows, 1) * kTileRows;
+    const int64_t num_blocks = (num_rows + block - 1) / block;
+    if (num_blocks == 0) return;
+    block = (num_rows + num_blocks - 1) / num_blocks;
+    const int64_t panel_bytes = row_bytes * kPanel;
+    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
+    const int64_t panels_each = std::max<int64_t>(chunk_bytes / panel_bytes, 1);
+    const int64_t chunks_each = (weight.num_panels + panels_each - 1) / panels_each;
+    pool().for_each(static_cast<int>(num_blocks * chunks_each), [&](int chunk) {
+        const int64_t first = chunk / chunks_each * block;
+        const int64_t last = std::min(first + block, num_rows);
+        const int64_t panel = chunk % chunks_each * panels_each;
+        const int64_t end = std::min(panel + panels_each, weight.num_panels);
+        const auto* inputs = inputs_of(static_cast<const Number*>(x) + first * weight.num_inputs,
+                                       last - first, job.num_inputs);
+        for (int64_t p = panel; p < end; ++p) run_panel<Products>(job, inputs, first, last, p);
+    });
 }
 
 }  // namespace
@@ -113,23 +185,8 @@ using namespace stemma;
 
 extern "C" void stemma_linear(const PackedLinear* weight, const void* x, void* y,
                               int64_t num_rows) {
-    const int64_t row_bytes = weight->num_inputs * (weight->is_float ? 4 : 2);
-    const Job job{weight, static_cast<const char*>(x), y, num_rows, row_bytes};
-    int64_t block = std::max<int64_t>(kBlockBytes / row_bytes / kTileRows, 1) * kTileRows;
-    const int64_t num_blocks = (num_rows + block - 1) / block;
-    if (num_blocks == 0) return;
-    block = (num_rows + num_blocks - 1) / num_blocks;
-    const int64_t panel_bytes = row_bytes * kPanel;
-    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
-    const int64_t panels_each = std::max<int64_t>(chunk_bytes / panel_bytes, 1);
-    const int64_t chunks_each = (weight->num_panels + panels_each - 1) / panels_each;
-    pool().for_each(static_cast<int>(num_blocks * chunks_each), [&](int chunk) {
-        const int64_t first = chunk / chunks_each * block;
-        const int64_t last = std::min(first + block, num_rows);
-        const int64_t panel = chunk % chunks_each * panels_each;
-        const int64_t end = std::min(panel + panels_each, weight->num_panels);
-        for (int64_t p = panel; p < end; ++p) run_panel(job, first, last, p);
-    });
+    const auto run_all = weight->is_float ? run<FloatProducts> : run<Bf16Products>;
+    run_all(*weight, x, y, num_rows);
 }
 
 // weight: num_panels * 32 rows of num_pairs times 4 bytes, in the order of the panels' lanes.

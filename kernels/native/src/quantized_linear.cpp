@@ -27,8 +27,9 @@
 namespace stemma {
 namespace {
 
-// Of a tile, two a row and byte of the inputs: see linear.cpp.
-constexpr int kMaxSums = kRegisters >= 32 ? 20 : 8;
+// Of a tile: 20 sums of 32 registers, see linear.cpp; of 8 four, of one half of a panel after the other.
+constexpr int most_rows(int planes) { return kRegisters >= 32 ? 10 / planes : 4; }
+constexpr int kHalvesAtOnce = kRegisters >= 32 ? 2 : 1;
 constexpr int kLargest = 127 * 256 + 127;
 constexpr float kSmallestPeak = 1e-30f;  // reference/quantized.py
 // As in linear.cpp.
@@ -152,47 +153,46 @@ void round_row(const QuantizedLinear& weight, const bf16* x, char* row) {
     }
 }
 
-// The weights of 4 inputs and 32 columns, unsigned bytes.
+// The weights of 4 inputs and one half of 32 columns, unsigned bytes.
 template <Numbers kNumbers>
-inline void load_weights(const char* from, Ints& left, Ints& right) {
-    const Ints first = load_ints(from);
-    if constexpr (kNumbers == kBytes) {
-        left = first;
-        right = load_ints(from + 64);
-    } else {
-        const Ints low_half = splat(0x0f0f0f0f);
-        left = first & low_half;
-        right = shift_right<4>(first) & low_half;
-    }
-    if constexpr (kNumbers == kFp4) {
-        // E2M1_NUMBERS of quantized_tensors.py, plus 12.
-        constexpr int8_t kNumbersOfCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                12, 11, 10, 9,  8,  6,  4,  0};
-        left = lookup(kNumbersOfCodes, left);
-        right = lookup(kNumbersOfCodes, right);
-    }
+inline Ints load_weights(const char* from, int half) {
+    if constexpr (kNumbers == kBytes) return load_ints(from + 64 * half);
+    const Ints both = load_ints(from), low_half = splat(0x0f0f0f0f);
+    const Ints codes = half == 0 ? both & low_half : shift_right<4>(both) & low_half;
+    if constexpr (kNumbers != kFp4) return codes;
+    // E2M1_NUMBERS of quantized_tensors.py, plus 12.
+    constexpr int8_t kNumbersOfCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                            12, 11, 10, 9,  8,  6,  4,  0};
+    return lookup(kNumbersOfCodes, codes);
 }
 
-// The products of a block's inputs, kRows rows at `x`, `stride` bytes apart.
+// The products of a block's inputs by some halves of a panel, kRows rows at `x`, `stride` bytes apart.
 template <Numbers kNumbers, int kPlanes, int kRows>
 inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
-                           int64_t next, Ints (&sums)[kRows][2][kProductSums<kPlanes>]) {
-    constexpr int kStepBytes = 16 * bits_of(kNumbers);
+                           int64_t next, int first, Ints (&all)[kRows][2][kProductSums<kPlanes>]) {
+    constexpr int kStepBytes = 16 * bits_of(kNumbers), kSums = kProductSums<kPlanes>;
+    Ints sums[kRows][kHalvesAtOnce][kSums];
+    for (int r = 0; r < kRows; ++r)
+        for (int h = 0; h < kHalvesAtOnce; ++h)
+            for (int i = 0; i < kSums; ++i) sums[r][h][i] = all[r][first + h][i];
     for (int64_t step = 0; step < num_steps; ++step) {
-        Ints left, right;
-        load_weights<kNumbers>(weights + step * kStepBytes, left, right);
-        const Weights sides[2] = {to_weights(left), to_weights(right)};
+        const char* at = weights + step * kStepBytes;
+        Weights halves[kHalvesAtOnce];
+        for (int h = 0; h < kHalvesAtOnce; ++h)
+            halves[h] = to_weights(load_weights<kNumbers>(at, first + h));
         if (next != 0) {
-            for (int line = 0; line < kStepBytes; line += 64)
-                prefetch(weights + step * kStepBytes + next + line);
+            for (int line = 0; line < kStepBytes; line += 64) prefetch(at + next + line);
         }
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
             const Inputs<kPlanes> inputs(x + r * stride + step * kPlanes * 4);
 #pragma GCC unroll 2
-            for (int side = 0; side < 2; ++side) inputs.add_products(sums[r][side], sides[side]);
+            for (int h = 0; h < kHalvesAtOnce; ++h) inputs.add_products(sums[r][h], halves[h]);
         }
     }
+    for (int r = 0; r < kRows; ++r)
+        for (int h = 0; h < kHalvesAtOnce; ++h)
+            for (int i = 0; i < kSums; ++i) all[r][first + h][i] = sums[r][h][i];
 }
 
 // kRows rows by one panel. `next` is the distance to what is to be fetched meanwhile, or 0.
@@ -217,7 +217,9 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
             sums[r][0][kSums - 1] = sums[r][1][kSums - 1] = splat(inputs[r * inputs_stride].start);
         }
         const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
-        multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps, next, sums);
+        for (int half = 0; half < 2; half += kHalvesAtOnce)
+            multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps,
+                                                     half == 0 ? next : 0, half, sums);
         at += num_steps * (16 * bits_of(kNumbers));
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
@@ -255,7 +257,7 @@ constexpr std::array<RunTile, sizeof...(kRows) + 1> tiles_of(std::integer_sequen
 // By the number of rows.
 template <Numbers kNumbers, int kPlanes, bool kScaled>
 constexpr auto kTiles = tiles_of<kNumbers, kPlanes, kScaled>(
-    std::make_integer_sequence<int, kMaxSums / 2 / kPlanes>());
+    std::make_integer_sequence<int, most_rows(kPlanes)>());
 
 const RunTile* tiles_for(const QuantizedLinear& weight) {
     if (weight.is_fp4) return kTiles<kFp4, 2, true>.data();
@@ -267,7 +269,7 @@ const RunTile* tiles_for(const QuantizedLinear& weight) {
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.
 void run_panel(const Job& job, const RunTile* tiles, int64_t first, int64_t last, int64_t panel) {
-    const int64_t most = kMaxSums / 2 / job.weight->num_planes;
+    const int64_t most = most_rows(job.weight->num_planes);
     const int64_t num_tiles = (last - first + most - 1) / most;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
@@ -305,7 +307,7 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
     round_rows(*weight, static_cast<const bf16*>(x), rows, num_rows);
     const Job job{weight, rows, y, num_rows};
     const RunTile* tiles = tiles_for(*weight);
-    const int64_t most = kMaxSums / 2;
+    const int64_t most = most_rows(1);
     int64_t block = std::max<int64_t>(kBlockBytes / weight->row_bytes / most, 1) * most;
     const int64_t num_row_blocks = (num_rows + block - 1) / block;
     block = (num_rows + num_row_blocks - 1) / num_row_blocks;

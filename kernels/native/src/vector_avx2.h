@@ -19,6 +19,8 @@ struct Halfwords {
 
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
 
+inline FloatPart splat_part(float x) { return (FloatPart)_mm256_set1_ps(x); }
+inline IntPart splat_part(int32_t x) { return (IntPart)_mm256_set1_epi32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {
     return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
@@ -39,7 +41,7 @@ inline IntPart lookup_part(const int8_t (&table)[16], IntPart x) {
 }
 inline IntPart lanes_part(Mask lanes) {
     const IntPart bits = {1, 2, 4, 8, 16, 32, 64, 128};
-    return ((IntPart{} + lanes) & bits) != 0;
+    return (splat_part(static_cast<int32_t>(lanes)) & bits) != 0;
 }
 inline FloatPart load_part(const float* from, Mask lanes) {
     return (FloatPart)_mm256_maskload_ps(from, (__m256i)lanes_part(lanes));

@@ -19,6 +19,8 @@ struct Halfwords {
 
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
+inline FloatPart splat_part(float x) { return (FloatPart)vdupq_n_f32(x); }
+inline IntPart splat_part(int32_t x) { return (IntPart)vdupq_n_s32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {
     return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
@@ -37,7 +39,7 @@ inline IntPart lookup_part(const int8_t (&table)[16], IntPart x) {
 }
 inline IntPart lanes_part(Mask lanes) {
     const IntPart bits = {1, 2, 4, 8};
-    return ((IntPart{} + lanes) & bits) != 0;
+    return (splat_part(static_cast<int32_t>(lanes)) & bits) != 0;
 }
 // Nothing outside of the lanes is touched.
 inline FloatPart load_part(const float* from, Mask lanes) {

@@ -46,8 +46,8 @@ struct Choice {
         return c;                                                \
     }
 
-STEMMA_UNARY(Floats, splat, float, FloatPart{} + a)
-STEMMA_UNARY(Ints, splat, int32_t, IntPart{} + a)
+STEMMA_UNARY(Floats, splat, float, splat_part(a))
+STEMMA_UNARY(Ints, splat, int32_t, splat_part(a))
 STEMMA_INLINE Floats zero_floats() { return Floats{}; }
 STEMMA_INLINE Ints zero_ints() { return Ints{}; }
 
@@ -104,9 +104,13 @@ STEMMA_INLINE Ints select(Choice at, Ints yes, Ints no) {
     return yes;
 }
 
+// Memory that need not be aligned. (A copy of the whole goes through memory in pieces.)
+typedef float LooseFloats __attribute__((vector_size(sizeof(FloatPart)), aligned(4), may_alias));
+typedef int32_t LooseInts __attribute__((vector_size(sizeof(IntPart)), aligned(4), may_alias));
+
 STEMMA_INLINE Floats load(const float* from) {
     Floats x;
-    std::memcpy(&x, from, sizeof x);
+    STEMMA_EACH_PART x.part[i] = reinterpret_cast<const LooseFloats*>(from)[i];
     return x;
 }
 STEMMA_INLINE Floats load(const float* from, Mask lanes) {
@@ -118,7 +122,7 @@ STEMMA_INLINE Floats load(const float* from, Mask lanes) {
 }
 STEMMA_INLINE Ints load_ints(const void* from) {
     Ints x;
-    std::memcpy(&x, from, sizeof x);
+    STEMMA_EACH_PART x.part[i] = static_cast<const LooseInts*>(from)[i];
     return x;
 }
 STEMMA_INLINE Ints load_ints(const void* from, Mask lanes) {
@@ -154,13 +158,17 @@ STEMMA_INLINE Ints gather_strided(const void* from, int32_t stride, Mask lanes) 
     return load_ints(all);
 }
 
-STEMMA_INLINE void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+STEMMA_INLINE void store(float* to, Floats x) {
+    STEMMA_EACH_PART reinterpret_cast<LooseFloats*>(to)[i] = x.part[i];
+}
 STEMMA_INLINE void store(float* to, Floats x, Mask lanes) {
     if (lanes == 0xffff) return store(to, x);
     STEMMA_EACH_PART store_part(to + i * kPartLanes, x.part[i],
                                 lanes >> (i * kPartLanes) & kPartMask);
 }
-STEMMA_INLINE void store_ints(void* to, Ints x) { std::memcpy(to, &x, sizeof x); }
+STEMMA_INLINE void store_ints(void* to, Ints x) {
+    STEMMA_EACH_PART static_cast<LooseInts*>(to)[i] = x.part[i];
+}
 // lanes: the first ones.
 STEMMA_INLINE void store_halfwords(uint16_t* to, Halfwords x, Mask lanes) {
     if (lanes == 0xffff) return store_halfwords(to, x);
@@ -228,9 +236,35 @@ STEMMA_INLINE Floats add_pair_products(Floats sum, Ints a, Ints b) {
     return fmadd(as_floats(a & second), as_floats(b & second), sum);
 }
 
+// Two numbers that all lanes share, and in each lane two of bfloat16: their products are added to sums.
+// One after the other, so that fewer registers are taken.
+struct Pair {
+    float number[2];
+};
+constexpr int kPairSteps = 2;
+template <int kStep>
+STEMMA_INLINE Floats column_of(Ints pairs) {
+    return as_floats(kStep == 0 ? pairs << 16 : pairs & splat(static_cast<int32_t>(0xffff0000)));
+}
+template <int kStep>
+STEMMA_INLINE Floats add_products(Floats sum, Floats column, const Pair& pair) {
+    return fmadd(column, splat(pair.number[kStep]), sum);
+}
+// 16 numbers.
+STEMMA_INLINE void store_pairs(Pair* to, Floats x) { store(to->number, x); }
+// count: of numbers, a multiple of 2.
+inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
+    for (int64_t i = 0; i < count; i += 16) {
+        const Mask lanes = lanes_below(count - i);
+        const Halfwords numbers = load_halfwords(from + i, lanes);
+        store(to[i / 2].number, as_floats(zero_extend(numbers) << 16), lanes);
+    }
+}
+constexpr bool kPairsAreBf16 = false;
+
 STEMMA_INLINE void transpose(Ints (&rows)[16]) {
     Ints from[16];
-    std::memcpy(from, rows, sizeof from);
+    for (int i = 0; i < 16; ++i) from[i] = rows[i];
     for (int i = 0; i < kParts; ++i)
         for (int j = 0; j < kParts; ++j) {
             IntPart block[kPartLanes];
@@ -264,17 +298,17 @@ struct Inputs {
     Ints even, odd;
 
     STEMMA_INLINE explicit Inputs(const char* from) {
-        int16_t pairs[4];
+        int32_t first, second;
+        std::memcpy(&first, from, sizeof first);
         if constexpr (kInputBytes == 2) {
-            std::memcpy(pairs, from, sizeof pairs);
+            std::memcpy(&second, from + sizeof first, sizeof second);
+            even = splat(first);
+            odd = splat(second);
         } else {
-            const auto* bytes = reinterpret_cast<const int8_t*>(from);
-            for (int i = 0; i < 4; ++i) pairs[i / 2 + i % 2 * 2] = bytes[i];
+            const Ints bytes = splat(first);
+            STEMMA_EACH_PART even.part[i] = (IntPart)(((ShortPart)bytes.part[i] << 8) >> 8);
+            STEMMA_EACH_PART odd.part[i] = (IntPart)((ShortPart)bytes.part[i] >> 8);
         }
-        int32_t both[2];
-        std::memcpy(both, pairs, sizeof both);
-        even = splat(both[0]);
-        odd = splat(both[1]);
     }
     STEMMA_INLINE void add_products(Ints (&sums)[1], Weights weights) const {
         STEMMA_EACH_PART sums[0].part[i] += multiply_pairs(weights.even.part[i], even.part[i]) +
