@@ -73,7 +73,7 @@ struct Rows {
 struct Block {
     uint32_t* keys;       // [head_dim / 2, kKeys] pairs of dimensions
     uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
-    float* key_scales;    // [kKeys], where the format has them
+    float* key_scales;    // [kKeys], null where the format has none
     float* value_scales;
     int num_keys;
 };
@@ -110,7 +110,7 @@ inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, 
 }
 
 // Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
-template <bool kIsScaled, int kRows, int kGroups>
+template <int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
                 const Scoring& scoring) {
     Floats s[kRows][kGroups];
@@ -123,7 +123,7 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
         multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
         STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
     }
-    if constexpr (kIsScaled) {
+    if (block.key_scales != nullptr) {
         STEMMA_EACH(g, kGroups) {
             const Floats scales = load(block.key_scales + g * 16);
             STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
@@ -170,7 +170,7 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
         STEMMA_EACH(g, kGroups) {
             const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
             sum = sum + p;
-            if constexpr (kIsScaled)
+            if (block.value_scales != nullptr)
                 store_pairs(out + g * 8, p * load(block.value_scales + g * 16));
             else
                 store_pairs(out + g * 8, p);
@@ -197,27 +197,23 @@ void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pai
 
 using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
 using ValueTile = void (*)(const Rows&, int, const uint32_t*, int, int, int);
-#define STEMMA_SCORES(scaled, rows)                                 \
-    {score_tile<scaled, rows, 1>, score_tile<scaled, rows, 2>,      \
-     score_tile<scaled, rows, 3>, score_tile<scaled, rows, 4>}
-#define STEMMA_VALUES(_, rows) \
-    {value_tile<rows, 1>, value_tile<rows, 2>, value_tile<rows, 3>, value_tile<rows, 4>}
-#define STEMMA_TILES(row, argument)                                       \
-    {row(argument, 1), row(argument, 2), row(argument, 3),                \
-     row(argument, 4), row(argument, 5), row(argument, 6)}
-constexpr ScoreTile kScoreTile[2][kTileRows][4] = {STEMMA_TILES(STEMMA_SCORES, false),
-                                                   STEMMA_TILES(STEMMA_SCORES, true)};
-constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES, );
+#define STEMMA_SCORES(rows) \
+    {score_tile<rows, 1>, score_tile<rows, 2>, score_tile<rows, 3>, score_tile<rows, 4>}
+#define STEMMA_VALUES(rows)                                                                   \
+    {value_tile<rows, 1>, value_tile<rows, std::min(2, kWidth)>,                              \
+     value_tile<rows, std::min(3, kWidth)>, value_tile<rows, std::min(4, kWidth)>}
+#define STEMMA_TILES(row) {row(1), row(2), row(3), row(4), row(5), row(6)}
+constexpr ScoreTile kScoreTile[kTileRows][4] = STEMMA_TILES(STEMMA_SCORES);
+constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES);
 
 // One block of keys for all rows.
-void attend_block(const Rows& rows, const Block& block, bool is_scaled, int head_dim,
-                  const Scoring& scoring) {
+void attend_block(const Rows& rows, const Block& block, int head_dim, const Scoring& scoring) {
     const int groups = (block.num_keys + 15) / 16;
     const int num_tiles = (rows.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < num_tiles; ++tile) {
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
-        kScoreTile[is_scaled][count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
+        kScoreTile[count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
         for (int dim = 0; dim < head_dim; dim += 16 * kWidth) {
             const int width = std::min(kWidth, (head_dim - dim) / 16);
             kValueTile[count - 1][width - 1](rows, first, block.values, (block.num_keys + 1) / 2,
@@ -242,8 +238,11 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Block block;
     block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
     block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-    block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    block.key_scales = block.value_scales = nullptr;
+    if constexpr (KV::kIsScaled) {
+        block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    }
     Rows rows;
     rows.count = count;
     rows.sums = reinterpret_cast<float*>(take(count * dims * sizeof(float)));
@@ -295,7 +294,7 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         }
         Rows seeing = rows.from(begin * group, dims);
         seeing.count = (end - begin) * group;
-        attend_block(seeing, block, KV::kIsScaled, dims, scoring);
+        attend_block(seeing, block, dims, scoring);
     }
     for (int row = 0; row < count; ++row) {
         const float total = sum_of(load(rows.totals + row * 16));
