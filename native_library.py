@@ -8,6 +8,7 @@ compiler and CPU; any C++17 compiler works. It imports nothing of the house.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 __all__ = ["COMPILE_FLAGS", "BuildError", "InstructionSet", "NativeLibrary", "cpu_flags"]
 
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra")
-COMPILE_TIMEOUT_S = 300.0
+COMPILE_TIMEOUT_S = 1200.0  # beside whatever else runs
 
 
 class BuildError(RuntimeError):
@@ -107,14 +109,16 @@ class NativeLibrary:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 target = Path(folder) / path.name
-                sources = [str(source) for source in sorted(self.sources.glob("*.cpp"))]
-                command = [compiler, *flags, *sources, "-o", str(target)]
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-                )
-                if done.returncode:
-                    first = next((s for s in done.stderr.splitlines() if "error" in s), done.stderr)
-                    raise BuildError(f"{compiler} failed: {first.strip()[:300]}")
+                objects = {
+                    source: target.with_name(f"{source.stem}.o")
+                    for source in sorted(self.sources.glob("*.cpp"))
+                }
+                units = [
+                    (*flags, "-c", str(source), "-o", str(to)) for source, to in objects.items()
+                ]
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    list(pool.map(functools.partial(_run, compiler), units))
+                _run(compiler, (*flags, *map(str, objects.values()), "-o", str(target)))
                 target.replace(path)
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"cannot build with {compiler}: {error}") from error
@@ -136,6 +140,17 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+def _run(compiler: str, arguments: tuple[str, ...]) -> None:
+    """Raises BuildError with the first error, OSError and SubprocessError."""
+    done = subprocess.run(
+        [compiler, *arguments],
+        capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        first = next((s for s in done.stderr.splitlines() if "error" in s), done.stderr)
+        raise BuildError(f"{compiler} failed: {first.strip()[:300]}")
 
 
 def _architecture(instructions: InstructionSet) -> tuple[str, ...]:

@@ -83,6 +83,11 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def instructions() -> str:
+    """The name of the instruction set that is used. Raises BuildError."""
+    return LIBRARY.instructions().name
+
+
 @functools.cache
 def why_not_native(dtype: torch.dtype) -> str | None:
     """None if the compiled kernels run for `dtype` on this machine, else the reason."""

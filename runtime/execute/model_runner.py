@@ -18,6 +18,7 @@ import torch
 from ...errors import InvalidRequest
 from ...frontend.client.progress import ByteProgress
 from ...kernels.kv_cache_dtype import KVCacheDtype
+from ...kernels.native.bindings import why_not_native
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
 from ..checkpoint.config.model_config import ModelConfig
@@ -400,16 +401,16 @@ class ModelRunner:
 
 
 def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
-    """The dtype to compute in. "auto" is bfloat16 on a GPU, and on a CPU that multiplies it
-    natively (AVX512-BF16 or AMX, if oneDNN's settings allow it); else float32.
+    """The dtype to compute in. "auto" is bfloat16 on a GPU, and on a CPU for which kernels are
+    compiled, or that multiplies it natively (AVX512-BF16 or AMX, if oneDNN's settings allow it);
+    else float32.
 
     Raises:
         InvalidRequest: an unknown name, or bfloat16 in Triton's interpreter.
     """
     is_on_cpu = device == "cpu"
     if dtype == "auto":
-        is_fast = has_fast_bfloat16() if is_on_cpu else not is_interpreted()
-        return torch.bfloat16 if is_fast else torch.float32
+        return torch.bfloat16 if _is_bfloat16_fast(is_on_cpu) else torch.float32
     known = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if known is None or known not in DTYPES.values():
         raise InvalidRequest.of("dtype", str(dtype), f"auto or one of {', '.join(DTYPES)}")
@@ -417,6 +418,12 @@ def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:
         allowed = "auto, float32 or float16: Triton's interpreter computes bfloat16 wrongly"
         raise InvalidRequest.of("dtype", "bfloat16", allowed)
     return known
+
+
+def _is_bfloat16_fast(is_on_cpu: bool) -> bool:
+    if not is_on_cpu:
+        return not is_interpreted()
+    return has_fast_bfloat16() or why_not_native(torch.bfloat16) is None
 
 
 def has_fast_bfloat16() -> bool:

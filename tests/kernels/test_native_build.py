@@ -11,7 +11,12 @@ import torch
 
 from stemma import native_library
 from stemma.kernels.native import bindings
-from stemma.kernels.native.bindings import LIBRARY, library, why_not_native
+from stemma.kernels.native.bindings import (
+    INSTRUCTION_SETS,
+    LIBRARY,
+    library,
+    why_not_native,
+)
 from stemma.kernels.registry import select_kernels
 
 
@@ -19,7 +24,7 @@ from stemma.kernels.registry import select_kernels
 def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache on a CPU that has the instructions, and nothing loaded yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native_library, "cpu_flags", lambda: LIBRARY.needed_cpu_flags)
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: INSTRUCTION_SETS[0].cpu_flags)
     library.cache_clear()
     why_not_native.cache_clear()
     yield tmp_path
@@ -41,16 +46,31 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(native_library, "cpu_flags", lambda: frozenset({"avx512f"}))
     reason = why_not_native(torch.bfloat16)
-    assert reason is not None and "avx512_bf16" in reason
+    assert reason is not None
+    assert all(part in reason for part in ("avx512 (no", "avx512_bf16", "avx2 (no", "neon (no"))
 
 
 @pytest.mark.parametrize("flag", ["avx512_bf16", "avx512_vnni"])
-def test_a_cpu_that_lacks_one_instruction_set_is_refused_by_name(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+def test_a_cpu_that_lacks_one_instruction_has_the_next_set(
+    monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    monkeypatch.setattr(native_library, "cpu_flags", lambda: LIBRARY.needed_cpu_flags - {flag})
+    best, second, _ = INSTRUCTION_SETS
+    flags = (best.cpu_flags | second.cpu_flags) - {flag}
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: flags)
+    assert LIBRARY.instructions() is second
+
+
+def test_a_later_set_can_be_asked_for_by_name(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, second, _ = INSTRUCTION_SETS
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: best.cpu_flags | second.cpu_flags)
+    assert LIBRARY.instructions() is best
+    monkeypatch.setenv("STEMMA_CPU", "avx2")
+    assert LIBRARY.instructions() is second
+    monkeypatch.setenv("STEMMA_CPU", "sse")
     reason = why_not_native(torch.bfloat16)
-    assert reason is not None and reason.endswith(flag)
+    assert reason == "STEMMA_CPU=sse is none of avx512, avx2, neon"
 
 
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(

@@ -10,6 +10,7 @@ import torch
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
+from stemma.runtime.execute import model_runner
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.memory import sizing
 from stemma.runtime.memory.device_pool import DeviceKVPool
@@ -118,7 +119,14 @@ def test_auto_dtype_obeys_the_limit_set_for_onednn(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr(model_runner, "why_not_native", lambda dtype: "not in this test")
     assert resolve_dtype("auto") is expected
+
+
+def test_auto_dtype_is_bfloat16_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr(model_runner, "why_not_native", lambda dtype: None)
+    assert resolve_dtype("auto") is torch.bfloat16
 
 
 def test_dtypes_are_named_and_others_refused() -> None:

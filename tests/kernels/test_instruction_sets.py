@@ -1,0 +1,43 @@
+"""The C++ kernels for every instruction set that can run here, NEON by an emulator."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stemma.kernels.native.bindings import INSTRUCTION_SETS, LIBRARY
+from stemma.native_library import InstructionSet, cpu_flags
+
+CHECK = Path(__file__).parent / "instruction_sets" / "check.cpp"
+TIMEOUT_S = 900
+EMULATED = {"neon": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.name)
+def test_kernels_compute_what_loops_over_single_numbers_do(
+    instructions: InstructionSet, tmp_path: Path
+) -> None:
+    compiler, *emulator = EMULATED.get(instructions.name, ("g++",))
+    if instructions.cpu_flags <= cpu_flags():
+        compiler, emulator = "g++", []
+    elif not emulator:
+        pytest.skip(f"the CPU has no {instructions.name}")
+    if missing := [name for name in (compiler, *emulator) if shutil.which(name) is None]:
+        pytest.skip(f"{' and '.join(missing)} not installed")
+    program = str(tmp_path / "check")
+    flags = [flag for flag in LIBRARY.compile_flags if flag not in ("-O3", "-shared", "-fPIC")]
+    sources = [str(each) for each in sorted(LIBRARY.sources.glob("*.cpp"))]
+    subprocess.run(
+        [
+            compiler, *flags, *instructions.compile_flags, "-O1", "-static", f"-I{LIBRARY.sources}",
+            str(CHECK), *sources, "-o", program,
+        ],
+        check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    done = subprocess.run(
+        [*emulator, program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
