@@ -1,1 +1,1 @@
-"""C++ kernels for bfloat16 on CPUs with AVX512, AVX2 or NEON, compiled once on the machine they run on."""
+"""C++ kernels for bfloat16 on CPUs with AVX512, AVX2 or NEON, compiled once where they run."""

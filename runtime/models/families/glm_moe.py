@@ -1,7 +1,7 @@
 """GLM-4.5 to 4.7: attention of half-rotated heads, normed where the config says so, and the experts
 of DeepSeek-V3. Solar Open and dots.llm1 rotate whole heads; the former norms none, the latter all.
-GLM-4.7-Flash is a DeepSeek-V3 but for its defaults, GLM-5 a DeepSeek-V3.2 whose layers may take over
-what an earlier one selected."""
+GLM-4.7-Flash is a DeepSeek-V3 but for its defaults, GLM-5 a DeepSeek-V3.2 whose layers may take
+over what an earlier one selected."""
 
 from __future__ import annotations
 
