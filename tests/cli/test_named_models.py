@@ -75,7 +75,7 @@ def test_each_model_has_an_address_beside_the_first_ones() -> None:
         (("--served-model-name", "x"), "NAME=MODEL names each"),
         (("--revision", "x"), "NAME/MODEL@REVISION"),
         (("--lora-paths", "x=y"), "adapters belong to one model"),
-        (("--models-memory-gb", "0.2"), "model 'a': it takes 0.4"),
+        (("--models-memory-gb", "0.2"), "model 'a': it takes 0.3"),
         (("--models-max", "0"), "models_max=0 is not allowed"),
         (("--model", "c=/nowhere", "--model-load-timeout-s", "0"), "model_load_timeout_s=0.0"),
     ],

@@ -26,11 +26,11 @@ void shrink(const bf16* x, const bf16* a, int64_t num_inputs, int64_t count, bf1
     const bf16* rows[kRanks];  // of A; past the last, the first one again, whose sums are dropped
     for (int64_t i = 0; i < kRanks; ++i) rows[i] = a + (i < count ? i : 0) * num_inputs;
     for (int64_t k = 0; k < num_inputs; k += 32) {
-        const Mask left = lanes_below((num_inputs - k) / 2);
+        const int64_t left = std::min<int64_t>(num_inputs - k, 32);
         Ints parts[N];
-        for (int t = 0; t < N; ++t) parts[t] = load_ints(x + t * num_inputs + k, left);
+        for (int t = 0; t < N; ++t) parts[t] = load_pairs(x + t * num_inputs + k, left);
         for (int64_t i = 0; i < kRanks; ++i) {
-            const Ints row = load_ints(rows[i] + k, left);
+            const Ints row = load_pairs(rows[i] + k, left);
             for (int t = 0; t < N; ++t) sums[t][i] = add_pair_products(sums[t][i], parts[t], row);
         }
     }

@@ -27,6 +27,10 @@ inline Ints load_ints(const void* from) { return (Ints)_mm512_load_si512(from); 
 inline Ints load_ints(const void* from, Mask lanes) {
     return (Ints)_mm512_maskz_loadu_epi32(lanes, from);
 }
+// Up to 32 numbers, two a lane; zero past the last.
+inline Ints load_pairs(const bf16* from, int64_t count) {
+    return (Ints)_mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
+}
 inline Halfwords load_halfwords(const uint16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }

@@ -125,6 +125,13 @@ STEMMA_INLINE Ints load_ints(const void* from) {
     STEMMA_EACH_PART x.part[i] = static_cast<const LooseInts*>(from)[i];
     return x;
 }
+// Up to 32 numbers, two a lane; zero past the last.
+STEMMA_INLINE Ints load_pairs(const bf16* from, int64_t count) {
+    if (count == 32) return load_ints(from);
+    bf16 all[32] = {};
+    std::memcpy(all, from, sizeof(bf16) * count);
+    return load_ints(all);
+}
 STEMMA_INLINE Ints load_ints(const void* from, Mask lanes) {
     if (lanes == 0xffff) return load_ints(from);
     Ints x;
