@@ -536,9 +536,9 @@ class Connection:
 
     def _wake(self) -> None:
         self._sleep = _AWAKE  # one wake-up is enough
-        self._is_woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_w.send(b"x")
+        self._is_woken = True  # behind the byte: none stays that nobody looks for
 
     def _drain_wake(self) -> None:
         self._is_woken = False
