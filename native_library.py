@@ -38,10 +38,10 @@ class InstructionSet:
 
     name: str
     cpu_flags: frozenset[str]  # as Linux names them
-    compile_flags: tuple[str, ...]  # where -march=native would allow more, or less
+    compile_flags: tuple[str, ...]  # where it was asked for by name
 
 
-ANY_CPU = InstructionSet("any", frozenset(), ())
+ANY_CPU = InstructionSet("any", frozenset(), ("-march=native",))
 CPU_ENV = "STEMMA_CPU"
 
 
@@ -68,7 +68,7 @@ class NativeLibrary:
 
     def instructions(self) -> InstructionSet:
         """The set that is used. Raises BuildError."""
-        named, have = os.environ.get(CPU_ENV), cpu_flags()
+        named, have = os.environ.get(CPU_ENV) or None, cpu_flags()
         sets = [
             each for each in self.instruction_sets if each is ANY_CPU or named in (None, each.name)
         ]
@@ -155,7 +155,7 @@ def _run(compiler: str, arguments: tuple[str, ...]) -> None:
 
 def _architecture(instructions: InstructionSet) -> tuple[str, ...]:
     """Compiled here for here, code may use all that the CPU has, unless less was asked for."""
-    return instructions.compile_flags if CPU_ENV in os.environ else ("-march=native",)
+    return instructions.compile_flags if os.environ.get(CPU_ENV) else ("-march=native",)
 
 
 def _compiler() -> str:

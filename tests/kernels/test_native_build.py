@@ -68,6 +68,8 @@ def test_a_later_set_can_be_asked_for_by_name(
     assert LIBRARY.instructions() is best
     monkeypatch.setenv("STEMMA_CPU", "avx2")
     assert LIBRARY.instructions() is second
+    monkeypatch.setenv("STEMMA_CPU", "")
+    assert LIBRARY.instructions() is best
     monkeypatch.setenv("STEMMA_CPU", "sse")
     reason = why_not_native(torch.bfloat16)
     assert reason == "STEMMA_CPU=sse is none of avx512, avx2, neon"
