@@ -42,7 +42,7 @@ inline void store_normed(const bf16* from, Floats squares, const float* weight, 
     const Floats factor = splat(1.0f / std::sqrt(mean + static_cast<float>(eps)));
     for (int64_t i = 0; i < size; i += 16) {
         const Mask lanes = lanes_from(i, size);
-        const Floats value = (load_bf16(from + i, lanes) * factor);
+        const Floats value = load_bf16(from + i, lanes) * factor;
         store_bf16(to + i, (value * load(weight + i, lanes)), lanes);
     }
 }

@@ -35,7 +35,7 @@ void add_values(float* sums, float decay, const float* probs, const float* value
         const int width = std::min(kDims, dims - dim) / 16;
         Floats o[kDims / 16];
         for (int g = 0; g < width; ++g)
-            o[g] = (splat(decay) * load(sums + dim + g * 16));
+            o[g] = splat(decay) * load(sums + dim + g * 16);
         for (int key = from; key < to; ++key) {
             const float* value = values + static_cast<int64_t>(slots[key]) * dims + dim;
             const Floats p = splat(probs[key]);
@@ -55,14 +55,14 @@ void attend(const Attention& a, Row& row, const float* keys, const float* values
     Floats top = splat(-INFINITY);
     for (int g = 0; g < kGroups; ++g) {
         if (a.soft_cap > 0)
-            s[g] = (splat(a.soft_cap) * tanh((s[g] * splat(a.scale / a.soft_cap))));
+            s[g] = splat(a.soft_cap) * tanh(s[g] * splat(a.scale / a.soft_cap));
         const int before = std::clamp(from - g * 16, 0, 16), seen = std::clamp(to - g * 16, 0, 16);
         const auto lanes = static_cast<Mask>((1u << seen) - (1u << before));
         s[g] = select(choice(lanes), s[g], splat(-INFINITY));
         top = max(top, s[g]);
     }
     const float largest = std::max(row.largest, largest_of(top));
-    const Floats shift = (splat(largest) * factor);
+    const Floats shift = splat(largest) * factor;
     const auto power = [&](Floats score) {
         return exp2_nonpositive_exactly(fmsub(score, factor, shift));
     };
@@ -71,7 +71,7 @@ void attend(const Attention& a, Row& row, const float* keys, const float* values
     for (int g = 0; g < kGroups; ++g) {
         const Floats p = power(s[g]);
         store(probs + g * 16, p);
-        sum = (sum + p);
+        sum = sum + p;
     }
     const float decay = first_of(power(splat(row.largest)));
     row.total = row.total * decay + sum_of(sum);

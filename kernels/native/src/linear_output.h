@@ -25,7 +25,7 @@ Floats times_sigmoid(Floats x, Floats slope) {
     // sigmoid(s) is 1 / (1 + decay) for s >= 0 and decay / (1 + decay) below
     const Choice is_negative = less(slope, zero_floats());
     const Floats top = select(is_negative, decay, one);
-    return (x * (top / ((one + decay))));
+    return x * (top / (one + decay));
 }
 
 template <class Number>
@@ -36,7 +36,7 @@ Floats silu(Floats x) {
 // x / 2 * (1 + tanh(u)) is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 template <class Number>
 Floats gelu_tanh(Floats x) {
-    const Floats square = (x * x);
+    const Floats square = x * x;
     const Floats factor = fmadd(square, splat(2 * 0.7978845608f * 0.044715f),
                                           splat(2 * 0.7978845608f));
     return times_sigmoid<Number>(x, (x * factor));
@@ -46,8 +46,8 @@ Floats gelu_tanh(Floats x) {
 template <class Number>
 Floats gelu(Floats x) {
     const Floats one = splat(1.0f);
-    const Floats size = (abs(x) * splat(0.70710678f));
-    const Floats t = (one / fmadd(size, splat(0.3275911f), one));
+    const Floats size = abs(x) * splat(0.70710678f);
+    const Floats t = one / fmadd(size, splat(0.3275911f), one);
     Floats tail = splat(1.061405429f);
     tail = fmadd(tail, t, splat(-1.453152027f));
     tail = fmadd(tail, t, splat(1.421413741f));
@@ -67,7 +67,7 @@ Floats gated(int32_t kind, Floats gate, Floats up) {
     const Floats active = kind == kGatedSilu   ? silu<Number>(gate)
                           : kind == kGatedGelu ? gelu<Number>(gate)
                                                : gelu_tanh<Number>(gate);
-    return (active * up);
+    return active * up;
 }
 
 // The sums of a panel's columns of one row; of a gated kind or halves, of 16 gates and their 16 ups.
@@ -76,8 +76,8 @@ template <class Number = bf16>
 void finish_row(const LinearOutput& output, Floats left, Floats right, int64_t row,
                        int64_t panel) {
     if (output.bias != nullptr) {
-        left = (left + load(output.bias + panel * kPanel));
-        right = (right + load(output.bias + panel * kPanel + 16));
+        left = left + load(output.bias + panel * kPanel);
+        right = right + load(output.bias + panel * kPanel + 16);
     }
     if (output.kind >= kGatedSilu) {
         const int64_t column = panel * (kPanel / 2);

@@ -97,10 +97,10 @@ BlockOfInputs round_block(const QuantizedLinear& weight, const bf16* x, int64_t 
     const Floats inverse = splat(power_of_two(254 - shift));
     Ints sum = zero_ints();
     for (int64_t i = 0; i < count; i += 16) {
-        const Floats scaled = (load_bf16(x + i) * inverse);
+        const Floats scaled = load_bf16(x + i) * inverse;
         Ints number = min(round_to_ints(scaled), splat(kLargest));
         number = max(number, splat(-kLargest));
-        sum = (sum + number);
+        sum = sum + number;
         store_inputs(to + 2 * i, number);
     }
     const float scale = exponent == 255 ? NAN : power_of_two(shift);
@@ -128,8 +128,8 @@ void round_to_8_bits(const QuantizedLinear& weight, const bf16* x, char* row) {
         Ints sum = zero_ints();
         for (int64_t i = first; i < last; i += 16) {
             const Ints number =
-                round_to_ints((load_bf16(x + i) * inverse));
-            sum = (sum + number);
+                round_to_ints(load_bf16(x + i) * inverse);
+            sum = sum + number;
             store_bytes(row + i, number, 0xffff);
         }
         *blocks++ = described(weight, sum_of(sum), scale);
