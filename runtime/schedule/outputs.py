@@ -57,7 +57,10 @@ class Outputs:
                 break
             reason = self._append_drawn(request, result)
         if request.state is RequestState.RUNNING:
-            request.num_computed_tokens = known_end + _num_right(request, row, num_right)
+            num_computed = known_end + _num_right(request, row, num_right)
+            if reason is None:  # what follows the last token was not drawn, or has an error
+                num_computed = min(num_computed, request.num_tokens - 1)
+            request.num_computed_tokens = num_computed
         return reason
 
     def _append_drawn(self, request: Request, drawn: RowResult) -> FinishReason | None:

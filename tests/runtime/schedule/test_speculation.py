@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engine_harness import FAMILIES, EngineHarness, assert_right
-from fakes import FakeListener, ScriptedGrammar, expected_output
+from fakes import FakeListener, ScriptedExecutor, ScriptedGrammar, expected_output
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_work import assert_all_right, constrained, events, failing, houses, play
@@ -28,6 +28,7 @@ from scripted_drafters import (
 from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.errors import OutOfPages
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.plan import Row, RowResult, StepPlan
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.speculate.budget import Bid
@@ -137,6 +138,30 @@ def test_forced_runs_within_a_draft_are_not_sampled() -> None:
     assert row.num_drafts == 6 and row.sampled_at == (8, 11, 14)
     assert request.num_drafted_tokens == request.num_accepted_tokens == 2, "forced ones are none"
     assert plan.masks is not None and len(plan.masks) == 4
+
+
+def test_what_follows_a_forced_run_is_drawn_again_where_its_draw_behind_drafts_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """{a} 1 2 {b} 3 4 {c}, and no result behind the 2, though all drafts are right."""
+    draw = ScriptedExecutor._draw
+    failed: list[int] = []
+
+    def failing(self: ScriptedExecutor, row: Row, plan: StepPlan, at: int, chain: int) -> RowResult:
+        if at == 1 and not failed:
+            failed.append(row.request_id)
+            return RowResult(error="not finite")
+        return draw(self, row, plan, at, chain)
+
+    monkeypatch.setattr(ScriptedExecutor, "_draw", failing)
+    texts = [(a, 1, 2, b, 3, 4, c) for a in (5, 6, 7) for b in (8, 9) for c in (10, 11)]
+    harness = EngineHarness(num_pages=64, max_running=1)
+    speculate(harness.engine, Knowing(lambda follows: follows[:3]), max_drafts=3)
+    grammar = PendingGrammar(ScriptedGrammar.of(*texts))
+    request = harness.submit(FAMILIES[1][:9], max_tokens=20, grammar=grammar)
+    harness.run()
+    assert failed == [request.id]
+    assert_right(request)
 
 
 def test_a_grammar_forbids_a_draft_before_it_is_computed() -> None:
