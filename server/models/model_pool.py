@@ -171,6 +171,7 @@ class ModelPool:
             _note_failure(slot, error)
         else:
             slot.failure, slot.num_failures = None, 0
+            slot.loaded_s = _now()
         finally:
             if self._loads.get(slot) is own:
                 del self._loads[slot]
@@ -232,9 +233,14 @@ class ModelPool:
         return None
 
     def _have_one_leave(self) -> None:
+        """Not one whose turn has just begun, nor before those are in who waited for it."""
         loaded = self._by_last_use()
-        if loaded and not any(each.is_leaving for each in loaded):
-            loaded[0].is_leaving = True
+        if not any(each.is_leaving for each in loaded):
+            had_turn = (
+                each for each in loaded if not each.num_waiting and _now() - each.loaded_s > TURN_S
+            )
+            if (leaving := next(had_turn, None)) is not None:
+                leaving.is_leaving = True
 
     def _by_last_use(self) -> list[ModelSlot]:
         loaded = [each for each in self.slots if each.is_loaded]

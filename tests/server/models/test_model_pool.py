@@ -153,6 +153,29 @@ def test_a_model_that_always_has_something_to_do_makes_room_after_its_turn(
     run(scene)
 
 
+def test_a_model_just_loaded_lets_those_in_first_who_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long its load took, and whoever wants its room by then."""
+    monkeypatch.setattr(model_pool, "TURN_S", 0.0)
+    seen: list[bool] = []
+
+    def look(pool: PoolHarness) -> None:
+        slot = pool.slots["b"]
+        if slot.is_loaded and not seen:
+            pool.pool._have_one_leave()
+            seen.append(slot.is_leaving)
+
+    async def scene() -> None:
+        pool = PoolHarness("ab", 1)
+        tell = pool.pool.tell
+        monkeypatch.setattr(pool.pool, "tell", lambda: (look(pool), tell()))
+        await pool.use("b")
+        assert seen == [False] and pool.slots["b"].num_loads == 1
+
+    run(scene)
+
+
 def test_a_turn_that_nobody_wants_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_pool, "TURN_S", 0.0)
 
