@@ -19,7 +19,7 @@ from .process_meter import has_ended, process_tree
 
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 0.75  # from the signal on: to remove files and end children of their own
-_KILL_S = 0.5  # a killed process has gone by then, unless the kernel holds it
+_KILL_S = 10.0  # a killed process has gone by then on any machine, unless the kernel holds it
 _LOOK_S = 0.01
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 

@@ -1,6 +1,8 @@
-"""What this machine can do at most: reading memory with all threads, multiplying bf16 matrices.
+"""What this machine can do at most: reading memory with all threads, multiplying matrices.
 
-Each figure is the best of several repeats and shapes: a limit is what no run passes.
+Matrices are bf16 or float32, whichever the machine multiplies faster: where the CPU has no bf16
+instructions torch multiplies bf16 tens of times more slowly. Each figure is the best of several
+repeats and shapes: a limit is what no run passes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from .report import write_report
 REPEATS = 8
 READ_BYTES = 256 * 2**20  # far more than any cache holds
 MATMUL_SIDES = (1024, 2048)
+PROBE = 256  # the side at which the faster dtype is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +114,14 @@ def _read_gb_s(torch: Any) -> float:
 
 
 def _matmul_gflop_s(torch: Any) -> float:
-    best = 0.0
-    for side in MATMUL_SIDES:
-        left, right = (torch.randn(side, side, dtype=torch.bfloat16) for _ in range(2))
-        out = torch.empty_like(left)
-        seconds = _best_s(partial(torch.mm, left, right, out=out))
-        best = max(best, 2 * side**3 / seconds / 1e9)
-    return best
+    dtype = max((torch.bfloat16, torch.float32), key=lambda each: _mm_gflop_s(torch, PROBE, each))
+    return max(_mm_gflop_s(torch, side, dtype) for side in MATMUL_SIDES)
+
+
+def _mm_gflop_s(torch: Any, side: int, dtype: Any) -> float:
+    left, right = (torch.randn(side, side).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+    return 2 * side**3 / _best_s(partial(torch.mm, left, right, out=out)) / 1e9
 
 
 def _best_s(work: Callable[[], object]) -> float:

@@ -183,7 +183,7 @@ def _measure_limits(args: argparse.Namespace) -> Limits:
     if done.returncode:
         raise EngineError(f"limits could not be measured:\n{done.stderr.strip()}")
     limits = Limits(**{row["limit"]: row["value"] for row in json.loads(done.stdout)})
-    _say(f"limits: {limits.read_gb_s:.1f} GB/s read, {limits.matmul_gflop_s:.0f} GFLOP/s bf16")
+    _say(f"limits: {limits.read_gb_s:.1f} GB/s read, {limits.matmul_gflop_s:.0f} GFLOP/s")
     return limits
 
 
