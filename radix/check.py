@@ -6,7 +6,7 @@ Cost: O(all nodes and pages); it uses only the tree's fields, not what its metho
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from .checkpoints import Checkpoints
 from .node import Node
@@ -56,64 +56,73 @@ def check_checkpoints(slots: Checkpoints, tree: RadixTree, held: Sequence[int]) 
     for node in tree.nodes():
         for position, checkpoint in (node.checkpoints or {}).items():
             is_filed = (checkpoint.node, checkpoint.position) == (node, position)
-            _require(is_filed, f"{checkpoint} is filed in {node} at {position}")
-            _require(node.start < position <= node.end, f"{checkpoint} lies outside its node")
+            if not is_filed:
+                raise CheckFailed(f"{checkpoint} is filed in {node} at {position}")
+            if not node.start < position <= node.end:
+                raise CheckFailed(f"{checkpoint} lies outside its node")
             found.append(checkpoint)
-    _require(
-        {id(checkpoint) for checkpoint in found} == {id(checkpoint) for checkpoint in slots},
-        "the checkpoints in use order are not those of the nodes",
-    )
+    if {id(checkpoint) for checkpoint in found} != {id(checkpoint) for checkpoint in slots}:
+        raise CheckFailed("the checkpoints in use order are not those of the nodes")
     num_unproven = sum(not checkpoint.is_proven for checkpoint in found)
-    _require(slots.num_unproven == num_unproven, f"num_unproven is not {num_unproven}")
+    if slots.num_unproven != num_unproven:
+        raise CheckFailed(f"num_unproven is not {num_unproven}")
     owned = sorted([*slots.free_slots(), *held, *(checkpoint.slot for checkpoint in found)])
-    _require(owned == list(slots.slots), f"of the slots {slots.slots} these have owners: {owned}")
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise CheckFailed(message)
+    if owned != list(slots.slots):
+        raise CheckFailed(f"of the slots {slots.slots} these have owners: {owned}")
 
 
 def _reachable(tree: RadixTree) -> list[Node]:
     """All nodes, roots included, parents first."""
     nodes: list[Node] = []
     for namespace, root in tree.roots.items():
-        _require(root.is_root, f"the root of {namespace!r} has a parent: {root}")
-        _require(root.namespace == namespace, f"{root} is filed under {namespace!r}")
+        if not root.is_root:
+            raise CheckFailed(f"the root of {namespace!r} has a parent: {root}")
+        if root.namespace != namespace:
+            raise CheckFailed(f"{root} is filed under {namespace!r}")
         stack = [root]
         while stack:
             node = stack.pop()
             nodes.append(node)
             stack.extend(node.children.values())
-    _require(len({id(node) for node in nodes}) == len(nodes), "a node is reachable twice")
+    if len({id(node) for node in nodes}) != len(nodes):
+        raise CheckFailed("a node is reachable twice")
     return nodes
 
 
 def _check_edge(tree: RadixTree, node: Node) -> None:
-    _require(node.is_attached, f"{node} is reachable but marked as detached")
+    if not node.is_attached:
+        raise CheckFailed(f"{node} is reachable but marked as detached")
     num_tokens, num_pages = len(node.token_ids), len(node.pages)
-    _require(
-        num_tokens == num_pages * tree.page_size,
-        f"{node} has {num_tokens} tokens on {num_pages} pages of {tree.page_size}",
-    )
-    _require((num_tokens == 0) == node.is_root, f"{node} has an edge of {num_tokens} tokens")
+    if num_tokens != num_pages * tree.page_size:
+        raise CheckFailed(
+            f"{node} has {num_tokens} tokens on {num_pages} pages of {tree.page_size}"
+        )
+    if (num_tokens == 0) != node.is_root:
+        raise CheckFailed(f"{node} has an edge of {num_tokens} tokens")
     start = 0 if node.parent is None else node.parent.end
-    _require(node.end == start + num_tokens, f"{node} ends at {node.end}, not {start + num_tokens}")
-    _require(node.lock_ref >= 0, f"{node} has a negative lock_ref")
+    if node.end != start + num_tokens:
+        raise CheckFailed(f"{node} ends at {node.end}, not {start + num_tokens}")
+    if node.lock_ref < 0:
+        raise CheckFailed(f"{node} has a negative lock_ref")
 
 
 def _check_children(tree: RadixTree, node: Node) -> None:
     for key, child in node.children.items():
         first_page = child.token_ids[: tree.page_size].tobytes()
-        _require(key == first_page, f"{child} is filed in {node} under other tokens than its first")
-        _require(key == child.key, f"{child} is filed in {node} under another key than its own")
-        _require(child.parent is node, f"{child} lies under {node} but names another parent")
-        _require(child.namespace == node.namespace, f"{child} is in another namespace than {node}")
+        if key != first_page:
+            raise CheckFailed(f"{child} is filed in {node} under other tokens than its first")
+        if key != child.key:
+            raise CheckFailed(f"{child} is filed in {node} under another key than its own")
+        if child.parent is not node:
+            raise CheckFailed(f"{child} lies under {node} but names another parent")
+        if child.namespace != node.namespace:
+            raise CheckFailed(f"{child} is in another namespace than {node}")
     for name in ("lock_ref", "lease_ref", "pin_ref"):
         below = sum(getattr(child, name) for child in node.children.values())
-        holds = getattr(node, name) >= below
-        _require(holds, f"{node} has {name} below its children's sum, {below}")
-    _require(node.pin_ref <= node.lease_ref, f"{node} has more pins than leases")
+        if getattr(node, name) < below:
+            raise CheckFailed(f"{node} has {name} below its children's sum, {below}")
+    if node.pin_ref > node.lease_ref:
+        raise CheckFailed(f"{node} has more pins than leases")
 
 
 def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
@@ -126,7 +135,8 @@ def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
         "pinned_pages": sum(len(node.pages) for node in inner if node.pin_ref),
     }
     for name, value in expected.items():
-        _require(getattr(tree, name) == value, f"{name} is {getattr(tree, name)}, not {value}")
+        if getattr(tree, name) != value:
+            raise CheckFailed(f"{name} is {getattr(tree, name)}, not {value}")
 
 
 def _is_free(node: Node) -> bool:
@@ -137,20 +147,22 @@ def _check_use_order(tree: RadixTree, nodes: list[Node]) -> None:
     ordered = list(tree.use_order)
     place = {id(node): index for index, node in enumerate(ordered)}
     free = {id(node) for node in nodes if _is_free(node) and not node.is_root}
-    _require(len(place) == len(ordered), "a node stands in the use order twice")
+    if len(place) != len(ordered):
+        raise CheckFailed("a node stands in the use order twice")
     for node in ordered:
-        _require(id(node) in free, f"{node} is in the use order but held or not in the tree")
+        if id(node) not in free:
+            raise CheckFailed(f"{node} is in the use order but held or not in the tree")
     for node in nodes:
         if id(node) not in free:
             continue
-        _require(id(node) in place, f"{node} is evictable but not in the use order")
+        if id(node) not in place:
+            raise CheckFailed(f"{node} is evictable but not in the use order")
         parent = node.parent
-        if parent is not None and id(parent) in place:
-            _require(
-                place[id(node)] < place[id(parent)], f"{parent} would be evicted before {node}"
-            )
+        if parent is not None and place[id(node)] >= place.get(id(parent), len(place)):
+            raise CheckFailed(f"{parent} would be evicted before {node}")
     for older, newer in pairwise(ordered):
-        _require(older.last_use <= newer.last_use, f"{older} stands before {newer}, used earlier")
+        if older.last_use > newer.last_use:
+            raise CheckFailed(f"{older} stands before {newer}, used earlier")
 
 
 def _check_refs(nodes: list[Node], name: str, held: Iterable[Node]) -> None:
@@ -159,24 +171,32 @@ def _check_refs(nodes: list[Node], name: str, held: Iterable[Node]) -> None:
     for handle in held:
         step: Node | None = handle
         while step is not None:
-            _require(id(step) in expected, f"{handle} is held but {step} is not in the tree")
+            if id(step) not in expected:
+                raise CheckFailed(f"{handle} is held but {step} is not in the tree")
             expected[id(step)] += 1
             step = step.parent
     for node in nodes:
         count = expected[id(node)]
-        _require(getattr(node, name) == count, f"{node} should have {name} {count}")
+        if getattr(node, name) != count:
+            raise CheckFailed(f"{node} should have {name} {count}")
 
 
 def _check_owners(
     nodes: list[Node], allocator: PageAllocator, held: Iterable[Sequence[int]]
 ) -> None:
+    held = list(held)
+    runs = [allocator.free_pages(), *(node.pages for node in nodes), *held]
+    if sorted(chain.from_iterable(runs)) == list(range(allocator.num_pages)):
+        return  # what follows finds out who is wrong, which takes longer
     owners: dict[int, str] = {}
     claims = [("the free list", allocator.free_pages())]
     claims += [(repr(node), node.pages) for node in nodes]
     for owner, pages in [*claims, *((f"request {i}", run) for i, run in enumerate(held))]:
         for page in pages:
-            _require(0 <= page < allocator.num_pages, f"{owner} has page {page}: no such page")
-            _require(page not in owners, f"page {page} belongs to {owners.get(page)} and {owner}")
+            if not 0 <= page < allocator.num_pages:
+                raise CheckFailed(f"{owner} has page {page}: no such page")
+            if page in owners:
+                raise CheckFailed(f"page {page} belongs to {owners.get(page)} and {owner}")
             owners[page] = owner
     lost = allocator.num_pages - len(owners)
     if lost:
