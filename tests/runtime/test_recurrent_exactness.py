@@ -70,6 +70,10 @@ MODELS: dict[str, Callable[[Path], object]] = {
         init_std=0.3,
     ),
 }
+each_recurrence = pytest.mark.parametrize(
+    "folder", ["lfm2", "qwen3_next", "kimi_linear", "nemotron_h"], indirect=True
+)
+"""One model of each recurrence, where the scheduler is tested rather than the model."""
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"chunked_prefill_size": 7},
     "pages of 16, three at a time": {
@@ -139,6 +143,7 @@ def test_tokens_are_identical_missed_and_hit(
         assert sum(request.num_cached_tokens for request in hits) > 200
 
 
+@each_recurrence
 @pytest.mark.parametrize("host_kv_tokens", [0, 2048])
 def test_tokens_are_identical_after_preemption(
     folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, host_kv_tokens: int
@@ -153,6 +158,7 @@ def test_tokens_are_identical_after_preemption(
     assert scheduler.stats.num_preemptions > 0
 
 
+@each_recurrence
 def test_a_failed_row_harms_nobody(
     folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +203,7 @@ def test_scores_and_embeddings_are_identical(folder: Path) -> None:
         assert scores == pytest.approx(found[0], abs=1e-9)
 
 
+@each_recurrence
 @pytest.mark.parametrize("options", [{}, {"page_size": 16}, {"chunked_prefill_size": 8}], ids=str)
 def test_a_beam_search_is_that_without_checkpoints(folder: Path, options: dict[str, Any]) -> None:
     plain = {"state_checkpoints": 0, "max_running_requests": 8}
@@ -262,6 +269,7 @@ def said_by(backend: Backend) -> list[list[Any]]:
     ]
 
 
+@each_recurrence
 def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> None:
     plain = {"state_checkpoints": 0, "max_running_requests": 2, "schedule_policy": "fcfs"}
     truth: list[list[Any]] | None = None
@@ -289,6 +297,7 @@ LONG_JOBS = [
 ]
 
 
+@each_recurrence
 def test_a_second_engine_goes_on_from_stored_states(folder: Path, tmp_path: Path) -> None:
     """What it says is the same, and nearly nothing is computed again; if the states' files are
     damaged, all of it is."""
@@ -310,6 +319,7 @@ def test_a_second_engine_goes_on_from_stored_states(folder: Path, tmp_path: Path
     assert num_computed[1] < num_computed[0] / 3 and num_computed[2] == num_computed[0]
 
 
+@each_recurrence
 def test_what_needs_states_elsewhere_is_refused(folder: Path) -> None:
     on_gpu = {"device": "cuda", "dtype": "float32", "kernels": "auto"}
     cases: list[tuple[dict[str, Any], str]] = [
@@ -333,8 +343,11 @@ DRAFTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
-@pytest.mark.parametrize("name", DRAFTED)
+@each_recurrence
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("whole", "oracle"), ("pages of 16", "wrong"), *((name, "random") for name in DRAFTED)],
+)
 def test_tokens_are_identical_whatever_is_drafted(
     folder: Path, alone: list[list[int]], name: str, kind: str
 ) -> None:
@@ -360,6 +373,7 @@ def test_tokens_are_identical_whatever_is_drafted(
     assert stats.num_draft_tokens > 0 and (stats.num_accepted_tokens > 0) == (kind != "wrong")
 
 
+@each_recurrence
 def test_models_with_states_are_guessed_for(folder: Path) -> None:
     loaded = LoadedModel(EngineConfig(model=folder, max_total_tokens=64))
     assert loaded.engine.scheduler.speculation is not None
