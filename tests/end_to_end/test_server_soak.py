@@ -92,6 +92,10 @@ def soak(server: Server, seconds: float, warm_up_s: float, most_growth_mb: float
     with st.Runtime(server.endpoint) as backend, httpx.Client(base_url=server.url) as http:
         for kind in KINDS:  # whatever is loaded or opened once
             kind(server, http, backend, random.Random(0))
+        for seed in range(8):  # the KV pool, whose memory comes with its first use
+            prompt = random.Random(seed).choices(range(300, 2000), k=1500)
+            asked = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}
+            assert http.post("/generate", json=asked).status_code == 200
         pids = process_tree(server.pid)
         assert len(pids) >= 2, "no engine process"
         before = [num_descriptors(pid) for pid in pids]
