@@ -58,7 +58,6 @@ class _Plan(ctypes.Structure):
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("format", ctypes.c_int32),
-        ("is_fixed", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )
@@ -146,16 +145,8 @@ class NativeAttentionPlan:
         )
         self.address = ctypes.addressof(self._record)
 
-    def set_shape(
-        self,
-        num_heads: int,
-        kv_layer: KVLayer,
-        options: AttentionOptions,
-        *,
-        is_fixed: bool = False,
-    ) -> None:
-        """Set what does not depend on the rows. `is_fixed`: what a token gets may not depend on
-        which tokens are in its item."""
+    def set_shape(self, num_heads: int, kv_layer: KVLayer, options: AttentionOptions) -> None:
+        """Set what does not depend on the rows."""
         format_number, values, _ = kv_format(kv_layer)
         num_parts, num_kv_heads, num_slots, head_dim = values.shape
         num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
@@ -167,7 +158,6 @@ class NativeAttentionPlan:
         # Latents, one part, are keys and values at once.
         record.values_at = (num_parts - 1) * num_kv_heads * num_slots * head_dim
         record.format = format_number
-        record.is_fixed = is_fixed
         record.scale = head_dim**-0.5 if options.scale is None else options.scale
         record.soft_cap = options.soft_cap or 0.0
 
@@ -248,7 +238,7 @@ def plan_fixed_attention(
         _add_decode_run(items, decode, np.zeros_like(begin), begin)
         _add_decode_run(items, decode, first, last, (first - begin) % _BLOCK_KEYS)
     plan = _with_partials(np.concatenate(items.parts), items.slots(), int(rows.query_start[-1]))
-    plan.set_shape(num_heads, kv_layer, options, is_fixed=True)
+    plan.set_shape(num_heads, kv_layer, options)
     return plan
 
 

@@ -77,7 +77,7 @@ def test_heads_of_any_shape(num_heads: int, num_kv_heads: int, head_dim: int, pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_and_more_query_heads_a_kv_head(kind: str) -> None:
-    """A lone token's keys are not packed for few of them; over several blocks, whole and cut."""
+    """Lone tokens over several blocks of keys, whole and cut by a window."""
     rows = rows_of([row(1, 203), row(1, 64), row(1, 130), row(3, 90)], 16)
     for group in range(1, 6):
         for options in (DEFAULT_OPTIONS, OPTIONS["all"], AttentionOptions(window=100)):

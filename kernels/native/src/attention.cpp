@@ -11,10 +11,6 @@
 // KV head. Keys are taken 64 at a time and packed for vdpbf16ps; scores stay in registers until
 // they are probabilities, rounded to bfloat16 for the product with the values; sums are float32.
 //
-// A lone token has as few rows as its KV head has query heads; where they are no more than the
-// format's kFewRows, packing keys for them would cost more than their products. They multiply keys and
-// values as they lie instead: scores along a key's numbers, whose lanes are summed for 16 keys at once.
-//
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
 // few instructions a number and half of the memory traffic.
@@ -113,10 +109,20 @@ inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, 
     }
 }
 
-// Products of queries and keys, kRows rows by kGroups * 16 keys, made probabilities of this block.
+// Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
 template <int kRows, int kGroups>
-inline void weigh(Floats (&s)[kRows][kGroups], const Rows& rows, int first, const Block& block,
-                  const Scoring& scoring) {
+void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
+                const Scoring& scoring) {
+    Floats s[kRows][kGroups];
+    const Pair* q = rows.q + first * num_pairs;
+    STEMMA_UNROLL
+    for (int from = 0; from < kGroups; from += kWidth) {
+        constexpr int kBeside = std::min(kGroups, kWidth);
+        Floats sums[kRows][kBeside];
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
+        multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
+    }
     if (block.key_scales != nullptr) {
         STEMMA_EACH(g, kGroups) {
             const Floats scales = load(block.key_scales + g * 16);
@@ -174,22 +180,6 @@ inline void weigh(Floats (&s)[kRows][kGroups], const Rows& rows, int first, cons
     }
 }
 
-template <int kRows, int kGroups>
-void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
-                const Scoring& scoring) {
-    Floats s[kRows][kGroups];
-    const Pair* q = rows.q + first * num_pairs;
-    STEMMA_UNROLL
-    for (int from = 0; from < kGroups; from += kWidth) {
-        constexpr int kBeside = std::min(kGroups, kWidth);
-        Floats sums[kRows][kBeside];
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
-        multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
-    }
-    weigh(s, rows, first, block, scoring);
-}
-
 // sums = sums * decay + probabilities x values, for kRows rows by kGroups * 16 dimensions.
 template <int kRows, int kGroups>
 void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
@@ -232,98 +222,14 @@ void attend_block(const Rows& rows, const Block& block, int head_dim, const Scor
     }
 }
 
-// Some slots' keys or values as they lie.
-template <class KV>
-struct Lying {
-    const typename KV::Number* numbers;
-    const int32_t* slots;
-    int head_dim, count;
-
-    // 32 numbers of the slot's; past the last one: of the last.
-    Run run(int i, int from) const {
-        const int64_t slot = slots[std::min(i, count - 1)];
-        return KV::run(numbers + slot * head_dim + from);
-    }
-};
-
-// Scores of few rows, made probabilities of this block. q: [kRows, head_dim / 32].
-template <class KV, int kRows>
-void score_few(const Rows& rows, const Run* q, const Lying<KV>& keys, const Block& block,
-               const Scoring& scoring) {
-    constexpr int kGroups = kKeys / 16;
-    const int num_runs = keys.head_dim / 32;
-    Floats s[kRows][kGroups];
-    for (int g = 0; g < kGroups; ++g) {
-        if (g * 16 >= keys.count) {
-            STEMMA_EACH(r, kRows) s[r][g] = zero_floats();
-            continue;
-        }
-        Floats lanes[kRows][16];
-        for (int i = 0; i < 16; ++i) {
-            Floats sums[kRows];
-            STEMMA_EACH(r, kRows) sums[r] = zero_floats();
-            for (int run = 0; run < num_runs; ++run) {
-                const Run key = keys.run(g * 16 + i, run * 32);
-                STEMMA_EACH(r, kRows)
-                    sums[r] = add_run_products(sums[r], key, q[r * num_runs + run]);
-            }
-            STEMMA_EACH(r, kRows) lanes[r][i] = sums[r];
-        }
-        STEMMA_EACH(r, kRows) s[r][g] = sums_of(lanes[r]);
-    }
-    weigh(s, rows, 0, block, scoring);
-}
-
-// sums = sums * decay + probabilities x values, for few rows; the sums of runs.
-template <class KV, int kRows>
-void value_few(const Rows& rows, const Lying<KV>& values) {
-    const int dims = values.head_dim;
-    for (int dim = 0; dim < dims; dim += 32) {
-        Floats o[kRows][2];
-        STEMMA_EACH(r, kRows) {
-            const Floats decay = splat(rows.decay[r]);
-            STEMMA_EACH(h, 2) o[r][h] = decay * load(rows.sums + r * dims + dim + h * 16);
-        }
-        for (int i = 0; i < values.count; i += 2) {
-            const RunPair two(values.run(i, dim), values.run(i + 1, dim));
-            STEMMA_EACH(r, kRows) two.add_to(o[r], rows.probs[r * (kKeys / 2) + i / 2]);
-        }
-        STEMMA_EACH(r, kRows) STEMMA_EACH(h, 2)
-            store(rows.sums + r * dims + dim + h * 16, o[r][h]);
-    }
-}
-
-template <class KV>
-struct FewTiles {
-    void (*score)(const Rows&, const Run*, const Lying<KV>&, const Block&, const Scoring&);
-    void (*value)(const Rows&, const Lying<KV>&);
-};
-template <class KV, int kRows>
-constexpr FewTiles<KV> kFewTiles = {score_few<KV, kRows>, value_few<KV, kRows>};
-
-// Of count <= KV::kFewRows rows.
-template <class KV>
-FewTiles<KV> few_tiles(int count) {
-    if constexpr (KV::kFewRows >= 2) {
-        if (count == 2) return kFewTiles<KV, 2>;
-    }
-    if constexpr (KV::kFewRows >= 4) {
-        if (count == 3) return kFewTiles<KV, 3>;
-        if (count == 4) return kFewTiles<KV, 4>;
-    }
-    return kFewTiles<KV, 1>;
-}
-
 template <class KV>
 void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
-    const bool are_few =
-        item.num_tokens == 1 && count <= KV::kFewRows && dims % 32 == 0 && !a.is_fixed;
     const size_t row_bytes =
-        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 20 * sizeof(float) + dims / 32 * sizeof(Run);
-    char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 13 * 64);
+        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 20 * sizeof(float);
+    char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 12 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
         at += (bytes + 63) & ~63ull;
@@ -348,14 +254,10 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
-    auto* q_runs = reinterpret_cast<Run*>(take(count * (dims / 32) * sizeof(Run)));
-    for (int token = 0; token < item.num_tokens; ++token) {
-        const bf16* own = static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
-                          kv_head * group * dims;
-        copy_pairs(own, group * dims, q + token * group * (dims / 2));
-        for (int run = 0; are_few && run < count * dims / 32; ++run)
-            q_runs[run] = run_of(load_pairs(own + run * 32, 32));
-    }
+    for (int token = 0; token < item.num_tokens; ++token)
+        copy_pairs(static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
+                       kv_head * group * dims,
+                   group * dims, q + token * group * (dims / 2));
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
@@ -382,30 +284,18 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
         }
         fetch(all_values, value_scales, slots + first, block.num_keys, dims);
+        KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
+        KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
+        const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
+        fetch(all_keys, key_scales, slots + first + kKeys, num_next, dims);
         if constexpr (KV::kIsScaled) {
             pack_scales(key_scales, slots + first, block.num_keys, block.key_scales);
             pack_scales(value_scales, slots + first, block.num_keys, block.value_scales);
         }
-        const auto fetch_next = [&] {
-            const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
-            fetch(all_keys, key_scales, slots + first + kKeys, num_next, dims);
-        };
-        if (are_few) {
-            const FewTiles<KV> few = few_tiles<KV>(count);
-            const Lying<KV> keys{all_keys, slots + first, dims, block.num_keys};
-            if (begin < end) few.score(rows, q_runs, keys, block, scoring);
-            fetch_next();
-            if (begin < end) few.value(rows, {all_values, slots + first, dims, block.num_keys});
-            continue;
-        }
-        KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
-        KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
-        fetch_next();
         Rows seeing = rows.from(begin * group, dims);
         seeing.count = (end - begin) * group;
         attend_block(seeing, block, dims, scoring);
     }
-    if (are_few) straighten(rows.sums, count * dims);
     for (int row = 0; row < count; ++row) {
         const float total = sum_of(load(rows.totals + row * 16));
         finish_row<bf16>(a, item, kv_head, row, rows.sums + row * dims, rows.largest[row], total);

@@ -43,7 +43,6 @@ struct Plan {
     int32_t num_kv_heads;
     int32_t head_dim;
     int32_t format;  // KVFormat
-    int32_t is_fixed;  // 1: what a token gets may not depend on which tokens are in its item
     float scale;     // of the scores
     float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
 };

@@ -3,25 +3,18 @@
 
 namespace stemma {
 
-// The numbers of 16 codes, of which each lane has one in its lowest byte.
-template <KVFormat kFormat>
-STEMMA_INLINE Floats numbers_of(Ints codes) {
-    if constexpr (kFormat == kInt8) {
-        STEMMA_EACH_PART codes.part[i] = (codes.part[i] << 24) >> 24;
-        return to_floats(codes);
-    }
-    // The fields of float8_e4m3fn where float32 has them, then the exponents' biases, 7 and 127.
-    const Ints magnitude = (codes & splat(0x7f)) << 20;
-    const Floats sized = as_floats(magnitude) * splat(0x1p120f);
-    return as_floats(as_ints(sized) | (codes & splat(0x80)) << 24);
-}
-
 // 16 numbers in bfloat16, without loss.
 template <KVFormat kFormat>
 inline Halfwords to_bf16(const uint8_t* from) {
     int32_t codes[16];
-    for (int i = 0; i < 16; ++i) codes[i] = from[i];
-    return narrow(numbers_of<kFormat>(load_ints(codes)));
+    for (int i = 0; i < 16; ++i)
+        codes[i] = kFormat == kInt8 ? static_cast<int8_t>(from[i]) : from[i];
+    const Ints numbers = load_ints(codes);
+    if constexpr (kFormat == kInt8) return narrow(to_floats(numbers));
+    // The fields of float8_e4m3fn where float32 has them, then the exponents' biases, 7 and 127.
+    const Ints magnitude = (numbers & splat(0x7f)) << 20;
+    const Floats sized = as_floats(magnitude) * splat(0x1p120f);
+    return narrow(as_floats(as_ints(sized) | (numbers & splat(0x80)) << 24));
 }
 
 // int8 or float8_e4m3fn.
@@ -29,15 +22,6 @@ template <KVFormat kFormat>
 struct ByteKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
-    static constexpr int kFewRows = 4;  // 2 to 3 times as fast
-
-    // As of Bf16KV.
-    static Run run(const uint8_t* from) {
-        uint16_t both[16];
-        std::memcpy(both, from, sizeof both);
-        const Ints pairs = zero_extend(load_halfwords(both));
-        return {numbers_of<kFormat>(pairs), numbers_of<kFormat>(shift_right<8>(pairs))};
-    }
 
     // As of Bf16KV.
     static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,

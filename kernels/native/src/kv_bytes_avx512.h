@@ -35,15 +35,6 @@ template <KVFormat kFormat>
 struct ByteKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
-    static constexpr int kFewRows = 2;
-
-    // As of Bf16KV: two bytes of bfloat16 looked up for each of 32 codes.
-    static Run run(const uint8_t* from) {
-        const __m512i codes = _mm512_cvtepu8_epi16(
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-        const Wide wide(codes);  // of each 16 bits the second code is 0, whose bfloat16 is 0
-        return (Ints)_mm512_or_si512(wide.low, _mm512_slli_epi16(wide.high, 8));
-    }
 
     // As of Bf16KV.
     static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,

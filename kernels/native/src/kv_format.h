@@ -18,12 +18,6 @@ constexpr int kKeys = 64;  // keys of a block
 struct Bf16KV {
     using Number = bf16;
     static constexpr bool kIsScaled = false;
-    // Rows up to which keys and values are not packed for them. One of AVX2's: 1.4 times as fast from
-    // the caches; two: the same. Two of AVX512's by counting instructions.
-    static constexpr int kFewRows = kRegisters >= 32 ? 2 : 1;
-
-    // 32 numbers of a key or a value.
-    static Run run(const bf16* from) { return run_of(load_pairs(from, 32)); }
 
     // keys -> packed [head_dim / 2, kKeys] pairs of dimensions; keys past the last repeat it.
     static void pack_keys(const bf16* keys, const int32_t* slots, int num_keys, int head_dim,

@@ -129,35 +129,6 @@ inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
 }
 constexpr bool kPairsAreBf16 = true;
 
-// 32 numbers that follow each other, to be multiplied as they lie.
-using Run = Ints;
-inline Run run_of(Ints pairs) { return pairs; }
-inline Floats add_run_products(Floats sum, Run a, Run b) { return add_pair_products(sum, a, b); }
-
-// Two runs, each to be multiplied by one of a pair. Sums of runs: see straighten.
-class RunPair {
-  public:
-    RunPair(Run a, Run b) : first_(mixed(a, b, 0)), second_(mixed(a, b, 16)) {}
-    void add_to(Floats (&sums)[2], Pair by) const {
-        const Ints both = splat(static_cast<int32_t>(by));
-        sums[0] = add_pair_products(sums[0], first_, both);
-        sums[1] = add_pair_products(sums[1], second_, both);
-    }
-
-  private:
-    // a[from + i] and b[from + i] in lane i.
-    static Ints mixed(Run a, Run b, int from) {
-        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i at = _mm512_add_epi32(lane, _mm512_set1_epi32(from));
-        const __m512i both = _mm512_or_si512(
-            at, _mm512_slli_epi32(_mm512_add_epi32(at, _mm512_set1_epi32(32)), 16));
-        return (Ints)_mm512_permutex2var_epi16((__m512i)a, both, (__m512i)b);
-    }
-    Ints first_, second_;
-};
-// Sums of runs into the runs' order.
-inline void straighten(float*, int) {}
-
 inline void transpose(Ints (&rows)[16]) {
     __m512i row[16], t[16];
     for (int i = 0; i < 16; ++i) row[i] = (__m512i)rows[i];
@@ -183,17 +154,6 @@ inline void transpose(Ints (&rows)[16]) {
         rows[i + 8] = (Ints)_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
         rows[i + 12] = (Ints)_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
     }
-}
-
-// In lane i the sum over the lanes of x[i].
-inline Floats sums_of(const Floats (&x)[16]) {
-    Ints rows[16];
-    for (int i = 0; i < 16; ++i) rows[i] = as_ints(x[i]);
-    transpose(rows);
-    for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i)
-            rows[i] = as_ints(as_floats(rows[i]) + as_floats(rows[i + half]));
-    return as_floats(rows[0]);
 }
 
 // Every byte of x, from 0 to 15, replaced by that place of the table.

@@ -269,37 +269,6 @@ inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
 }
 constexpr bool kPairsAreBf16 = false;
 
-// 32 numbers that follow each other, to be multiplied as they lie.
-struct Run {
-    Floats even, odd;
-};
-STEMMA_INLINE Run run_of(Ints pairs) { return {column_of<0>(pairs), column_of<1>(pairs)}; }
-STEMMA_INLINE Floats add_run_products(Floats sum, const Run& a, const Run& b) {
-    return fmadd(a.odd, b.odd, fmadd(a.even, b.even, sum));
-}
-
-// Two runs, each to be multiplied by one of a pair. Sums of runs: see straighten.
-class RunPair {
-  public:
-    STEMMA_INLINE RunPair(const Run& a, const Run& b) : first_(a), second_(b) {}
-    STEMMA_INLINE void add_to(Floats (&sums)[2], const Pair& by) const {
-        const Floats first = splat(by.number[0]), second = splat(by.number[1]);
-        sums[0] = fmadd(second_.even, second, fmadd(first_.even, first, sums[0]));
-        sums[1] = fmadd(second_.odd, second, fmadd(first_.odd, first, sums[1]));
-    }
-
-  private:
-    Run first_, second_;
-};
-// Sums of runs, of which each 32 are even ones and odd ones, into the runs' order.
-inline void straighten(float* sums, int count) {
-    for (; count > 0; count -= 32, sums += 32) {
-        float all[32];
-        std::memcpy(all, sums, sizeof all);
-        for (int i = 0; i < 32; ++i) sums[i] = all[i / 2 + i % 2 * 16];
-    }
-}
-
 STEMMA_INLINE void transpose(Ints (&rows)[16]) {
     Ints from[16];
     for (int i = 0; i < 16; ++i) from[i] = rows[i];
@@ -310,25 +279,6 @@ STEMMA_INLINE void transpose(Ints (&rows)[16]) {
             transpose_part(block);
             for (int k = 0; k < kPartLanes; ++k) rows[j * kPartLanes + k].part[i] = block[k];
         }
-}
-
-// In lane i the sum over the lanes of x[i].
-STEMMA_INLINE Floats sums_of(const Floats (&x)[16]) {
-    Floats sums;
-    STEMMA_EACH_PART {
-        IntPart rows[kPartLanes];
-        for (int k = 0; k < kPartLanes; ++k) {
-            FloatPart all = x[i * kPartLanes + k].part[0];
-            for (int j = 1; j < kParts; ++j) all = all + x[i * kPartLanes + k].part[j];
-            rows[k] = (IntPart)all;
-        }
-        transpose_part(rows);
-        for (int half = kPartLanes / 2; half > 0; half /= 2)
-            for (int k = 0; k < half; ++k)
-                rows[k] = (IntPart)((FloatPart)rows[k] + (FloatPart)rows[k + half]);
-        sums.part[i] = (FloatPart)rows[0];
-    }
-    return sums;
 }
 
 // Every byte of x, from 0 to 15, replaced by that place of the table.
