@@ -62,9 +62,10 @@ check: $(TEST_ENV)  ## format, lint, links of the docs, types (mypy strict on th
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/check .
 	MYPYPATH=build/check $(BIN)/mypy -p stemma
 
-dist: $(TEST_ENV)  ## a wheel and an sdist: dist/
+dist: $(TEST_ENV)  ## an sdist, a wheel, and wheels with compiled libraries: dist/
 	@rm -rf build/lib build/bdist*
 	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python .ci/wheels.py "$$(ls -t dist/*-none-any.whl | head -1)"
 
 docs: $(DOCS_ENV)  ## the documentation as a site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,8 +1,10 @@
-"""Compiles C++ sources for this machine, once, and keeps the library in the user's cache.
+"""C++ as shared libraries: those that came with the package, or compiled here once and kept in the
+user's cache.
 
 The sources use no torch and no Python header: they take plain pointers through ctypes. So a build
-takes seconds and outlives a change of Python or torch. The file's name is a hash of sources, flags,
-compiler and CPU; any C++17 compiler works. It imports nothing of the house.
+takes seconds and outlives a change of Python or torch; any C++17 compiler works. A file's name has
+a hash of sources and flags, in the cache also of compiler and CPU: what is loaded was made of the
+sources beside it. It imports nothing of the house.
 """
 
 from __future__ import annotations
@@ -22,14 +24,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPILE_FLAGS", "BuildError", "InstructionSet", "NativeLibrary", "cpu_flags"]
+__all__ = [
+    "COMPILE_FLAGS",
+    "CPU_ENV",
+    "BuildError",
+    "InstructionSet",
+    "NativeLibrary",
+    "WrongInstructionSet",
+    "cpu_flags",
+]
 
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra")
 COMPILE_TIMEOUT_S = 1200.0  # beside whatever else runs
 
 
 class BuildError(RuntimeError):
-    """The library cannot be built or loaded here; the message says why in one line."""
+    """The library cannot be built or loaded here; the message says why in one line, and the
+    remedy."""
+
+
+class WrongInstructionSet(ValueError):
+    """STEMMA_CPU names a set that this CPU has not, or none; the message says what it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +52,12 @@ class InstructionSet:
     """What code needs of a CPU, and what tells a compiler that it may use it."""
 
     name: str
+    machine: str | None  # as `platform` names it; None: any
     cpu_flags: frozenset[str]  # as Linux names them
-    compile_flags: tuple[str, ...]  # where it was asked for by name
+    compile_flags: tuple[str, ...]  # for all CPUs that have it
 
 
-ANY_CPU = InstructionSet("any", frozenset(), ("-march=native",))
+ANY_CPU = InstructionSet("any", None, frozenset(), ())
 CPU_ENV = "STEMMA_CPU"
 
 
@@ -57,34 +73,64 @@ class NativeLibrary:
     instruction_sets: tuple[InstructionSet, ...] = (ANY_CPU,)
 
     def path(self) -> Path:
-        """The compiled library, built first where it is missing. Raises BuildError."""
+        """The prebuilt library, else the compiled one, built first where it is missing. Raises
+        BuildError or WrongInstructionSet."""
         instructions = self.instructions()
+        prebuilt = self.prebuilt_path(platform.machine(), instructions)
+        if prebuilt.exists():
+            return prebuilt
         flags = (*self.compile_flags, *_architecture(instructions))
         compiler = _compiler()
-        path = _cache_folder() / f"{self.name}-{self._key(compiler, flags)}.so"
+        cpu = (compiler, platform.machine(), sorted(cpu_flags()), _modified(compiler))
+        path = _cache_folder() / f"{self.name}-{self._key(flags, *cpu)}.so"
         if not path.exists():
-            self._compile(compiler, flags, path)
+            self.compile(compiler, flags, path)
         return path
 
+    def origin(self) -> str:
+        """Where the library comes from, for people. Raises as `instructions`."""
+        path = self.prebuilt_path(platform.machine(), self.instructions())
+        return "prebuilt" if path.exists() else "compiled here"
+
     def instructions(self) -> InstructionSet:
-        """The set that is used. Raises BuildError."""
-        named, have = os.environ.get(CPU_ENV) or None, cpu_flags()
-        sets = [
-            each for each in self.instruction_sets if each is ANY_CPU or named in (None, each.name)
-        ]
-        for each in sets:
-            if each.cpu_flags <= have:
-                return each
-        if not sets:
-            names = ", ".join(each.name for each in self.instruction_sets)
-            raise BuildError(f"{CPU_ENV}={named} is none of {names}")
-        lacks = [f"{each.name} (no {', '.join(sorted(each.cpu_flags - have))})" for each in sets]
-        raise BuildError(f"the CPU has not {', nor '.join(lacks)}")
+        """The set that is used.
+
+        Raises:
+            BuildError: the CPU has none of them.
+            WrongInstructionSet: STEMMA_CPU names one that it has not, or none.
+        """
+        have = cpu_flags()
+        usable = [each for each in self.instruction_sets if each.cpu_flags <= have]
+        named = os.environ.get(CPU_ENV)
+        if named and ANY_CPU not in self.instruction_sets:
+            usable = [each for each in usable if each.name == named]
+            if not usable:
+                raise WrongInstructionSet(
+                    f"{CPU_ENV}={named!r} is not allowed; allowed: {self._allowed(have)}"
+                )
+        if not usable:
+            raise BuildError(f"the CPU has not {self._lacking(have)}")
+        return usable[0]
+
+    def prebuilt_path(self, machine: str, instructions: InstructionSet) -> Path:
+        """Where the package has the library for these CPUs of a machine, if it came with any."""
+        key = self._key((*self.compile_flags, *instructions.compile_flags))
+        name = f"{self.name}-{machine}-{instructions.name}-{key}.so"
+        return self.sources.with_name("prebuilt") / name
+
+    def prebuild(self, compiler: str, machine: str, instructions: InstructionSet, to: Path) -> Path:
+        """Compile for all such CPUs of a machine, into the folder `to`, unless it is there. Raises
+        BuildError."""
+        path = to / self.prebuilt_path(machine, instructions).name
+        if not path.exists():
+            self.compile(compiler, (*self.compile_flags, *instructions.compile_flags), path)
+        return path
 
     def load(self, signatures: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
         """The library in this process, built first where it is missing.
 
-        Signatures: a function's result, then its arguments, by its name. Raises BuildError.
+        Signatures: a function's result, then its arguments, by its name. Raises BuildError or
+        WrongInstructionSet.
         """
         try:
             loaded = ctypes.CDLL(str(self.path()))
@@ -99,11 +145,12 @@ class NativeLibrary:
         """Print where the library is, built first where it is missing, or why there is none."""
         try:
             print(f"stemma: {self.title} at {self.path()}")
-        except BuildError as error:
+        except (BuildError, WrongInstructionSet) as error:
             print(f"stemma: no compiled {self.title}: {error}")
 
-    def _compile(self, compiler: str, flags: tuple[str, ...], path: Path) -> None:
-        """Write to a name of its own, then rename: others never load half a file."""
+    def compile(self, compiler: str, flags: tuple[str, ...], path: Path) -> None:
+        """Write to a name of its own, then rename: others never load half a file. Raises
+        BuildError."""
         print(f"stemma: compiling {self.title} (once, a few seconds)", file=sys.stderr)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,13 +170,25 @@ class NativeLibrary:
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"cannot build with {compiler}: {error}") from error
 
-    def _key(self, compiler: str, flags: tuple[str, ...]) -> str:
-        parts = (flags, compiler, platform.machine(), sorted(cpu_flags()))
+    def _key(self, *parts: object) -> str:
         digest = hashlib.sha256(repr(parts).encode())
-        digest.update(str(Path(compiler).resolve().stat().st_mtime_ns).encode())
         for source in sorted(self.sources.iterdir()):
             digest.update(source.name.encode() + source.read_bytes())
         return digest.hexdigest()[:16]
+
+    def _allowed(self, have: frozenset[str]) -> str:
+        """What STEMMA_CPU may be on a CPU with these flags."""
+        names = [each.name for each in self.instruction_sets if each.cpu_flags <= have]
+        lacking = self._lacking(have)
+        return f"unset, or what this CPU has: {', '.join(names) or 'none'}; it has not {lacking}"
+
+    def _lacking(self, have: frozenset[str]) -> str:
+        """The sets that a CPU with these flags has not, and why."""
+        return ", nor ".join(
+            f"{each.name} (no {', '.join(sorted(lacks))})"
+            for each in self.instruction_sets
+            if (lacks := each.cpu_flags - have)
+        )
 
 
 def cpu_flags() -> frozenset[str]:
@@ -150,12 +209,14 @@ def _run(compiler: str, arguments: tuple[str, ...]) -> None:
     )  # fmt: skip
     if done.returncode:
         first = next((s for s in done.stderr.splitlines() if "error" in s), done.stderr)
-        raise BuildError(f"{compiler} failed: {first.strip()[:300]}")
+        remedy = "CXX names another compiler of C++17"
+        raise BuildError(f"{compiler} failed ({remedy}): {first.strip()[:300]}")
 
 
 def _architecture(instructions: InstructionSet) -> tuple[str, ...]:
     """Compiled here for here, code may use all that the CPU has, unless less was asked for."""
-    return instructions.compile_flags if os.environ.get(CPU_ENV) else ("-march=native",)
+    is_named = os.environ.get(CPU_ENV) == instructions.name
+    return instructions.compile_flags if is_named else ("-march=native",)
 
 
 def _compiler() -> str:
@@ -164,7 +225,14 @@ def _compiler() -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise BuildError(f"no C++ compiler ({named or 'g++, clang++ or c++'}) is installed")
+    raise BuildError(
+        f"no C++ compiler ({named or 'g++, clang++ or c++'}) is installed; install one, or the "
+        "wheel for this machine, which needs none"
+    )
+
+
+def _modified(compiler: str) -> int:
+    return Path(compiler).resolve().stat().st_mtime_ns
 
 
 def _cache_folder() -> Path:

@@ -128,7 +128,7 @@ def examine(device: str = "cpu") -> dict[str, Any]:
     configure_threads(len(os.sched_getaffinity(0)), None)
     import torch
 
-    from ..constrained.native.bindings import why_not_native
+    from ..constrained.native.bindings import LIBRARY, why_not_native
     from ..kernels.triton.availability import is_interpreted, why_no_cuda, why_not_triton
     from ..runtime.execute.model_runner import resolve_dtype
 
@@ -167,7 +167,7 @@ def examine(device: str = "cpu") -> dict[str, Any]:
             each: {"dtype": dtype_name(dtype), "kernels": _kernels(dtype, each)}
             for each, dtype in dtypes.items()
         },
-        "grammars": why_not_native() or "compiled for this CPU",
+        "grammars": why_not_native() or LIBRARY.origin(),
         "embedded_model": str(EMBEDDED_MODEL),
         "problems": problems,
     }

@@ -35,7 +35,7 @@ from .native import linear as native_linear
 from .native import lora as native_lora
 from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
-from .native.bindings import instructions, why_not_native
+from .native.bindings import description, why_not_native
 from .native.capture import capture as native_capture
 from .reference import dense as reference_dense
 from .reference import experts as reference_experts
@@ -287,7 +287,7 @@ def _native() -> Kernels:
         latent_segment_cost_tokens=cpu_latent.SEGMENT_COST_TOKENS,
         choices=_choices(
             "native",
-            f"compiled for this CPU, {instructions()}",
+            description(),
             {
                 **_ON_A_CPU,
                 "latent_attention": ("native", "one KV head, whose keys are values"),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import os
+import platform
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import stemma
+from stemma.runtime.speculate.native import bindings as drafting
 
 ROOT = Path(stemma.__file__).parent
 WITHOUT = shutil.ignore_patterns(
@@ -72,16 +77,61 @@ def test_the_sdist_has_docs_examples_and_tests_too(source: Path, built: tuple[Pa
 
 
 @pytest.fixture(scope="module")
-def installed(built: tuple[Path, Path]) -> Iterator[Path]:
-    """A fresh environment's interpreter, with the wheel; what it needs is this environment's."""
-    folder = built[0].parent / "venv"
+def installed(built: tuple[Path, Path]) -> Path:
+    """The interpreter of a fresh environment with the wheel."""
+    python = built[0].parent / "venv" / "bin" / "python"
+    _install(built[0], python)
+    return python
+
+
+def _install(wheel: Path, python: Path) -> None:
+    """Into a fresh environment, with what this environment has."""
+    folder = python.parents[1]
     venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
     site = next(folder.glob("lib/*/site-packages"))
     (site / "needed.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", str(built[0])], check=True)
-    yield python
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+
+
+def test_a_wheel_with_compiled_libraries_runs_them_where_no_compiler_is(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    wheels = runpy.run_path(str(ROOT / ".ci" / "wheels.py"))
+    machine = platform.machine()
+    files = wheels["prebuilt"]([drafting.LIBRARY], machine, compiler, tmp_path)
+    wheel = wheels["with_libraries"](built[0], files, machine)
+    _require_record(wheel)
+    python = tmp_path / "venv" / "bin" / "python"
+    _install(wheel, python)
+    nothing = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    module = "stemma.runtime.speculate.native.bindings"
+    found = _output(python, str(python), "-m", module, **nothing)
+    site = next(python.parents[1].glob("lib/*/site-packages"))
+    (name,) = files
+    assert found == f"stemma: drafting code at {site / name}\n"
+
+
+def _require_record(wheel: Path) -> None:
+    """Its files are those of its RECORD, and its tag is in its name."""
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    (record,) = (name for name in contents if name.endswith("/RECORD"))
+    recorded = {}
+    for name, digest, size in csv.reader(contents[record].decode().splitlines()):
+        recorded[name] = (digest, size)
+    assert recorded.pop(record) == ("", "")
+    for name, content in contents.items():
+        if name != record:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
+            assert recorded.pop(name) == (f"sha256={digest.rstrip('=')}", str(len(content)))
+    assert not recorded
+    tag = wheel.stem.partition("-py3-")[2]
+    described = contents[record.replace("RECORD", "WHEEL")].decode()
+    assert f"Tag: py3-{tag}\n" in described and "Root-Is-Purelib: false\n" in described
 
 
 def _output(installed: Path, *command: str, **environment: str) -> str:

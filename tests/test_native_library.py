@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,23 @@ def test_a_file_that_does_not_load_is_refused_as_what_cannot_be_built_is(
     halves.path().write_bytes(b"no library")
     with pytest.raises(BuildError, match="cannot load the compiled code that halves"):
         halves.load({})
+
+
+def test_a_prebuilt_library_runs_without_a_compiler_while_the_sources_are_those_it_is_made_of(
+    halves: NativeLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = halves.path() and shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        pytest.skip("another compiler than g++")
+    assert halves.origin() == "compiled here"
+    machine, folder = platform.machine(), tmp_path / "prebuilt"
+    prebuilt = halves.prebuild(compiler, machine, halves.instructions(), folder)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert halves.path() == prebuilt and halves.origin() == "prebuilt"
+    assert halves.load({"half": (ctypes.c_double, ctypes.c_double)}).half(3) == 1.5
+    (halves.sources / "half.cpp").write_text(SOURCE + "// changed\n")
+    with pytest.raises(BuildError, match="no-such-compiler"):
+        halves.path()
 
 
 @pytest.mark.parametrize("room", ["kernels", "constrained", "runtime.speculate"])

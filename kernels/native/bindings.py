@@ -12,7 +12,15 @@ from pathlib import Path
 
 import torch
 
-from ...native_library import COMPILE_FLAGS, BuildError, InstructionSet, NativeLibrary
+from ...errors import InvalidRequest
+from ...native_library import (
+    COMPILE_FLAGS,
+    CPU_ENV,
+    BuildError,
+    InstructionSet,
+    NativeLibrary,
+    WrongInstructionSet,
+)
 
 AVX512 = frozenset(
     {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
@@ -20,10 +28,13 @@ AVX512 = frozenset(
 # Best first, as src/vector.h chooses.
 INSTRUCTION_SETS = (
     InstructionSet(
-        "avx512", AVX512, ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512bf16", "-mavx512vnni")
+        "avx512",
+        "x86_64",
+        AVX512,
+        ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512bf16", "-mavx512vnni"),
     ),
-    InstructionSet("avx2", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
-    InstructionSet("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
+    InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
+    InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 # No -ffast-math: infinities and NaN mean something here. No contraction: what one instance of a
 # template fuses and another does not would round differently. GCC warns of its own intrinsics'
@@ -71,7 +82,7 @@ DEFAULT_SPIN_US = 200
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises BuildError.
+    """Raises BuildError or WrongInstructionSet.
 
     NOTE: torch's own threads are switched off: the little work left to torch does not justify a
     second pool, whose threads would spin beside this one's.
@@ -83,17 +94,29 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def instructions() -> str:
-    """The name of the instruction set that is used. Raises BuildError."""
-    return LIBRARY.instructions().name
+def instructions() -> InstructionSet:
+    """The instruction set that is used. Raises BuildError, and InvalidRequest where STEMMA_CPU
+    names none of this CPU."""
+    try:
+        return LIBRARY.instructions()
+    except WrongInstructionSet as error:
+        raise InvalidRequest(str(error), CPU_ENV) from error
+
+
+def description() -> str:
+    """The instruction set that is used, and where the library comes from. Raises as
+    `instructions`."""
+    return f"{instructions().name}, {LIBRARY.origin()}"
 
 
 @functools.cache
 def why_not_native(dtype: torch.dtype) -> str | None:
-    """None if the compiled kernels run for `dtype` on this machine, else the reason."""
-    if dtype is not torch.bfloat16:
-        return f"no compiled kernels for {dtype}"
+    """None if the compiled kernels run for `dtype` on this machine, else the reason. Raises
+    InvalidRequest where STEMMA_CPU names no instruction set of this CPU, whatever `dtype`."""
     try:
+        instructions()
+        if dtype is not torch.bfloat16:
+            return f"no compiled kernels for {dtype}"
         library()
     except BuildError as error:
         return str(error)

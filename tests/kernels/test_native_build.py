@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stemma import native_library
+from stemma.errors import InvalidRequest
 from stemma.kernels.native import bindings
 from stemma.kernels.native.bindings import (
     INSTRUCTION_SETS,
@@ -18,6 +19,7 @@ from stemma.kernels.native.bindings import (
     why_not_native,
 )
 from stemma.kernels.registry import select_kernels
+from stemma.runtime.execute.model_runner import resolve_dtype
 
 
 @pytest.fixture
@@ -70,9 +72,17 @@ def test_a_later_set_can_be_asked_for_by_name(
     assert LIBRARY.instructions() is second
     monkeypatch.setenv("STEMMA_CPU", "")
     assert LIBRARY.instructions() is best
-    monkeypatch.setenv("STEMMA_CPU", "sse")
-    reason = why_not_native(torch.bfloat16)
-    assert reason == "STEMMA_CPU=sse is none of avx512, avx2, neon"
+
+
+@pytest.mark.parametrize("named", ["sse", "avx512"])
+def test_a_set_that_the_cpu_has_not_is_refused_with_those_that_it_has(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: INSTRUCTION_SETS[1].cpu_flags)
+    monkeypatch.setenv("STEMMA_CPU", named)
+    for dtype in ("auto", "float32"):
+        with pytest.raises(InvalidRequest, match=f"STEMMA_CPU='{named}'.*has: avx2; .*avx512 "):
+            select_kernels(resolve_dtype(dtype))
 
 
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
