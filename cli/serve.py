@@ -119,7 +119,7 @@ class _OneModel:
         return [
             f"{info['model']} ({info['dtype']}, context {info['max_model_len']})",
             *(adapters if self._args.lora_paths else ()),
-            *_format_warning(self._args, info),
+            *_warnings(self._args, info),
         ]
 
 
@@ -190,12 +190,14 @@ def example_request(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return "/v1/embeddings", {"input": "Nora has a kite."}
 
 
-def _format_warning(args: argparse.Namespace, info: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to know before the first request with tools."""
+def _warnings(args: argparse.Namespace, info: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to know before the first request."""
     from ..frontend.chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
 
     if ChatFormat.of(info, args.tool_call_parser, args.reasoning_parser).is_unknown:
         yield f"  warning   tools: {UNKNOWN_FORMAT} (--tool-call-parser)"
+    if (slow_path := info.get("slow_path")) is not None:
+        yield f"  warning   {slow_path}"
 
 
 def _url(host: str, port: int) -> str:

@@ -184,10 +184,13 @@ class Engine(_Connected):
         """The connection to a new process."""
         self._process = self._start()
         try:
-            return self._connected(self._start_timeout_s)
+            connection = self._connected(self._start_timeout_s)
         except BaseException:
             self._process.stop()
             raise
+        if (slow_path := connection.info.get("slow_path")) is not None:
+            log.warning("%s", slow_path)
+        return connection
 
     def _connected(self, timeout_s: float) -> Connection:
         return Connection(self.endpoint, timeout_s=timeout_s, process=self._process.peer)

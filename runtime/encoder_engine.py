@@ -6,6 +6,7 @@ scheduler hands out as pages are the places of a step's tokens; nothing stays in
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import MAX_TEXT_CHARS, Tokenizer
 
+log = logging.getLogger(__name__)
+
 
 class LoadedEncoder:
     """A checkpoint of an encoder: engine, tokenizer, and what its files say of texts."""
@@ -36,7 +39,9 @@ class LoadedEncoder:
 
     def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:
         """`config`: located. Raises ModelLoadError or InvalidRequest with the cause."""
-        from .execute.encoder_runner import EncoderRunner  # imports torch: not for the host half
+        # They import torch: not for the host half.
+        from .execute.encoder_runner import EncoderRunner
+        from .execute.model_runner import why_slow
 
         _require_plain(config, encoder)
         self.config, self.encoder = config, encoder
@@ -57,6 +62,7 @@ class LoadedEncoder:
                 embedding=self.embedding,
                 on_progress=on_progress,
             )
+        self.slow_path = why_slow(config.dtype, config.device, config.kernels)
         self._revisions = [
             model_revision(
                 self.folder, encoder, max_model_len, config.quantization, config.load_format
@@ -150,6 +156,7 @@ class LoadedEncoder:
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()
             ],
+            "slow_path": self.slow_path,
         }
 
 
@@ -161,7 +168,10 @@ def load(config: EngineConfig) -> Loaded:
     InvalidRequest with the cause."""
     config = located(config)
     encoder = read_encoder(Path(config.model))
-    return LoadedModel(config) if encoder is None else LoadedEncoder(config, encoder)
+    loaded = LoadedModel(config) if encoder is None else LoadedEncoder(config, encoder)
+    if loaded.slow_path is not None:
+        log.warning("%s", loaded.slow_path)
+    return loaded
 
 
 def encoder_length(asked: int | None, encoder: EncoderConfig, embedding: EmbeddingConfig) -> int:

@@ -322,7 +322,8 @@ class LoadedModel:
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ModelLoadError or InvalidRequest with the cause."""
-        from .execute.model_runner import ModelRunner  # imports torch: not for the host half
+        # It imports torch: not for the host half.
+        from .execute.model_runner import ModelRunner, why_slow
 
         self.config = config = located(config)
         self.folder = Path(config.model)
@@ -362,6 +363,7 @@ class LoadedModel:
                 num_state_checkpoints=config.state_checkpoints,
                 on_progress=on_progress,
             )
+        self.slow_path = why_slow(config.dtype, config.device, config.kernels)
         self.images = self._image_registry()
         weights = model_revision(
             self.folder,
@@ -592,6 +594,7 @@ class LoadedModel:
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()
             ],
+            "slow_path": self.slow_path,
         }
 
 

@@ -426,6 +426,17 @@ def _is_bfloat16_fast(is_on_cpu: bool) -> bool:
     return has_fast_bfloat16() or why_not_native(torch.bfloat16) is None
 
 
+def why_slow(dtype: str, device: str, kernels: str) -> str | None:
+    """What an engine with these flags says where torch calls compute what compiled kernels would;
+    None where nothing is missing, or they were asked for. Raises InvalidRequest, see
+    `why_not_native`."""
+    if device != "cpu" or kernels != "auto" or dtype not in ("auto", "bfloat16"):
+        return None
+    missing = why_not_native(torch.bfloat16)
+    chosen = "kernels=cpu takes torch calls without a warning"
+    return missing and f"torch calls run, slower than compiled CPU kernels: {missing} ({chosen})"
+
+
 def has_fast_bfloat16() -> bool:
     """Whether bfloat16 products run natively on this CPU, given ONEDNN_MAX_CPU_ISA."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()

@@ -19,7 +19,7 @@ from stemma.kernels.native.bindings import (
     why_not_native,
 )
 from stemma.kernels.registry import select_kernels
-from stemma.runtime.execute.model_runner import resolve_dtype
+from stemma.runtime.execute.model_runner import resolve_dtype, why_slow
 
 
 @pytest.fixture
@@ -83,6 +83,16 @@ def test_a_set_that_the_cpu_has_not_is_refused_with_those_that_it_has(
     for dtype in ("auto", "float32"):
         with pytest.raises(InvalidRequest, match=f"STEMMA_CPU='{named}'.*has: avx2; .*avx512 "):
             select_kernels(resolve_dtype(dtype))
+
+
+def test_an_engine_says_that_torch_calls_run_unless_they_were_asked_for(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = why_slow("auto", "cpu", "auto")
+    assert said is not None and "no-such-compiler" in said and "install one" in said
+    assert why_slow("auto", "cpu", "cpu") is None
+    assert why_slow("float32", "cpu", "auto") is None
 
 
 def test_a_failed_compilation_is_one_line_and_leaves_nothing_behind(
