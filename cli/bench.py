@@ -14,7 +14,7 @@ from ..bench import gpu
 from ..bench.cache import radix
 from ..bench.cluster import replicas, router, shared_kv
 from ..bench.constrained import conformance, grammar_load, masks, vocabularies
-from ..bench.device import beam, determinism, encoding, quantization, step
+from ..bench.device import beam, determinism, encoding, kernels, quantization, step
 from ..bench.harness import limits, model, workloads
 from ..bench.harness.descendants import ending_descendants
 from ..bench.harness.report import add_report_flags
@@ -27,7 +27,7 @@ BENCHMARKS = (
     serving, masks, conformance, grammar_load, radix, schedule, placement, router, replicas,
     shared_kv, step, stall, startup, threads, gpu, dsl, latency, load, programs, limits, watch,
     plan, memory, quantization, determinism, speculation, drafting, drafting_peers, oracle, beam,
-    encoding,
+    encoding, kernels,
 )  # fmt: skip
 MAKERS = (model, vocabularies, workloads)
 
