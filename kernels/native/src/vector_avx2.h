@@ -63,6 +63,12 @@ inline void zero_extend_parts(Halfwords x, IntPart (&parts)[kParts]) {
     parts[0] = (IntPart)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x.all));
     parts[1] = (IntPart)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(x.all, 1));
 }
+// Signed.
+inline void load_byte_parts(const void* from, IntPart (&parts)[kParts]) {
+    const __m128i all = _mm_loadu_si128(static_cast<const __m128i*>(from));
+    parts[0] = (IntPart)_mm256_cvtepi8_epi32(all);
+    parts[1] = (IntPart)_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all));
+}
 // Of numbers below 2^16.
 inline Halfwords narrow_parts(const IntPart (&parts)[kParts]) {
     const __m256i both = _mm256_packus_epi32((__m256i)parts[0], (__m256i)parts[1]);

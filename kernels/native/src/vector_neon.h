@@ -72,6 +72,15 @@ inline void zero_extend_parts(Halfwords x, IntPart (&parts)[kParts]) {
         parts[2 * i + 1] = (IntPart)vmovl_high_u16(x.half[i]);
     }
 }
+// Signed.
+inline void load_byte_parts(const void* from, IntPart (&parts)[kParts]) {
+    const int8x16_t all = vld1q_s8(static_cast<const int8_t*>(from));
+    const int16x8_t half[2] = {vmovl_s8(vget_low_s8(all)), vmovl_high_s8(all)};
+    for (int i = 0; i < 2; ++i) {
+        parts[2 * i] = (IntPart)vmovl_s16(vget_low_s16(half[i]));
+        parts[2 * i + 1] = (IntPart)vmovl_high_s16(half[i]);
+    }
+}
 // Of numbers below 2^16.
 inline Halfwords narrow_parts(const IntPart (&parts)[kParts]) {
     Halfwords x;

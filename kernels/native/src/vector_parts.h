@@ -197,12 +197,23 @@ STEMMA_INLINE Ints zero_extend(Halfwords x) {
     zero_extend_parts(x, wide.part);
     return wide;
 }
+// 16 signed bytes.
+STEMMA_INLINE Ints load_bytes(const void* from) {
+    Ints wide;
+    load_byte_parts(from, wide.part);
+    return wide;
+}
 // To bfloat16, to nearest, ties to even; NaN stays NaN.
 STEMMA_INLINE Halfwords narrow(Floats x) {
     const Ints bits = as_ints(x);
     const Ints rounded = bits + splat(0x7fff) + (shift_right<16>(bits) & splat(1));
     const Ints wide = select(is_number(x), rounded, bits | splat(0x400000));
     return narrow_parts(shift_right<16>(wide).part);
+}
+
+// The same for numbers that bfloat16 has.
+STEMMA_INLINE Halfwords narrow_exactly(Floats x) {
+    return narrow_parts(shift_right<16>(as_ints(x)).part);
 }
 
 STEMMA_INLINE float sum_of(Floats x) {
