@@ -2,10 +2,11 @@
 
 torch computes in bfloat16 and in float32. All take turns within one process and with as many
 threads; a ratio is the median over the rounds of torch's time through the compiled kernel's in the
-same round. The limit is the larger of two times at this machine's limits (`stemma bench limits`):
-for reading the weights or the KV, and for the products. torch gets weights in the dtype of its
-products, and KV that lies together in memory; our KV is paged. STEMMA_CPU=avx2 measures another
-instruction set than the best that the CPU has.
+same round, or with --fastest that of the fastest. One thread is measured in its CPU time, which the
+turns of other processes do not count in. The limit is the larger of two times at this machine's
+limits (`stemma bench limits`): for reading the weights or the KV, and for the products. torch gets
+weights in the dtype of its products, and KV that lies together in memory; our KV is paged.
+STEMMA_CPU=avx2 measures another instruction set than the best that the CPU has.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=count, nargs="+", default=[1, 32], metavar="N", help="of the others")
     add("--contexts", type=count, nargs="+", default=[64, 256, 1024, 2048], metavar="TOKENS")
     add("--rounds", type=count, default=7, metavar="N", help="(default: %(default)s)")
+    add("--fastest", action="store_true", help="report the fastest rounds, not medians")
     add("--num-threads", type=count, metavar="N", help="(default: one a core)")
 
 
@@ -82,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
 
     if (missing := why_not_native(torch.bfloat16)) is not None:
         raise InvalidRequest(f"no compiled kernels: {missing}")
-    limit = limits.measure()
-    torch.set_num_threads(num_threads)  # the compiled kernels have threads of their own
+    clock = time.thread_time if num_threads == 1 else time.perf_counter
+    limit = limits.measure(num_threads, clock)  # torch keeps its threads; the kernels have theirs
     rows = []
     with torch.inference_mode():
         for contest in itertools.chain(_linears(args), _attention(args), _dense(args)):
-            rows += _rows(contest, limit, args.rounds)
+            rows += _rows(contest, limit, clock, args)
     found = {"read_gb_s": limit.read_gb_s, "matmul_gflop_s": limit.matmul_gflop_s}
     library, threads = description(), torch.get_num_threads()
     write_report("kernels", rows, args, library=library, num_threads=threads, limits=found)
@@ -99,25 +101,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(contest: Contest, limit: limits.Limits, num_rounds: int) -> Iterator[dict[str, Any]]:
+def _rows(
+    contest: Contest, limit: limits.Limits, clock: limits.Clock, args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     calls = dict(contest.torch_calls) | {each.format: each.call for each in contest.kernels}
-    times = _times(calls, num_rounds)
+    times = _times(calls, args.rounds, clock)
+    typical = {
+        name: (min if args.fastest else statistics.median)(each) for name, each in times.items()
+    }
     for each in contest.kernels:
-        own = times[each.format]
+        own_s = typical[each.format]
         least_us = _least_us(each, limit)
         yield {
             "op": each.op,
             "shape": each.shape,
             "rows": each.rows,
             "format": each.format,
-            "compiled, us": statistics.median(own) * 1e6,
-            **{f"{name}, us": statistics.median(times[name]) * 1e6 for name in contest.torch_calls},
+            "compiled, us": own_s * 1e6,
+            **{f"{name}, us": typical[name] * 1e6 for name in contest.torch_calls},
             **{
-                f"{name} / it": statistics.median(t / o for t, o in zip(times[name], own))
+                f"{name} / it": typical[name] / own_s
+                if args.fastest
+                else statistics.median(t / o for t, o in zip(times[name], times[each.format]))
                 for name in contest.torch_calls
             },
             "limit, us": least_us,
-            "limit / it": least_us and least_us / (statistics.median(own) * 1e6),
+            "limit / it": least_us and least_us / (own_s * 1e6),
         }
 
 
@@ -127,24 +136,26 @@ def _least_us(kernel: Kernel, limit: limits.Limits) -> float | None:
     return max(reading, kernel.num_flop / limit.matmul_gflop_s / 1e3) or None
 
 
-def _times(calls: Mapping[str, Callable[[], object]], num_rounds: int) -> dict[str, list[float]]:
+def _times(
+    calls: Mapping[str, Callable[[], object]], num_rounds: int, clock: limits.Clock
+) -> dict[str, list[float]]:
     """Seconds a call, by name, one figure a round; short calls are repeated within their turn."""
     repeats = {}
     for name, call in calls.items():
         call()
-        repeats[name] = max(1, min(MAX_CALLS, int(TURN_S / _seconds(call, 1))))
+        repeats[name] = max(1, min(MAX_CALLS, int(TURN_S / _seconds(call, 1, clock))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(num_rounds):
         for name, call in calls.items():
-            times[name].append(_seconds(call, repeats[name]))
+            times[name].append(_seconds(call, repeats[name], clock))
     return times
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
-    started = time.perf_counter()
+def _seconds(call: Callable[[], object], repeats: int, clock: limits.Clock) -> float:
+    started = clock()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - started) / repeats
+    return (clock() - started) / repeats
 
 
 def _linears(args: argparse.Namespace) -> Iterator[Contest]:

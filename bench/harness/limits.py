@@ -23,12 +23,13 @@ from .report import write_report
 REPEATS = 8
 READ_BYTES = 256 * 2**20  # far more than any cache holds
 MATMUL_SIDES = (1024, 2048)
+Clock = Callable[[], float]  # seconds
 PROBE = 256  # the side at which the faster dtype is found
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of this machine, with all its cores."""
+    """Limits of this machine."""
 
     read_gb_s: float
     matmul_gflop_s: float
@@ -81,12 +82,12 @@ def model_costs(folder: Path) -> ModelCosts:
     )
 
 
-def measure() -> Limits:
-    """Both limits, with as many threads as there are cores."""
+def measure(num_threads: int | None = None, clock: Clock = time.perf_counter) -> Limits:
+    """Both limits, with as many threads as there are cores, unless told, by a clock in seconds."""
     import torch
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    return Limits(_read_gb_s(torch), _matmul_gflop_s(torch))
+    torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+    return Limits(_read_gb_s(torch, clock), _matmul_gflop_s(torch, clock))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,33 +105,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_gb_s(torch: Any) -> float:
+def _read_gb_s(torch: Any, clock: Clock) -> float:
     """The better of a dot product and a sum, the fastest readers here."""
     values = torch.ones(READ_BYTES // 4)
     half = values.numel() // 2
     first, second = values[:half], values[half:]
     ways = (lambda: torch.dot(first, second), lambda: values.view(64, -1).amax(1), values.sum)
-    return READ_BYTES / min(_best_s(way) for way in ways) / 1e9
+    return READ_BYTES / min(_best_s(way, clock) for way in ways) / 1e9
 
 
-def _matmul_gflop_s(torch: Any) -> float:
-    dtype = max((torch.bfloat16, torch.float32), key=lambda each: _mm_gflop_s(torch, PROBE, each))
-    return max(_mm_gflop_s(torch, side, dtype) for side in MATMUL_SIDES)
+def _matmul_gflop_s(torch: Any, clock: Clock) -> float:
+    speed = partial(_mm_gflop_s, torch, clock)
+    dtype = max((torch.bfloat16, torch.float32), key=partial(speed, PROBE))
+    return max(speed(side, dtype) for side in MATMUL_SIDES)
 
 
-def _mm_gflop_s(torch: Any, side: int, dtype: Any) -> float:
+def _mm_gflop_s(torch: Any, clock: Clock, side: int, dtype: Any) -> float:
     left, right = (torch.randn(side, side).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    return 2 * side**3 / _best_s(partial(torch.mm, left, right, out=out)) / 1e9
+    return 2 * side**3 / _best_s(partial(torch.mm, left, right, out=out), clock) / 1e9
 
 
-def _best_s(work: Callable[[], object]) -> float:
+def _best_s(work: Callable[[], object], clock: Clock) -> float:
     work()
     times = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = clock()
         work()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)
 
 

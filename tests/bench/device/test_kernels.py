@@ -37,7 +37,7 @@ def test_what_is_compared_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_kernel_is_measured_beside_torchs_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(limits, "measure", lambda: limits.Limits(10.0, 100.0))
+    monkeypatch.setattr(limits, "measure", lambda *_: limits.Limits(10.0, 100.0))
     monkeypatch.setattr(kernels, "configure_threads", lambda *_: None)  # torch is imported
     monkeypatch.setattr(kernels, "COLD_BYTES", 1)
     monkeypatch.setattr(kernels, "TURN_S", 0.0)
