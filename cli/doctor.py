@@ -130,7 +130,7 @@ def examine(device: str = "cpu") -> dict[str, Any]:
 
     from ..constrained.native.bindings import LIBRARY, why_not_native
     from ..kernels.triton.availability import is_interpreted, why_no_cuda, why_not_triton
-    from ..runtime.execute.model_runner import resolve_dtype
+    from ..runtime.execute.model_runner import resolve_dtype, why_slow
 
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     no_cuda = why_no_cuda()
@@ -167,6 +167,7 @@ def examine(device: str = "cpu") -> dict[str, Any]:
             each: {"dtype": dtype_name(dtype), "kernels": _kernels(dtype, each)}
             for each, dtype in dtypes.items()
         },
+        "slow_path": why_slow("auto", device, "auto"),
         "grammars": why_not_native() or LIBRARY.origin(),
         "embedded_model": str(EMBEDDED_MODEL),
         "problems": problems,
@@ -220,6 +221,8 @@ def _print(report: dict[str, Any]) -> None:
         print(f"kernels on {device}, {chosen['dtype']}")
         for row in chosen["kernels"]:
             print(f"  {row['op']:<16} {row['implementation']:<10} {row['reason']}")
+    if report["slow_path"] is not None:
+        print(f"slow     {report['slow_path']}")
     print(f"grammars {report['grammars']}")
     print(f"model    {report['embedded_model']}")
     for problem in report["problems"]:

@@ -30,7 +30,7 @@ from ..harness.report import write_report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...kernels.ops import KVLayer, Linear, RMSNorm
+    from ...kernels.ops import KVLayer, Linear, RMSNorm, Weight
 
 COLD_BYTES = 96 << 20  # of a linear's copies, together: more than the caches hold
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 64
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"no compiled kernels: {missing}")
     clock = time.thread_time if num_threads == 1 else time.perf_counter
     limit = limits.measure(num_threads, clock)  # torch keeps its threads; the kernels have theirs
-    rows = []
+    rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for contest in itertools.chain(_linears(args), _attention(args), _dense(args)):
             rows += _rows(contest, limit, clock, args)
@@ -173,7 +173,7 @@ def _linears(args: argparse.Namespace) -> Iterator[Contest]:
     if (group_size := group_size_for(num_inputs)) is None:
         raise InvalidRequest.of("size", num_inputs, "inputs in whole groups, multiples of 32")
     weight = _random(num_outputs, num_inputs) * 0.02
-    weights = {
+    weights: dict[str, Weight] = {
         "bf16": weight.bfloat16(),
         "int8": round_to_8_bits(weight),
         "int4": round_to_4_bits(weight, group_size),
@@ -233,8 +233,13 @@ def _attention(args: argparse.Namespace) -> Iterator[Contest]:
         q = _random(batch, NUM_HEADS, HEAD_DIM)
         calls = {}
         for name, dtype in _dtypes().items():
-            own = kv.unflatten(2, (batch, context)).transpose(1, 2).to(dtype).contiguous()
-            calls[name] = partial(attention, q.to(dtype)[:, :, None], *own, enable_gqa=True)
+            keys, values = (
+                kv.view(2, NUM_KV_HEADS, batch, context, HEAD_DIM)
+                .transpose(1, 2)
+                .to(dtype)
+                .contiguous()
+            )
+            calls[name] = partial(attention, q.to(dtype)[:, :, None], keys, values, enable_gqa=True)
         yield Contest(_attention_kernels(q, kv, batch, context), calls)
 
 
