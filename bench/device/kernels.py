@@ -250,13 +250,17 @@ def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[
 
     from ...kernels.attention_rows import AttentionRows
     from ...kernels.native.paged_attention import paged_attention, plan_attention
-    from ..roofline.paged_batches import quantize
+    from ...kernels.quantized_tensors import QuantizedKV
+    from ...kernels.reference.kv_store import quantized
 
     rows = np.arange(batch + 1, dtype=np.int32)
     lens = np.full(batch, context, dtype=np.int32)
     table = np.arange(batch * context, dtype=np.int32).reshape(batch, context)
     attended = AttentionRows(rows, lens, table, rows[:-1], 1)
-    layers: dict[str, KVLayer] = {"bf16": kv.bfloat16(), "int8": quantize(kv, torch.int8)}
+    layers: dict[str, KVLayer] = {
+        "bf16": kv.bfloat16(),
+        "int8": QuantizedKV(*quantized(kv, torch.int8)),
+    }
     kernels = []
     for name, layer in layers.items():
         plan = plan_attention(attended, layer, NUM_HEADS)
