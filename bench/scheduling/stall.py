@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...errors import InvalidRequest
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
@@ -26,7 +27,7 @@ from ..harness.report import write_report
 if TYPE_CHECKING:
     from ...runtime.engine import Engine
 
-_STEPS_BEFORE = 32
+_STEPS_BEFORE = 32  # the prompt; or the steps of half the decoders' tokens
 _DECODER_PROMPT_TOKENS = 16
 
 
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
 def _steps(
     engine: Engine, ids: range, args: argparse.Namespace, has_prompt: bool
 ) -> tuple[list[float], list[float]]:
-    """Seconds of every decode step, and of those in which the prompt was computed."""
+    """Seconds of every decode step, and of those in which the prompt was computed. Raises
+    InvalidRequest where decoders end before it comes."""
     engine.flush_cache()
     rng = random.Random(0)
 
@@ -91,7 +93,8 @@ def _steps(
     during: list[float] = []
     late: Request | None = None
     while not decoders[0].is_finished:
-        if has_prompt and len(steps) == _STEPS_BEFORE:
+        is_half = decoders[0].num_output_tokens >= args.steps // 2  # a step may give several
+        if has_prompt and late is None and (is_half or len(steps) == _STEPS_BEFORE):
             late = submit(args.prompt_tokens, 1)
         is_during = late is not None and not late.is_finished
         started = time.perf_counter()
@@ -101,6 +104,8 @@ def _steps(
             during.append(steps[-1])
     while engine.has_work:
         engine.step()
+    if not steps or (has_prompt and not during):
+        raise InvalidRequest.of("steps", args.steps, "enough to outlast a prompt's start")
     return steps, during
 
 
