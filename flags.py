@@ -133,12 +133,17 @@ class Parser(argparse.ArgumentParser):
     """Takes flags by their whole names only: what abbreviates one today may name another tomorrow.
     For one that it does not know it names the nearest; so do the parsers of its commands."""
 
+    before_parsing: Callable[[Sequence[str]], None] | None = None
+    """Gets the words once they are to be parsed: adds what costs too much to have ready."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        if self.before_parsing is not None:
+            self.before_parsing(args or ())
         known, rest = super().parse_known_args(args, namespace)
         for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
             near = get_close_matches(flag, self._option_string_actions, 1)

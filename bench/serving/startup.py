@@ -64,4 +64,11 @@ def run(args: argparse.Namespace) -> int:
 def _row(what: str, values: list[float], target: float | None) -> dict[str, object]:
     median = statistics.median(values)
     share = median / target if target else None
-    return {"what": what, "median": median, "best": min(values), "target": target, "share": share}
+    return {
+        "what": what,
+        "median": median,
+        "min": min(values),
+        "max": max(values),
+        "target": target,
+        "share": share,
+    }
