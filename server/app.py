@@ -46,9 +46,13 @@ from .protocol.json_route import JsonRoute, body_threads
 from .settings import ServerSettings
 
 ROOMS = (
+    completions,  # what is asked most often comes first: routes are tried in this order
+    chat,
+    messages,
+    responses,
+    generate,
     health,
     metrics,
-    generate,
     abort,
     score,
     rerank,
@@ -60,11 +64,7 @@ ROOMS = (
     tokens,
     watch,
     models,
-    chat,
-    completions,
     embeddings,
-    messages,
-    responses,
     ollama_generation,
     ollama_embed,
     ollama_models,

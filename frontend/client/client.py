@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -153,16 +153,16 @@ class Connection:
 
         Raises InvalidProgram, without queueing the op, if it cannot be sent.
         """
-        with self._lock:
-            self._require_open()
-            if self._outbox.held_bytes > self._credit_bytes:
-                self._await_credit()
-            item = op.to_wire()
-            if not self._outbox.add(program, self._encoded(op, item)):
-                raise EngineError("the program was cancelled or has ended")
-            self._programs.note_op(program, item)
+        self._add_op(program, op)
         if self._sleep == _ASLEEP:  # it wakes again when the op is due
             self._wake()
+
+    def send_program(self, program: int, ops: Iterable[Op]) -> None:
+        """Send all ops of a program and its end at once, as `send_op` and `flush` do; the I/O
+        thread is woken once. Somebody waits for the result. Raises InvalidProgram."""
+        for op in ops:
+            self._add_op(program, op)
+        self.flush(program, end=True, is_awaited=True)
 
     def flush(self, program: int, *, end: bool = False, is_awaited: bool = False) -> None:
         """Send what is queued; `end` means that no op of this program follows. Without `end`, or
@@ -338,6 +338,16 @@ class Connection:
         header = {"emptied": emptied, "texts": [[slot, orjson.Fragment(encoded)]]}
         self._outbox.queue("intern", header, len(encoded))
         return slot
+
+    def _add_op(self, program: int, op: Op) -> None:
+        with self._lock:
+            self._require_open()
+            if self._outbox.held_bytes > self._credit_bytes:
+                self._await_credit()
+            item = op.to_wire()
+            if not self._outbox.add(program, self._encoded(op, item)):
+                raise EngineError("the program was cancelled or has ended")
+            self._programs.note_op(program, item)
 
     def _await_credit(self) -> None:
         if threading.current_thread() is self._thread:

@@ -68,9 +68,8 @@ class Completion:
         """Send the whole program. Raises EngineError and InvalidProgram."""
         task, number = self._task, self._number
         ops = prompt_ops(task.prompts[number])
-        for op in (*ops, *sample_ops(len(ops), task.params_of(number), task.n)):
-            self._connection.send_op(self._program, op)
-        self._connection.flush(self._program, end=True, is_awaited=True)
+        ops = (*ops, *sample_ops(len(ops), task.params_of(number), task.n))
+        self._connection.send_program(self._program, ops)
 
     def end_now(self) -> None:
         """Have the samples end with what they have; their values still come."""

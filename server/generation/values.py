@@ -91,9 +91,7 @@ class _Asked:
         if self._lora_path is not None:
             create["lora_path"] = self._lora_path
         self._program = self._connection.open_program(self, create)
-        for op in ops:
-            self._connection.send_op(self._program, op)
-        self._connection.flush(self._program, end=True, is_awaited=True)
+        self._connection.send_program(self._program, ops)
         if self.is_closed:  # while another thread was sending
             self._close()
 

@@ -63,15 +63,14 @@ async def _generate_a_token(connection: Connection) -> None:
     token = _Token()
     program = connection.open_program(token, {"seed": 0, "instance": 0, "stream": False})
     try:
-        connection.send_op(program, ir.Text(0, 0, None, "."))
-        connection.send_op(program, ir.Gen(0, 1, None, "token", _ONE_TOKEN))
-        connection.flush(program, end=True)
+        connection.send_program(program, _PROGRAM)
         await token.wait()
     finally:
         connection.close_program(program)
 
 
 _ONE_TOKEN = ir.GenParams(max_tokens=1, ignore_eos=True, temperature=0.0)
+_PROGRAM = (ir.Text(0, 0, None, "."), ir.Gen(0, 1, None, "token", _ONE_TOKEN))
 
 
 class _Token:

@@ -22,7 +22,7 @@ from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.frontend.client.transport import Transport
 from stemma.frontend.dsl.function import open_program
-from stemma.frontend.protocol import interning, wire
+from stemma.frontend.protocol import interning, ir, wire
 from stemma.frontend.protocol.link import Link
 
 
@@ -121,6 +121,35 @@ def test_all_ops_up_to_the_first_wait_travel_as_one_message(
         message = runtime.hear_ops()
         assert len(message["ops"]) == 2 and message["end"] is True
         assert "create" not in message
+
+
+class _Deaf:
+    """Has no use for a program's events."""
+
+    def handle_event(self, branch: int, seq: int, kind: str, payload: Any) -> None: ...
+
+    def handle_disconnect(self, error: EngineError) -> None: ...
+
+
+def test_a_whole_program_is_one_message_and_wakes_the_connection_once(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "HEARTBEAT_POLL_S", 60.0)
+    connection = runtime.connect()
+    wakes: list[None] = []
+    wake = connection._wake
+
+    def counted() -> None:
+        wakes.append(None)
+        wake()
+
+    monkeypatch.setattr(connection, "_wake", counted)
+    wait_until(lambda: connection._sleep == client_module._ASLEEP)
+    program = connection.open_program(_Deaf(), {"seed": 0, "instance": 0, "stream": False})
+    connection.send_program(program, [ir.Text(0, 0, None, "a"), ir.Text(0, 1, None, "b")])
+    message = runtime.hear_ops()
+    assert (len(message["ops"]), message["end"], len(wakes)) == (2, True, 1)
+    connection.close()
 
 
 def test_ops_that_nobody_waits_for_leave_soon_by_themselves(runtime: Runtime) -> None:

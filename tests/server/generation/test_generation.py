@@ -149,11 +149,8 @@ class SlowConnection:
         self.open.add(len(self.open) + 1)
         return len(self.open)
 
-    def send_op(self, program: int, op: object) -> None:
+    def send_program(self, program: int, ops: object) -> None:
         assert self.may_send.wait(PATIENCE_S)
-
-    def flush(self, program: int, *, end: bool, is_awaited: bool) -> None:
-        pass
 
     def cancel_program(self, program: int) -> None:
         self.open.discard(program)
