@@ -77,8 +77,10 @@ def changes(
         olds, news = _by_key(before, names), _by_key(after, names)
         for key in dict.fromkeys([*olds, *news]):
             row = ", ".join(str(value) for value in key)
-            for figure, *values in _figures(olds.get(key, {}), news.get(key, {}), names):
-                yield Change(benchmark, row, figure, *_compared(*values, threshold))
+            figures = _figures(olds.get(key, {}), news.get(key, {}), names)
+            for figure, value, other, span, other_span in figures:
+                found = _compared(value, other, span, other_span, threshold)
+                yield Change(benchmark, row, figure, *found)
 
 
 def _rows(report: Report | None) -> list[Row]:
