@@ -4,7 +4,8 @@ Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over service that is 
 announced: each tenant has a virtual time, the service that its requests have had divided by its
 weight. Who comes back after a while without work starts at the least virtual time of those who have
 some, so nobody saves up what was not used. Tenants are told apart by quanta of virtual time; within
-a quantum the policy decides between them, so that a shared prefix is still used together.
+a quantum the policy decides between them, so that a shared prefix is still used together, and where
+it finds them equal, their times do.
 """
 
 from __future__ import annotations
@@ -93,8 +94,11 @@ class TenantShares:
     def place(self, tenant: Hashable, num_more: float = 0.0) -> int:
         """Quanta that a tenant is ahead of the one that has had least, with `num_more` tokens that
         it is about to have."""
-        time = self._times.get(tenant, 0.0) + num_more / self.weight(tenant)
-        return int((time - self._least()) // self._quantum)
+        return int((self.time(tenant, num_more) - self._least()) // self._quantum)
+
+    def time(self, tenant: Hashable, num_more: float = 0.0) -> float:
+        """A tenant's virtual time, with `num_more` tokens that it is about to have."""
+        return self._times.get(tenant, 0.0) + num_more / self.weight(tenant)
 
     def _note_open(self, tenant: Hashable) -> None:
         self._num_entered += 1

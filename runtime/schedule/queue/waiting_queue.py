@@ -21,8 +21,9 @@ MAX_QUEUES = 64  # of equal shares whose best requests are compared with each ot
 MAX_OVERTAKES = 128
 NOBODY = object()  # a tenant that nobody is
 
-# Of a tenant's queue: the tenant's place, its best request's key, the queue's number.
-_Head = tuple[int, Key, int, Hashable, Request]
+# Of a tenant's queue: the tenant's place, its best request's key, the tenant's time, the queue's
+# number.
+_Head = tuple[int, Key, float, int, Hashable, Request]
 
 
 class WaitingQueue:
@@ -151,8 +152,9 @@ class WaitingQueue:
 
     def _by_share(self, opened: list[TenantQueue], first: Hashable) -> Iterator[Request]:
         """Each tenant's best, that of the tenant with the least service first, until all queues are
-        through. Queues are opened as they are needed: a round costs the same with ten tenants and
-        with thousands, but for putting these in order."""
+        through: by quanta, then by the policy, and among equals by the service itself. Queues are
+        opened as they are needed: a round costs the same with ten tenants and with thousands, but
+        for putting these in order."""
         num_refreshed = -(-self._policy.num_refreshed // max(1, min(len(self._queues), MAX_QUEUES)))
         queues = dict(self._queues)
 
@@ -161,20 +163,31 @@ class WaitingQueue:
                 return -1
             return self._shares.place(tenant, given[tenant])
 
+        def time(tenant: Hashable) -> float:
+            return self._shares.time(tenant, given[tenant])
+
+        def push(number: int, tenant: Hashable) -> None:
+            best = queues[tenant].best(also_parked=not self._has_parked)
+            if best is not None:
+                heappush(heads, (place(tenant), best[0], time(tenant), number, tenant, best[1]))
+
         given: dict[Hashable, int] = dict.fromkeys(queues, 0)  # tokens, in this round
-        rest = sorted(((place(tenant), i, tenant) for i, tenant in enumerate(queues)), reverse=True)
+        rest = sorted(
+            ((place(tenant), time(tenant), i, tenant) for i, tenant in enumerate(queues)),
+            reverse=True,
+        )
         heads: list[_Head] = []
         while heads or rest:
             if rest and (not heads or rest[-1][0] < heads[0][0]):
                 for _ in range(min(len(rest), MAX_QUEUES)):
-                    _, number, tenant = rest.pop()
+                    _, _, number, tenant = rest.pop()
                     if not queues[tenant].has_open(also_parked=not self._has_parked):
                         continue
                     queues[tenant].begin_round(num_refreshed)
                     opened.append(queues[tenant])
-                    self._push_head(heads, place(tenant), number, tenant, queues[tenant])
+                    push(number, tenant)
                 continue
-            _, _, number, tenant, request = heappop(heads)
+            _, _, _, number, tenant, request = heappop(heads)
             queue = queues[tenant]
             is_due = queue.is_due(request)
             if is_due or not (self._has_parked and queue.is_parked(request)):
@@ -183,14 +196,7 @@ class WaitingQueue:
                     given[tenant] += request.num_tokens
                 elif is_due:
                     continue
-            self._push_head(heads, place(tenant), number, tenant, queue)
-
-    def _push_head(
-        self, heads: list[_Head], place: int, number: int, tenant: Hashable, queue: TenantQueue
-    ) -> None:
-        best = queue.best(also_parked=not self._has_parked)
-        if best is not None:
-            heappush(heads, (place, best[0], number, tenant, best[1]))
+            push(number, tenant)
 
     def _queue_of(self, request: Request) -> TenantQueue:
         tenant = self._tenant(request)

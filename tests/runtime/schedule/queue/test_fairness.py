@@ -10,6 +10,7 @@ from fakes import FakeListener, make_request
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
+from stemma.runtime.schedule.plan import Encoding
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.queue.fairness import TenantShares, tenant_weights
 from stemma.runtime.schedule.request import Request
@@ -63,6 +64,24 @@ def test_who_comes_late_has_saved_up_nothing() -> None:
         harness.step()
         assert served["late"] - (served["early"] - before) <= 2 * QUANTUM + 4 * 16
     assert served["early"] - before > 600
+
+
+def test_one_text_beside_another_tenants_hundred_is_encoded_in_the_next_step() -> None:
+    """Far below a quantum of service, where the policy finds all of them equal."""
+    harness = EngineHarness(num_pages=400, max_running=4)
+
+    def submit(tenant: str) -> Request:
+        program = ProgramRecord(tenant=tenant)
+        return harness.submit([1, 2, 3], encoding=Encoding(), program=program)
+
+    for _ in range(100):
+        submit("batch")
+    for _ in range(5):
+        harness.step()
+        single = submit("single")
+        harness.step()
+        assert single.is_finished
+    assert harness.engine.scheduler.num_waiting > 60
 
 
 def test_one_tenant_alone_gets_everything() -> None:
