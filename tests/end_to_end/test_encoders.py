@@ -8,6 +8,7 @@ import math
 import threading
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 import torch
 from encoders import TEXTS, make_encoder, with_sentence_files
-from http_server import http_client
+from http_server import http_client, http_server
 from openai import BadRequestError, OpenAI
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.cli.serve import example_request
+from stemma.server.access.api_keys import new_key
 
 TOLERANCE = 5e-5
 PROMPTS = {"query": "Represent this: ", "document": ""}
@@ -302,3 +305,28 @@ def test_jinas_layout_with_code_of_its_own_is_refused_by_name(tmp_path: Path, bg
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(st.StemmaError, match="jina-embeddings-v3-hf"):
         st.Engine(str(tmp_path))
+
+
+def test_a_keys_text_is_answered_while_most_of_anothers_batch_waits(bge: Path) -> None:
+    many, few = new_key(), new_key()
+    with st.Engine(str(bge), dtype="float32", max_running_requests=8) as engine:
+        with http_server(engine, api_key=(many, few)) as url:
+
+            def embedded(key: str, texts: list[str]) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                body = {"input": texts}
+                reply = httpx.post(
+                    f"{url}/v1/embeddings", json=body, headers=headers, timeout=PATIENCE_S
+                )
+                assert reply.status_code == 200, reply.text
+                return len(reply.json()["data"])
+
+            def num_finished() -> int:
+                return int(engine.get_server_info()["stats"]["num_finished"])
+
+            with ThreadPoolExecutor(1) as one:
+                batch = one.submit(embedded, many, [*TEXTS, *TEXTS[:3]] * 256)
+                wait_until(lambda: num_finished() > 0)
+                assert embedded(few, ["a kite"]) == 1
+                assert num_finished() < 1024
+                assert batch.result(PATIENCE_S) == 2048

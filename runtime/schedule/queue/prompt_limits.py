@@ -10,6 +10,10 @@ the limit, a token costs the same in a small chunk.
 Under policy `program`, prompts of programs that have had more service than one of those that decode
 are kept within `LEVEL_SLOWDOWN` likewise, however short: else a program with many parallel calls
 would slow down every token of a short one.
+
+An encoder's step is as long as its texts, and whoever comes next waits for it. So a step is full
+with the text with which it is expected to take `TEXT_STEP_S`: what larger ones would save is little
+(docs/use/embeddings.md).
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from .step_costs import StepCosts
 DEFAULT_SLOWDOWN = 1.6  # below 2, so that noise does not carry the 99th percentile past it
 LEVEL_SLOWDOWN = 1.6  # by prompts of programs that have had more service
 LATE_LEVELS = 1  # of service between a prompt and a decode row, from which on the prompt gives way
+TEXT_STEP_S = 0.25  # of an encoder
+MIN_TEXT_TOKENS = 256  # of such a step: what each product and each step costs by itself is shared
 _MIN_CHUNK = 8  # tokens
 
 
 class PromptLimits:
     """Owns what the step that is being planned may still take of long prompts and of late programs'
-    prompts. Invariant: a step without decode rows has no limit but its token budget."""
+    prompts. Invariant: a step without decode rows and whole texts has no limit but its token
+    budget."""
 
     def __init__(
         self, costs: StepCosts, page_size: int, slowdown: float = DEFAULT_SLOWDOWN
@@ -40,6 +47,7 @@ class PromptLimits:
         self._token_budget = 0
         self._long: int | None = None  # tokens; None: no limit
         self._late: int | None = None
+        self._texts = MIN_TEXT_TOKENS  # that are whole; one more fits while any are left
         self._level = 0  # the least of the programs that decode
 
     def begin_step(self, token_budget: int, decoding: Sequence[Request], *, by_level: bool) -> None:
@@ -47,6 +55,10 @@ class PromptLimits:
         self._token_budget = token_budget
         self._long = self.within(self.slowdown) if decoding else None
         self._late = None
+        token_s = self._costs.prompt_token_s
+        self._texts = (
+            max(MIN_TEXT_TOKENS, int(TEXT_STEP_S / token_s)) if token_s else MIN_TEXT_TOKENS
+        )
         if decoding and by_level:
             self._level = min(map(level_of, decoding))
             self._late = self.within(LEVEL_SLOWDOWN)
@@ -65,7 +77,9 @@ class PromptLimits:
         return self._token_budget if self._long is None else self._long
 
     def max_chunk(self, request: Request, budget: int) -> int:
-        """What is left of `budget` for a request's prompt."""
+        """What is left of `budget` for a request's prompt; for a whole text all of it, or none."""
+        if request.encoding is not None and self._texts <= 0:
+            return 0
         if self._long is not None and self._is_long(request):
             budget = min(budget, self._long)
         if self._late is not None and self._is_late(request):
@@ -85,6 +99,8 @@ class PromptLimits:
             self._long -= num_tokens
         if self._late is not None and self._is_late(request):
             self._late -= num_tokens
+        if request.encoding is not None:
+            self._texts -= num_tokens
         return num_tokens
 
     def _is_late(self, request: Request) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine_harness import EngineHarness, assert_right
 from fakes import VOCAB_SIZE
 
-from stemma.runtime.schedule.plan import Row, StepPlan, StepResult
-from stemma.runtime.schedule.queue.prompt_limits import PromptLimits
+from stemma.runtime.schedule.plan import Encoding, Row, StepPlan, StepResult
+from stemma.runtime.schedule.queue.prompt_limits import (
+    MIN_TEXT_TOKENS,
+    TEXT_STEP_S,
+    PromptLimits,
+)
 from stemma.runtime.schedule.queue.step_costs import StepCosts
 from stemma.runtime.schedule.request import Request
 
@@ -24,19 +29,23 @@ def plan_of(num_decoding: int, num_prompt_tokens: int) -> StepPlan:
     return StepPlan(1, tuple(rows))
 
 
-def duration_of(plan: StepPlan) -> float:
+def duration_of(plan: StepPlan, token_s: float = PROMPT_TOKEN_S) -> float:
     num_prompt_tokens = sum(len(row.input_ids) for row in plan.rows if len(row.input_ids) > 1)
-    return FIXED_S + num_prompt_tokens * PROMPT_TOKEN_S
+    return FIXED_S + num_prompt_tokens * token_s
 
 
 @pytest.fixture
 def harness() -> EngineHarness:
     """Steps take as long as `duration_of` says."""
-    harness = EngineHarness(num_pages=2048, token_budget=256)
+    return timed_harness(num_pages=2048, token_budget=256)
+
+
+def timed_harness(token_s: float = PROMPT_TOKEN_S, **options: Any) -> EngineHarness:
+    harness = EngineHarness(**options)
     scripted = harness.executor.execute
 
     def timed(plan: StepPlan) -> StepResult:
-        return replace(scripted(plan), duration_s=duration_of(plan))
+        return replace(scripted(plan), duration_s=duration_of(plan, token_s))
 
     harness.executor.execute = timed  # type: ignore[method-assign]
     return harness
@@ -134,3 +143,17 @@ def test_short_prompts_and_long_ones_alone_are_not_limited(harness: EngineHarnes
     ]
     assert sizes[:2] == [256, 256]
     assert_right(decoder)
+
+
+@pytest.mark.parametrize("token_s", [PROMPT_TOKEN_S / 4, PROMPT_TOKEN_S * 4])
+def test_an_encoders_step_is_full_with_the_text_that_fills_its_time(token_s: float) -> None:
+    harness = timed_harness(token_s, num_pages=4096, token_budget=4096, max_running=128)
+    lengths = [20, 45, 300] * 40
+    texts = [harness.submit([1] * length, encoding=Encoding()) for length in lengths]
+    harness.run()
+    assert all(text.is_finished for text in texts)
+    most = max(MIN_TEXT_TOKENS, round(TEXT_STEP_S / token_s))
+    steps = [[len(row.input_ids) for row in plan.rows] for plan in harness.executor.plans]
+    assert sum(steps[0][:-1]) < MIN_TEXT_TOKENS <= sum(steps[0]), "nothing is known of costs yet"
+    for step in steps[1:-1]:
+        assert sum(step[:-1]) < most and 0.9 * most < sum(step)
