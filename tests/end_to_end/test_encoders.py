@@ -104,6 +104,29 @@ def test_a_prompt_is_put_before_a_text_by_its_name(http: httpx.Client, bge: Path
     assert "document" in refused(http, "/v1/embeddings", input="a", prompt_name="passage")
 
 
+def test_other_servers_fields_do_what_they_say_or_are_refused(
+    http: httpx.Client, reranker: httpx.Client
+) -> None:
+    def vector(**body: Any) -> list[float]:
+        return list(post(http, "/v1/embeddings", **body)["data"][0]["embedding"])
+
+    text, long = TEXTS[0], " ".join(TEXTS * 2)
+    assert vector(input=text, input_type="query") == vector(input=text, prompt_name="query")
+    assert "input_type" in refused(http, "/v1/embeddings", input=text, input_type="passage")
+    cut = vector(input=long, truncate_prompt_tokens=-1)
+    assert vector(input=long, truncate="END") == vector(input=long, truncation=True) == cut
+    assert "64" in refused(http, "/v1/embeddings", input=long, truncate="NONE")
+    harmless = {"embedding_type": "float", "priority": 0, "user": "u", "truncation_side": "right"}
+    assert vector(input=text, **harmless) == vector(input=text)
+    others = {"late_chunking": True, "output_dimension": 4, "instruction": "x", "truncate": "START"}
+    for name, value in others.items():
+        assert name in refused(http, "/v1/embeddings", input=text, **{name: value})
+    pair = {"query": "a", "documents": ["b"]}
+    assert "top_k" in refused(reranker, "/rerank", **pair, top_k=1)
+    assert "priority" in refused(reranker, "/score", text_1="a", text_2="b", priority=2)
+    assert "softmax" in refused(reranker, "/classify", input="a", softmax=False)
+
+
 def test_first_dimensions_and_base64(http: httpx.Client) -> None:
     whole = post(http, "/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
     body = {"input": TEXTS[0], "dimensions": 5, "encoding_format": "base64"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 
 from ....errors import InvalidRequest
@@ -16,23 +16,36 @@ from ....frontend.protocol import ir
 from ....frontend.protocol.call_ops import score_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
+from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS, require_together
-from ..openai.embeddings import Truncation, cut_of
+from ..openai.embeddings import TruncationFields, cut_of
 from .pair_scores import Method, Pairs, activated, scores_of
 
 MAX_PAIR = 2
 
 
-class ClassifyRequest(BaseModel):
+class OtherScoreFields(TruncationFields):
+    """Fields of vLLM's bodies of /score and /classify that change nothing, or are refused."""
+
+    user: Any = None
+    request_id: Any = None
+    mm_processor_kwargs: Any = None
+    additional_data: Any = None
+    priority: Any = only((None, 0), "0: keys have shares")
+    activation: Any = only((None,), "left out; see use_activation")
+    softmax: Any = only((None,), "left out; see use_activation")
+    add_special_tokens: Any = only((None, True), "true")
+
+
+class ClassifyRequest(OtherScoreFields):
     """Body of /classify: texts, each alone or a list of two that are seen together."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
     input: str | Items[str | Items[str]]
-    truncate_prompt_tokens: Truncation | None = None
     use_activation: bool = True
 
     def programs(self, scores: dict[str, Any] | None) -> list[list[ir.Op]]:
@@ -40,22 +53,29 @@ class ClassifyRequest(BaseModel):
         gives none."""
         if scores is None:
             raise HTTPException(400, "this model classifies nothing: it has no labels")
+        refuse_others(self)
         given = [self.input] if isinstance(self.input, str) else self.input
         if not 1 <= len(given) <= MAX_PROMPTS:
             raise InvalidRequest.of("input", f"{len(given)} inputs", f"1 to {MAX_PROMPTS}")
-        cut_to = cut_of(self.truncate_prompt_tokens)
+        cut_to = cut_of(self.asked_cut)
         return [score_ops(*_text_and_pair(each, scores), cut_to=cut_to) for each in given]
 
 
-class PairFields(BaseModel):
+class PairFields(OtherScoreFields):
     """vLLM's form of /score, mixed into other bodies: each text of `text_1` with that of `text_2`
     beside it, or a single one with all."""
 
     text_1: str | Items[str] | None = None
     text_2: str | Items[str] | None = None
-    truncate_prompt_tokens: Truncation | None = None
     use_activation: bool = True
     pair_method: Method | None = None
+
+    def require_whole(self) -> None:
+        """Where no pairs are asked for. Raises InvalidRequest for what holds of these alone."""
+        refuse_others(self)
+        if self.asked_cut is not None:
+            allowed = "left out without text_1 and text_2"
+            raise InvalidRequest.of("truncate_prompt_tokens", self.asked_cut, allowed)
 
     @property
     def has_pairs(self) -> bool:
@@ -64,6 +84,7 @@ class PairFields(BaseModel):
 
     def pairs(self) -> Pairs:
         """Raises InvalidRequest."""
+        refuse_others(self)
         first, second = _texts("text_1", self.text_1), _texts("text_2", self.text_2)
         if len(first) not in (1, len(second)):
             allowed = f"1 text, or {len(second)}, as many as text_2 has"
@@ -73,7 +94,7 @@ class PairFields(BaseModel):
             first,
             second,
             method=self.pair_method,
-            truncate=self.truncate_prompt_tokens,
+            truncate=self.asked_cut,
             is_activated=self.use_activation,
         )
 

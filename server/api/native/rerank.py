@@ -15,7 +15,7 @@ from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.json_route import json_routes
 from ...protocol.known_fields import Items, NullableFields
 from ...protocol.task import MAX_PROMPTS, require_together
-from ..openai.embeddings import Truncation
+from ..openai.embeddings import TruncationFields
 from .pair_scores import INSTRUCTION, Method, Pairs, scores_of
 
 _WHOLE = "left out: truncate_prompt_tokens cuts a query with its document"
@@ -27,7 +27,7 @@ class DocumentObject(NullableFields):
     text: str
 
 
-class RerankRequest(NullableFields):
+class RerankRequest(TruncationFields, NullableFields):
     """Body of /rerank. `instruction` and `method` are ours: what is wanted of a document, and how
     it is scored, by default as the model was trained."""
 
@@ -38,9 +38,19 @@ class RerankRequest(NullableFields):
     return_documents: bool = True
     instruction: str = INSTRUCTION
     method: Method | None = None
-    truncate_prompt_tokens: Truncation | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     user: Any = None
+    request_id: Any = None
+    rid: Any = None
+    mm_processor_kwargs: Any = None
+    additional_data: Any = None
+    priority: Any = only((None, 0), "0: keys have shares")
+    top_k: Any = only((None,), "left out; see top_n")
+    instruct: Any = only((None,), "left out; see instruction")
+    raw_scores: Any = only((None, False), "false; /score has use_activation")
+    use_activation: Any = only((None, True), "true; /score has it")
+    max_query_length: Any = only((None,), _WHOLE)
+    max_doc_length: Any = only((None,), _WHOLE)
     max_chunks_per_doc: Any = only((None,), _WHOLE)
     max_tokens_per_doc: Any = only((None,), _WHOLE)
     rank_fields: Any = only((None, [], ["text"]), 'left out, or ["text"]')
@@ -62,7 +72,7 @@ class RerankRequest(NullableFields):
             self.texts,
             method=self.method,
             instruction=self.instruction,
-            truncate=self.truncate_prompt_tokens,
+            truncate=self.asked_cut,
         )
 
     def results(self, scores: Sequence[float]) -> list[dict[str, Any]]:

@@ -77,6 +77,7 @@ class ScoreRequest(PromptFields, PairFields):
 
     def programs(self) -> list[list[ir.Op]]:
         """One program per prompt. Raises InvalidRequest."""
+        self.require_whole()
         prompts = self._all_prompts()
         _require_scores(len(prompts) * len(self.choices), "choices")
         if not self.choices:
@@ -132,6 +133,7 @@ class LabelScoreRequest(PairFields):
 
     def programs(self) -> list[list[ir.Op]]:
         """One program per item. Raises InvalidRequest."""
+        self.require_whole()
         items = [self.items] if isinstance(self.items, str) else self.items
         if not self.label_token_ids:
             allowed = f"1 to {ir.MAX_CHOICES} token ids, or text_1 and text_2"

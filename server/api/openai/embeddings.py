@@ -21,6 +21,7 @@ from ....frontend.protocol import ir
 from ....frontend.protocol.call_ops import embed_ops
 from ...generation.service import Service
 from ...generation.values import usage_of_values, values_of
+from ...protocol.fixed_fields import only, refuse_others
 from ...protocol.json_route import beside_loop, json_routes
 from ...protocol.known_fields import Items
 from ...protocol.task import MAX_PROMPTS, require_together
@@ -32,9 +33,26 @@ Truncation = Annotated[int, Field(ge=-1, le=MAX_CUT)]
 """vLLM's `truncate_prompt_tokens`: no more tokens count; -1: those that the model takes."""
 
 
+class TruncationFields(BaseModel):
+    """Mixed into bodies: how long texts may be, in the words of vLLM, of NVIDIA and Hugging Face
+    (`truncate`) and of Voyage (`truncation`)."""
+
+    truncate_prompt_tokens: Truncation | None = None
+    truncate: bool | Literal["NONE", "END"] | None = None  # "START" would keep the end
+    truncation: bool | None = None
+    truncation_side: Any = only((None, "right"), '"right"')
+
+    @property
+    def asked_cut(self) -> int | None:
+        """As `truncate_prompt_tokens`, which counts where it is given."""
+        if self.truncate_prompt_tokens is not None:
+            return self.truncate_prompt_tokens
+        return -1 if self.truncate in (True, "END") or self.truncation else None
+
+
 def cut_of(truncation: int | None) -> int | None:
-    """The same in the engine's words; None: a longer text is an error. Raises InvalidRequest for
-    no tokens at all."""
+    """Of a `Truncation` in the engine's words; None: a longer text is an error. Raises
+    InvalidRequest for no tokens at all."""
     if truncation == 0:
         allowed = "at least 1, or -1: as many as the model takes"
         raise InvalidRequest.of("truncate_prompt_tokens", 0, allowed)
@@ -65,10 +83,36 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-class EmbeddingRequest(BaseModel):
+class OtherEmbeddingFields(BaseModel):
+    """Fields of other servers' bodies, mixed into ours: of no effect, or refused with what would
+    have changed the vectors."""
+
+    user: str | None = None
+    request_id: Any = None
+    rid: Any = None
+    metadata: Any = None
+    mm_processor_kwargs: Any = None
+    additional_data: Any = None
+    priority: Any = only((None, 0), "0: keys have shares")
+    prompt: Any = only((None, ""), "left out: put it before each text; see prompt_name")
+    instruction: Any = only((None, ""), "left out: put it before each text; see prompt_name")
+    task: Any = only((None,), "left out; see prompt_name")
+    late_chunking: Any = only((None, False), "false: each text is by itself")
+    return_multivector: Any = only((None, False), "false: a text has one vector")
+    normalized: Any = only((None, True), "true; see normalize")
+    add_special_tokens: Any = only((None, True), "true; token ids are taken as they are")
+    output_dimension: Any = only((None,), "left out; see dimensions")
+    output_dtype: Any = only((None, "float"), '"float"; see encoding_format')
+    embed_dtype: Any = only((None, "float32"), '"float32"')
+    endianness: Any = only((None, "native", "little"), '"little"')
+    embedding_type: Any = only((None, "float", ["float"]), '"float"; see encoding_format')
+    embedding_types: Any = only((None, ["float"]), '["float"]; see encoding_format')
+
+
+class EmbeddingRequest(TruncationFields, OtherEmbeddingFields):
     """Body of /v1/embeddings. `pooling` and `normalize` are ours: the model's own pooling unless
     given, and vectors of length 1 as OpenAI's unless told otherwise. `prompt_name` is that of
-    sentence-transformers, `truncate_prompt_tokens` vLLM's."""
+    sentence-transformers, `input_type` the same as others call it."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -79,8 +123,7 @@ class EmbeddingRequest(BaseModel):
     pooling: ir.Pooling | None = None
     normalize: bool = True
     prompt_name: str | None = Field(default=None, max_length=1024)
-    truncate_prompt_tokens: Truncation | None = None
-    user: str | None = None
+    input_type: str | None = Field(default=None, max_length=1024)
     cache_salt: str | None = Field(default=None, max_length=1024)
     lora_path: str | None = Field(default=None, max_length=MAX_MODEL_NAME_CHARS)
 
@@ -100,6 +143,7 @@ class EmbeddingRequest(BaseModel):
     def programs(self, model: dict[str, Any]) -> list[list[ir.Op]]:
         """One program per input; `model`: the engine's report on its embeddings. Raises
         HTTPException where it computes none, InvalidRequest for fields at fault."""
+        refuse_others(self)
         if model["refusal"] is not None:
             raise HTTPException(400, f"this model gives no embeddings: {model['refusal']}")
         if self.dimensions is not None and self.dimensions > model["size"]:
@@ -112,13 +156,21 @@ class EmbeddingRequest(BaseModel):
     def _prompt(self, model: dict[str, Any]) -> str:
         """What is put before each text."""
         prompts: dict[str, str] = model["prompts"]
-        name = self.prompt_name or model["default_prompt"]
+        field, name = self._named_prompt
+        name = name or model["default_prompt"]
         if name is None:
             return ""
         if name not in prompts:
             allowed = f"one of {sorted(prompts)}" if prompts else "left out: the model has none"
-            raise InvalidRequest.of("prompt_name", name, allowed)
+            raise InvalidRequest.of(field, name, allowed)
         return prompts[name]
+
+    @property
+    def _named_prompt(self) -> tuple[str, str | None]:
+        """The field that names a prompt, and the name."""
+        if self.prompt_name is None and self.input_type is not None:
+            return "input_type", self.input_type
+        return "prompt_name", self.prompt_name
 
     def _inputs(self) -> Sequence[str | list[int]]:
         given = self.input
@@ -133,9 +185,9 @@ class EmbeddingRequest(BaseModel):
         normalize = self.normalize and self.dimensions is None
         if isinstance(item, str):
             item = prompt + item
-        elif self.prompt_name is not None:
-            raise InvalidRequest.of("prompt_name", self.prompt_name, "left out with token ids")
-        cut_to = cut_of(self.truncate_prompt_tokens)
+        elif self._named_prompt[1] is not None:
+            raise InvalidRequest.of(*self._named_prompt, "left out with token ids")
+        cut_to = cut_of(self.asked_cut)
         return embed_ops(item, pooling=pooling, normalize=normalize, cut_to=cut_to)
 
 
