@@ -72,14 +72,13 @@ def _run_model(args: argparse.Namespace) -> int:
     from .model_report import examine_model, print_model
 
     with described_model(args) as folder:
-        dtype = dtype_name(resolve_dtype("auto", args.device))
         encoder = read_encoder(folder)
         if encoder is not None:
-            return _tell_encoder(args, folder, encoder, dtype)
+            return _tell_encoder(args, folder, encoder)
         report = examine_model(
             args.model,
             folder,
-            dtype,
+            dtype_name(resolve_dtype("auto", args.device)),
             _memory_bytes(args.device),
             is_gpu=args.device != "cpu",
         )
@@ -90,16 +89,18 @@ def _run_model(args: argparse.Namespace) -> int:
     return 0 if any(fit["requests"] for fit in report["fits"]) else 1
 
 
-def _tell_encoder(
-    args: argparse.Namespace, folder: Path, encoder: EncoderConfig, dtype: str
-) -> int:
+def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig) -> int:
     """1 where it does not fit."""
+    from ..runtime.execute.encoder_runner import encoder_dtype
     from .encoder_report import examine_encoder, print_encoder
 
-    memory = _memory_bytes(args.device)
-    budget = EngineConfig().chunked_prefill_size
     report = examine_encoder(
-        args.model, folder, encoder, dtype, token_budget=budget, memory_bytes=memory
+        args.model,
+        folder,
+        encoder,
+        dtype_name(encoder_dtype("auto", args.device)),
+        token_budget=EngineConfig().chunked_prefill_size,
+        memory_bytes=_memory_bytes(args.device),
     )
     if args.json:
         print(json.dumps(report))

@@ -31,7 +31,7 @@ from ..models.encoders.pooling import pooled
 from ..models.encoders.score_head import Scores
 from ..schedule.plan import Encoding, FinishedStep, Row, RowResult, StepPlan, StepResult
 from .accelerator import Accelerator, accelerator_for
-from .model_runner import resolve_dtype
+from .model_runner import has_fast_bfloat16, resolve_dtype
 
 _NOT_FINITE = RowResult(error="the model produced non-finite vectors")
 
@@ -58,7 +58,7 @@ class EncoderRunner:
         """`embedding`: with the layers that follow its pooling. Raises ModelLoadError or
         InvalidRequest."""
         self.config = config
-        self.dtype = resolve_dtype(dtype, device)
+        self.dtype = encoder_dtype(dtype, device, quantization)
         self.accelerator = _accelerator_of(device)
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self.kernels: Kernels = (
@@ -126,6 +126,21 @@ class EncoderRunner:
             self._scores(vectors.to(self.dtype)).double().cpu().numpy()
         )
         return logits
+
+
+def encoder_dtype(
+    dtype: torch.dtype | str,
+    device: str = "cpu",
+    quantization: Quantization | Literal["none"] = "none",
+) -> torch.dtype:
+    """As `resolve_dtype`, but that "auto" is float32 on a CPU that does not itself multiply
+    bfloat16. Compiled kernels read half of the bytes there and compute no faster, which is what
+    counts with the many tokens of a text (docs/use/embeddings.md has figures). Weights rounded by
+    `quantization` have kernels for bfloat16."""
+    is_plain_cpu = device == "cpu" and not has_fast_bfloat16()
+    if dtype == "auto" and is_plain_cpu and quantization == "none":
+        return torch.float32
+    return resolve_dtype(dtype, device)
 
 
 def _accelerator_of(device: str) -> Accelerator | None:

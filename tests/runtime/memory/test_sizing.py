@@ -10,7 +10,8 @@ import torch
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
-from stemma.runtime.execute import model_runner
+from stemma.runtime.execute import encoder_runner, model_runner
+from stemma.runtime.execute.encoder_runner import encoder_dtype
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.memory import sizing
 from stemma.runtime.memory.device_pool import DeviceKVPool
@@ -127,6 +128,18 @@ def test_auto_dtype_is_bfloat16_where_kernels_are_compiled(monkeypatch: pytest.M
     monkeypatch.setattr(model_runner, "has_fast_bfloat16", lambda: False)
     monkeypatch.setattr(model_runner, "why_not_native", lambda dtype: None)
     assert resolve_dtype("auto") is torch.bfloat16
+
+
+def test_auto_dtype_of_an_encoder_is_what_the_cpu_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_runner, "why_not_native", lambda dtype: None)
+    for has_fast, expected in ((False, torch.float32), (True, torch.bfloat16)):
+        for module in (model_runner, encoder_runner):
+            monkeypatch.setattr(module, "has_fast_bfloat16", lambda has_fast=has_fast: has_fast)
+        assert encoder_dtype("auto") is expected
+        assert encoder_dtype("auto", quantization="int8") is torch.bfloat16
+        assert encoder_dtype("bfloat16") is torch.bfloat16
 
 
 def test_dtypes_are_named_and_others_refused() -> None:
