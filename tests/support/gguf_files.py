@@ -20,6 +20,7 @@ from gguf_newer import (
     converted_newer,
     feed_forward_length,
     with_packed_experts,
+    with_stacked_norms,
     write_newer,
 )
 from numpy.typing import NDArray
@@ -208,7 +209,8 @@ def _converted(
         if f"{length}_factor" in rope:
             values = np.array(rope[f"{length}_factor"], dtype=np.float32)
             yield f"rope_factors_{length}.weight", values
-    tensors = with_packed_experts(load_file(folder / "model.safetensors"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = with_stacked_norms(with_packed_experts(tensors))
     for name, tensor in _with_stacked_experts(tensors).items():
         tensor = tensor if tensor.dtype == torch.uint8 else tensor.float()
         if architecture in _PAIRED and ".q_proj." in name:

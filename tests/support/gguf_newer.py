@@ -26,6 +26,7 @@ NAMES = {
     "Exaone4ForCausalLM": "exaone4",
     "PhiForCausalLM": "phi2",
     "StableLmForCausalLM": "stablelm",
+    "NemotronForCausalLM": "nemotron",
     "Ministral3ForCausalLM": "mistral3",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
@@ -58,6 +59,9 @@ def write_newer(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     if architecture in ("phi2", "stablelm"):
         writer.add_layer_norm_eps(config["layer_norm_eps"])
         _write_rotated(writer, config, 1.0)
+    if architecture == "nemotron":
+        writer.add_layer_norm_eps(config["norm_eps"])
+        _write_rotated(writer, config, 0.5)
     if architecture == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if architecture == "exaone4":
@@ -112,6 +116,8 @@ def converted_newer(
             for own, part in zip(("attn_qkv", "attn_gate"), _sorted(tensor, config), strict=True):
                 yield f"blk.{layer}.{own}.weight", part
             return
+    if architecture == "nemotron" and name.endswith("norm.weight"):
+        tensor = tensor + 1
     if name.endswith("A_log"):
         tensor = -torch.exp(tensor)
     if architecture == "granitehybrid":
@@ -169,6 +175,19 @@ def with_packed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Ten
             packed[f"{before}_gate_exps.weight"] = rows[:, ::2]
             packed[f"{before}_up_exps.weight"] = rows[:, 1::2]
     return tensors | packed
+
+
+def with_stacked_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """StableLM 12B's norms of heads (`_stack_qk_norm`): a layer's are one tensor, a head a row."""
+    stacked: dict[str, dict[int, torch.Tensor]] = {}
+    for name in [name for name in tensors if ".norms." in name]:
+        _, _, layer, _, norm, _, head, _ = name.split(".")
+        own = f"blk.{layer}.attn_{norm[0]}_norm.weight"
+        stacked.setdefault(own, {})[int(head)] = tensors.pop(name)
+    return tensors | {
+        own: torch.stack([heads[head] for head in range(len(heads))])
+        for own, heads in stacked.items()
+    }
 
 
 def feed_forward_length(config: dict[str, Any]) -> int | None:

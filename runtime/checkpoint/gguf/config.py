@@ -457,17 +457,23 @@ def _phi2(model: Hyperparameters, config: Config) -> Config:
 
 
 def _stablelm(model: Hyperparameters, config: Config) -> Config:
-    if model.has_tensor("blk.0.attn_q_norm.weight"):
-        expected = "none: a StableLM without norms of heads"
-        raise ModelLoadError(
-            f"{model.path}: tensor 'blk.0.attn_q_norm.weight': expected {expected}"
-        )
     return {
         "architectures": ["StableLmForCausalLM"],
         "attention_bias": False,
         "use_qkv_bias": config["attention_bias"],
         "use_parallel_residual": model.flag("use_parallel_residual", False),
+        "qk_layernorm": model.has_tensor("blk.0.attn_q_norm.weight"),
         **_layer_norm(model, config),
+    }
+
+
+def _nemotron(model: Hyperparameters, config: Config) -> Config:
+    return {
+        "architectures": ["NemotronForCausalLM"],
+        "hidden_act": "relu2",
+        "norm_eps": model.number("attention.layer_norm_epsilon", 1e-5),
+        "partial_rotary_factor": _rotated_share(model, config),
+        "mlp_bias": model.has_tensor("blk.0.ffn_up.bias"),
     }
 
 
@@ -581,6 +587,7 @@ FAMILIES: dict[str, Callable[[Hyperparameters, Config], Config]] = {
     "exaone4": _exaone4,
     "phi2": _phi2,
     "stablelm": _stablelm,
+    "nemotron": _nemotron,
     "seed_oss": _seed_oss,
     "granitehybrid": _granite_hybrid,
     "ernie4_5": _ernie,

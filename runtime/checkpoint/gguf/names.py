@@ -5,8 +5,8 @@ and llama.cpp's converter changes some tensors, which is undone here and in `sou
 
 - llama's queries and keys: a head's rows (a0, a1, ..., b0, b1, ...) become (a0, b0, a1, b1, ...),
   as ggml's rotary embedding needs them;
-- gemma's norms, and Qwen3-Next's: 1 is added to their weights;
-- experts: a layer's experts are one tensor, with one more axis;
+- gemma's norms, Qwen3-Next's and Nemotron's: 1 is added to their weights;
+- experts: a layer's experts are one tensor, with one more axis; so are StableLM's norms of heads;
 - matrices with several parts (gates and ups, Qwen3-Next's heads) are several tensors;
 - Qwen3.5's value heads, those of a key head side by side: in turn, as ggml repeats keys;
 - decays of recurrent layers are stored as they are used, -exp(A_log).
@@ -28,7 +28,8 @@ from .delta_heads import DeltaHeads
 from .hyperparameters import Hyperparameters
 
 _LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
-_EXPERT = re.compile(r"(?P<before>.+\.experts)\.(?P<expert>\d+)\.(?P<part>\w+)")
+_EXPERT = re.compile(r"(?P<before>.+\.experts)\.(?P<expert>\d+)(?P<part>\.\w+)")
+_NORM_OF_HEAD = re.compile(r"(?P<before>.+\.norms)\.(?P<expert>\d+)(?P<part>)")
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -170,6 +171,11 @@ _HUNYUAN_EXPERTS = {
     "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
 }
+_NORMS_OF_HEADS = {
+    "self_attn.q_layernorm.norms": "attn_q_norm",
+    "self_attn.k_layernorm.norms": "attn_k_norm",
+}
+_FINAL_BIAS = {"model.norm.bias": "output_norm.bias"}
 _STACKS = ("experts.gate_up_proj", "experts.down_proj")
 _NORM_BEHIND_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
 _SELECTION_BIAS = {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
@@ -257,7 +263,8 @@ CONVENTIONS = {
             "lm_head.bias": "output.bias",
         },
     ),
-    "stablelm": Convention(_DENSE, outside={"model.norm.bias": "output_norm.bias"}),
+    "stablelm": Convention(_DENSE | _NORMS_OF_HEADS, outside=_FINAL_BIAS),
+    "nemotron": Convention(_DENSE, outside=_FINAL_BIAS, norm_shift=1.0),
     "seed_oss": Convention(_DENSE | _NORM_BEHIND_ATTENTION),
     "ernie4_5": Convention(_DENSE),
     "ernie4_5-moe": Convention(
@@ -275,7 +282,7 @@ class Origin:
     """A tensor of the file, or one expert's part of it, and the changes to undo."""
 
     name: str
-    expert: int | None = None  # its index on the first axis
+    expert: int | None = None  # or one head's: its index on the first axis
     places: Places | None = None  # of its rows in what is asked for; None: in order
     columns: Places | None = None  # likewise
     shift: float = 0.0  # to subtract
@@ -322,7 +329,7 @@ class TensorNames:
                 expert,
                 self._places(own, module),
                 self._in_turn(0) if module == "linear_attn.out_proj" else None,
-                self._shift(module),
+                self._shift(module) if kind == "weight" else 0.0,
             )
             for own in owns
         )
@@ -383,7 +390,7 @@ def _module_and_kind(name: str) -> tuple[str, str]:
 
 
 def _without_expert(module: str) -> tuple[str, int | None]:
-    match = _EXPERT.fullmatch(module)
+    match = _EXPERT.fullmatch(module) or _NORM_OF_HEAD.fullmatch(module)
     if match is None:
         return module, None
-    return f"{match['before']}.{match['part']}", int(match["expert"])
+    return match["before"] + match["part"], int(match["expert"])

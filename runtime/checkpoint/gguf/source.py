@@ -333,7 +333,7 @@ def _names_of(file: GgufModel) -> TensorNames:
 
 def _has_its_expert(part: _Part) -> bool:
     expert, shape = part.origin.expert, part.place.shape
-    return expert is None or (len(shape) == 3 and expert < shape[0])
+    return expert is None or (len(shape) > 1 and expert < shape[0])
 
 
 def _fit(parts: Sequence[Sequence[int]], shape: Sequence[int]) -> bool:

@@ -155,6 +155,16 @@ NEWER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qkv_bias": True,
         },
     ),
+    "stablelm-12b": (
+        "StableLm",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+        },
+    ),
+    "nemotron": ("Nemotron", {"attention_bias": True, "mlp_bias": True}),
     "mistral3": ("Ministral3", _HEADS),
     "ernie4_5": ("Ernie4_5", _HEADS),
     "ernie4_5-moe": ("Ernie4_5_Moe", {}),
