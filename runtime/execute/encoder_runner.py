@@ -134,10 +134,9 @@ def encoder_dtype(
     quantization: Quantization | Literal["none"] = "none",
 ) -> torch.dtype:
     """As `resolve_dtype`, but that "auto" is float32 on a CPU that does not itself multiply
-    bfloat16. Compiled kernels read half of the bytes there and multiply no faster, and a step's
-    tokens share each weight: of texts of 20 tokens 1,984 a second against bfloat16's 1,700, of 400
-    tokens 1,664 against 1,499 (hidden size 384, 6 layers, one thread of an AMD EPYC with AVX2,
-    November 2026). Weights rounded by `quantization` have kernels for bfloat16."""
+    bfloat16: compiled kernels read half of the bytes there and multiply no faster, and a step's
+    tokens share each weight (`stemma bench encoding --dtype`). Weights rounded by `quantization`
+    have kernels for bfloat16."""
     is_plain_cpu = device == "cpu" and not has_fast_bfloat16()
     if dtype == "auto" and is_plain_cpu and quantization == "none":
         return torch.float32
