@@ -35,16 +35,18 @@ def add_parser(commands: Commands) -> None:
     """Register the command; its benchmarks once it is parsed."""
     parser = commands.add_parser("bench", help="measure: a table, and JSON with the machine")
     assert isinstance(parser, Parser)
-    parser.before_parsing = partial(_add_benchmarks, parser)
+    names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
+    parser.before_parsing = partial(_add_benchmarks, names)
 
 
-def _add_benchmarks(parser: Parser, words: Sequence[str]) -> None:
+def _add_benchmarks(names: Commands, words: Sequence[str]) -> None:
+    """Those that are asked for and not there yet."""
     from ..bench.harness.report import add_report_flags
 
-    names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
     modules = {path.rpartition(".")[2].replace("_", "-"): path for path in (*BENCHMARKS, *TOOLS)}
     asked = words[0] if words else None
-    for name in [asked] if asked in modules else modules:
+    wanted = [asked] if asked in modules else modules
+    for name in (name for name in wanted if name not in names.choices):
         module = import_module(f"..bench.{modules[name]}", __package__)
         text = (module.__doc__ or "").partition("\n")[0]
         command = names.add_parser(name, help=text, description=module.__doc__)
