@@ -7,7 +7,7 @@ them. Modules keep heavy imports inside `run`.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import Namespace, _SubParsersAction
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
     parser.before_parsing = partial(_add_benchmarks, names)
 
 
-def _add_benchmarks(names: Commands, words: Sequence[str]) -> None:
+def _add_benchmarks(names: _SubParsersAction[Parser], words: Sequence[str]) -> None:
     """Those that are asked for and not there yet."""
     from ..bench.harness.report import add_report_flags
 
