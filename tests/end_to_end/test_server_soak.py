@@ -78,8 +78,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_forty_seconds_of_mixed_load_leave_nothing(server: Server) -> None:
-    soak(server, seconds=40, warm_up_s=20, most_growth_mb=8)
+def test_half_a_minute_of_mixed_load_leaves_nothing(server: Server) -> None:
+    soak(server, seconds=30, warm_up_s=15, most_growth_mb=8)
 
 
 @pytest.mark.slow

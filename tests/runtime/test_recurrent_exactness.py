@@ -74,6 +74,8 @@ each_recurrence = pytest.mark.parametrize(
     "folder", ["lfm2", "qwen3_next", "kimi_linear", "nemotron_h"], indirect=True
 )
 """One model of each recurrence, where the scheduler is tested rather than the model."""
+OF_ANOTHERS_RECURRENCE = ("qwen3_5", "granite_hybrid")
+FOR_ALL_MODELS = ("states every 16 tokens", "a CPU's kernels, pages of 16", "queued")
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"chunked_prefill_size": 7},
     "pages of 16, three at a time": {
@@ -105,7 +107,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
+    folder = tmp_path_factory.mktemp(request.param)
     MODELS[request.param](folder)
     return folder
 
@@ -129,6 +131,8 @@ def alone(folder: Path) -> list[list[int]]:
 def test_tokens_are_identical_missed_and_hit(
     folder: Path, alone: list[list[int]], name: str
 ) -> None:
+    if folder.name.startswith(OF_ANOTHERS_RECURRENCE) and name not in FOR_ALL_MODELS:
+        pytest.skip("a model of the same recurrence has it")
     loaded = load(folder, **CIRCUMSTANCES[name])
     loaded.engine.scheduler.segment_cost_tokens = 0  # whatever is shared is a segment
     assert outputs_of(serve(loaded, JOBS)) == alone
