@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from caches import own_cache
 from checkpoints import make_checkpoint
 from gguf_files import write_gguf
 from step_plans import PlanDriver
@@ -25,7 +26,7 @@ FLAGS = {"dtype": "float32", "max_total_tokens": 512, "max_running_requests": 2}
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     make_checkpoint(tmp_path / "checkpoint")
     (tmp_path / "alone").mkdir()
     return write_gguf(tmp_path / "checkpoint", tmp_path / "alone" / "tiny.F32.gguf")

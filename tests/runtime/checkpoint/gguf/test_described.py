@@ -11,6 +11,7 @@ from pathlib import Path
 
 import huggingface_hub.constants as hub_constants
 import pytest
+from caches import own_cache
 from checkpoints import make_checkpoint
 from fake_hub import COMMIT, FakeHub, ask_only, fake_hub
 from gguf_files import Kind, write_gguf
@@ -38,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     files = {str(file.relative_to(model)): file.read_bytes() for file in model.rglob("*.gguf")}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "stemma"))
+    own_cache(monkeypatch, tmp_path / "cache")
     with fake_hub({REPO: files}) as hub:
         ask_only(hub, tmp_path, monkeypatch)
         yield hub

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from caches import own_cache
 from checkpoints import make_checkpoint
 from gguf_files import write_gguf
 from mixtures import FAMILIES as MIXTURES
@@ -240,7 +241,7 @@ def test_a_copy_is_not_quantized_again(tmp_path: Path, capsys: pytest.CaptureFix
 def test_gguf_is_refused_by_what_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(monkeypatch, tmp_path / "cache")
     write_gguf(make_checkpoint(tmp_path / "model"), tmp_path / "x.gguf")
     for model in (f"{tmp_path}/x.gguf", str(tmp_path), "org/model/x.gguf", "org/model/x.gguf@v1"):
         assert run_command(["quantize", model, "--out", str(tmp_path / "out")]) == 1
