@@ -2,7 +2,7 @@
 user's cache.
 
 The sources use no torch and no Python header: they take plain pointers through ctypes. So a build
-takes seconds and outlives a change of Python or torch; any C++17 compiler works. A file's name has
+takes a minute at most and outlives a change of Python or torch; any C++17 compiler works. A file's name has
 a hash of sources and flags, in the cache also of compiler and CPU: what is loaded was made of the
 sources beside it. It imports nothing of the house.
 """
@@ -31,6 +31,7 @@ __all__ = [
     "InstructionSet",
     "NativeLibrary",
     "WrongInstructionSet",
+    "cache_folder",
     "cpu_flags",
 ]
 
@@ -82,7 +83,7 @@ class NativeLibrary:
         flags = (*self.compile_flags, *_architecture(instructions))
         compiler = _compiler()
         cpu = (compiler, platform.machine(), sorted(cpu_flags()), _modified(compiler))
-        path = _cache_folder() / f"{self.name}-{self._key(flags, *cpu)}.so"
+        path = cache_folder() / f"{self.name}-{self._key(flags, *cpu)}.so"
         if not path.exists():
             self.compile(compiler, flags, path)
         return path
@@ -151,7 +152,7 @@ class NativeLibrary:
     def compile(self, compiler: str, flags: tuple[str, ...], path: Path) -> None:
         """Write to a name of its own, then rename: others never load half a file. Raises
         BuildError."""
-        print(f"stemma: compiling {self.title} (once, a few seconds)", file=sys.stderr)
+        print(f"stemma: compiling {self.title} (once, up to a minute)", file=sys.stderr)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -235,6 +236,7 @@ def _modified(compiler: str) -> int:
     return Path(compiler).resolve().stat().st_mtime_ns
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user's compiled libraries are."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "stemma"

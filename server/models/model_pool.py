@@ -235,12 +235,11 @@ class ModelPool:
     def _have_one_leave(self) -> None:
         """Not one whose turn has just begun, nor before those are in who waited for it."""
         loaded = self._by_last_use()
-        if not any(each.is_leaving for each in loaded):
-            had_turn = (
-                each for each in loaded if not each.num_waiting and _now() - each.loaded_s > TURN_S
-            )
-            if (leaving := next(had_turn, None)) is not None:
-                leaving.is_leaving = True
+        had_turn = [
+            each for each in loaded if not each.num_waiting and _now() - each.loaded_s > TURN_S
+        ]
+        if had_turn and not any(each.is_leaving for each in loaded):
+            had_turn[0].is_leaving = True
 
     def _by_last_use(self) -> list[ModelSlot]:
         loaded = [each for each in self.slots if each.is_loaded]

@@ -71,7 +71,7 @@ class ModelSlot:
         self.num_running = 0  # requests that have been let in,
         self.num_waiting = 0  # and that wait until it is loaded
         self.last_used_s = 0.0
-        self.loaded_s = 0.0
+        self.loaded_s = 0.0  # since when it has been loaded, on the event loop's clock
         self.keep_alive_s = math.inf  # that it stays loaded from then on; inf: until room is needed
         self.is_leaving = False  # lets no more requests in, and is unloaded once it is idle
         self.is_unloading = False

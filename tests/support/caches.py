@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stemma.native_library import _cache_folder
+from stemma.native_library import cache_folder
 
 
 def own_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have this process and those that it starts keep theirs in `folder`. Code that was compiled
     before is there too: to compile it again takes half a minute."""
-    compiled = list(_cache_folder().glob("*.so"))
+    compiled = list(cache_folder().glob("*.so"))
     (folder / "stemma").mkdir(parents=True)
     for path in compiled:
         (folder / "stemma" / path.name).symlink_to(path)
