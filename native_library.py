@@ -2,9 +2,9 @@
 user's cache.
 
 The sources use no torch and no Python header: they take plain pointers through ctypes. So a build
-takes a minute at most and outlives a change of Python or torch; any C++17 compiler works. A file's name has
-a hash of sources and flags, in the cache also of compiler and CPU: what is loaded was made of the
-sources beside it. It imports nothing of the house.
+takes a minute at most and outlives a change of Python or torch; any C++17 compiler works. A file's
+name has a hash of sources and flags, in the cache also of compiler and CPU: what is loaded was made
+of the sources beside it. It imports nothing of the house.
 """
 
 from __future__ import annotations
