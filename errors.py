@@ -12,6 +12,7 @@ StemmaError
 |-- DeadlineExceeded      an output that cannot come, or has not come, by the time it is wanted
 |-- MaxTurnsExceeded      a model that calls tools has not answered within the turns that it had
 |-- EngineError           the engine is gone, did not start, or failed in a step
+|   `-- RankLost          one of the processes that hold a model together has ended
 |-- ProgramError          an op of a program failed; raised where the program waits
 |   `-- BatchError        some instances of run_batch failed; names each
 |-- MissingDependency     an optional package is not installed; names the extra to install
@@ -39,6 +40,7 @@ __all__ = [
     "ProgramError",
     "PromptTooLong",
     "ProtocolError",
+    "RankLost",
     "StemmaError",
     "UnsupportedSchema",
 ]
@@ -158,6 +160,11 @@ class MaxTurnsExceeded(StemmaError):
 
 class EngineError(StemmaError):
     """The engine is unreachable, did not start, or failed while executing a step."""
+
+
+class RankLost(EngineError):
+    """One of the processes that hold a model together has ended: no step can be computed any more,
+    and the engine ends."""
 
 
 class ProgramError(StemmaError):

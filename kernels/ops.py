@@ -615,3 +615,36 @@ class Capture(Protocol):
         """Run once and record; None if `run` does something that cannot be recorded. plans: the
         attention plans that `run` uses; lora_plan: that of its adapters, None: without any."""
         ...
+
+
+class Communicator(Protocol):
+    """This process among those that hold a model together, each a rank in [0, num_ranks).
+
+    All ranks call the same methods with the same shapes in the same order. Not thread-safe, but for
+    `abort`.
+    """
+
+    rank: int
+    num_ranks: int
+
+    def all_reduce(self, x: Tensor) -> None:
+        """x: contiguous, of a floating dtype; changed IN PLACE to the sum over the ranks, added in
+        their order (on a GPU in an order that the same group always takes). After `abort` it holds
+        anything."""
+        ...
+
+    def all_gather(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """data: of host memory -> [num_ranks, *data.shape]. Raises RankLost after `abort`."""
+        ...
+
+    def abort(self) -> None:
+        """Let every rank that waits, or will, give up; from any thread."""
+        ...
+
+    def check(self) -> None:
+        """Raises RankLost after `abort`."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; nobody uses it any more."""
+        ...

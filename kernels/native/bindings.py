@@ -54,7 +54,7 @@ LIBRARY = NativeLibrary(
     INSTRUCTION_SETS,
 )
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-# Arguments, by function name; none has a result.
+# Arguments, by function name; these have no result.
 _ARGUMENTS = {
     "stemma_start": (ctypes.c_int32, ctypes.c_int32),
     "stemma_pack": (_POINTER, _INT, _INT, _POINTER),
@@ -73,11 +73,27 @@ _ARGUMENTS = {
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
     "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
     "stemma_replay": (_POINTER, _INT),
+    "stemma_communicator_free": (_POINTER,),
+    "stemma_communicator_abort": (_POINTER,),
+    "stemma_all_reduce": (_POINTER, _POINTER, _INT, _INT),
+    "stemma_all_gather": (_POINTER, _POINTER, _INT, _POINTER),
+}
+_ANSWERS = {  # results, then arguments
+    "stemma_communicator": (_POINTER, _POINTER, *(_INT,) * 4),
+    "stemma_communicator_bytes": (_INT, _INT, _INT),
+    "stemma_communicator_is_aborted": (ctypes.c_int32, _POINTER),
 }
 SPIN_ENV = "STEMMA_SPIN_US"
 # Longer than the host half needs between two steps; a late thread delays nothing here, so that
 # spinning costs a neighbour a little and this process nothing.
 DEFAULT_SPIN_US = 200
+
+
+@functools.cache
+def library_without_threads() -> ctypes.CDLL:
+    """For functions that use none. Raises BuildError or WrongInstructionSet."""
+    without_result = {name: (None, *each) for name, each in _ARGUMENTS.items()}
+    return LIBRARY.load(without_result | _ANSWERS)
 
 
 @functools.cache
@@ -87,7 +103,7 @@ def library() -> ctypes.CDLL:
     NOTE: torch's own threads are switched off: the little work left to torch does not justify a
     second pool, whose threads would spin beside this one's.
     """
-    loaded = LIBRARY.load({name: (None, *each) for name, each in _ARGUMENTS.items()})
+    loaded = library_without_threads()
     num_threads = torch.get_num_threads()
     loaded.stemma_start(num_threads, int(os.environ.get(SPIN_ENV, DEFAULT_SPIN_US)))
     torch.set_num_threads(1)

@@ -23,6 +23,7 @@ _KINDS = {
     "stemma_quantized_linear": 8,
     "stemma_act_and_mul": 9,
     "stemma_lora": LORA,
+    "stemma_all_reduce": 11,
 }
 
 Call = tuple[int, ...]

@@ -21,7 +21,8 @@ enum Kind : int64_t {
     kAdd,
     kQuantizedLinear,
     kActAndMul,
-    kLora
+    kLora,
+    kAllReduce
 };
 struct Call {
     int64_t kind;
@@ -89,6 +90,9 @@ extern "C" void stemma_replay(const void* calls, int64_t num_calls) {
             case kLora:
                 stemma_lora(pointer<LoraRuns>(a[0]), pointer<LoraTables>(a[1]), pointer<void>(a[2]),
                             pointer<void>(a[3]), a[4]);
+                break;
+            case kAllReduce:
+                stemma_all_reduce(pointer<void>(a[0]), pointer<void>(a[1]), a[2], a[3]);
                 break;
         }
     }

@@ -93,4 +93,5 @@ void stemma_gather_rows(const void* table, const int64_t* index, void* rows, int
 void stemma_apply_token_mask(void* logits, const int64_t* rows, const uint32_t* masks,
                              int64_t num_rows, int64_t vocab_size, int64_t num_words,
                              int64_t is_double);
+void stemma_all_reduce(void* communicator, void* x, int64_t count, int64_t kind);
 }

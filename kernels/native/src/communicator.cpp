@@ -1,0 +1,236 @@
+// Sums and exchanges between the processes of one machine that hold a model together, through
+// memory that they share.
+//
+//     header   is_aborted | arrivals of rank 0 | of rank 1 | ...      a cache line each
+//     slots    [2][num_ranks][slot_bytes]                             by the parity of the exchange
+//
+// An exchange: a rank writes its part into its slot, adds one to its arrivals, and waits for those
+// of the others. It needs no second wait: a slot is written again two exchanges later, and a rank
+// that has arrived at the one between them has read it. Who waits spins for a bounded time, then
+// sleeps on a futex, and looks now and then whether the exchange has been given up.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "bf16.h"
+#include "native.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace stemma {
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kMaxRanks = 62;  // mirrored by communicator.py: the header takes a page
+constexpr int64_t kHeaderBytes = 4096;
+constexpr int kLookMs = 20;
+constexpr int64_t kBlock = 512;  // elements that are summed at a time, in the first-level cache
+
+struct alignas(kLine) Arrivals {
+    std::atomic<uint32_t> count;
+    std::atomic<uint32_t> num_asleep;  // who wait for more of them
+};
+
+struct Header {
+    alignas(kLine) std::atomic<uint32_t> is_aborted;
+    Arrivals arrivals[kMaxRanks];
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Until the word is no longer `seen`, or for kLookMs.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
+#if defined(__linux__)
+    const timespec limit{0, kLookMs * 1000000L};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+#else
+    if (word.load() == seen) std::this_thread::sleep_for(std::chrono::microseconds(50));
+#endif
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr,
+            0);
+#else
+    (void)word;
+#endif
+}
+
+class Communicator {
+  public:
+    Communicator(void* memory, int64_t rank, int64_t num_ranks, int64_t slot_bytes, int64_t spin_us)
+        : header_(static_cast<Header*>(memory)),
+          slots_(static_cast<char*>(memory) + kHeaderBytes),
+          rank_(rank),
+          num_ranks_(num_ranks),
+          slot_bytes_(slot_bytes),
+          spin_us_(spin_us) {}
+
+    int64_t slot_bytes() const { return slot_bytes_; }
+    int64_t num_ranks() const { return num_ranks_; }
+    bool is_aborted() const { return header_->is_aborted.load(std::memory_order_relaxed) != 0; }
+
+    void abort() {
+        header_->is_aborted.store(1);
+        for (int64_t rank = 0; rank < num_ranks_; ++rank) wake_all(header_->arrivals[rank].count);
+    }
+
+    // Of the exchange under way.
+    char* slot(int64_t rank) const {
+        return slots_ + ((round_ & 1) * num_ranks_ + rank) * slot_bytes_;
+    }
+
+    // Give `bytes` <= slot_bytes to the others; theirs lie in their slots as soon as `wait` says so,
+    // until the exchange after the next.
+    void give(const void* data, int64_t bytes) {
+        ++round_;
+        std::memcpy(slot(rank_), data, bytes);
+        Arrivals& own = header_->arrivals[rank_];
+        own.count.store(round_);
+        if (own.num_asleep.load() != 0) wake_all(own.count);
+    }
+
+    // False: given up.
+    bool wait(int64_t rank) {
+        Arrivals& other = header_->arrivals[rank];
+        if (has_arrived(other)) return true;
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
+        do {
+            for (int i = 0; i < 32; ++i) {
+                pause();
+                if (has_arrived(other)) return true;
+            }
+        } while (std::chrono::steady_clock::now() < until);
+        while (!is_aborted()) {
+            other.num_asleep.fetch_add(1);
+            const uint32_t seen = other.count.load();
+            if (static_cast<int32_t>(seen - round_) < 0) sleep_while(other.count, seen);
+            other.num_asleep.fetch_sub(1);
+            if (has_arrived(other)) return true;
+        }
+        return false;
+    }
+
+    bool wait_for_all() {
+        for (int64_t rank = 0; rank < num_ranks_; ++rank)
+            if (rank != rank_ && !wait(rank)) return false;
+        return true;
+    }
+
+  private:
+    bool has_arrived(const Arrivals& other) const {
+        const uint32_t count = other.count.load(std::memory_order_acquire);
+        return static_cast<int32_t>(count - round_) >= 0;
+    }
+
+    Header* header_;
+    char* slots_;
+    int64_t rank_, num_ranks_, slot_bytes_, spin_us_;
+    uint32_t round_ = 0;
+};
+
+Communicator& of(void* communicator) { return *static_cast<Communicator*>(communicator); }
+
+// x: the sum of all ranks' slots, in their order, rounded once.
+void sum_slots(const Communicator& all, bf16* x, int64_t begin, int64_t end) {
+    alignas(kLine) float sums[kBlock];
+    for (int64_t first = begin; first < end; first += kBlock) {
+        const int64_t size = std::min(kBlock, end - first);
+        for (int64_t rank = 0; rank < all.num_ranks(); ++rank) {
+            const bf16* from = reinterpret_cast<const bf16*>(all.slot(rank)) + first;
+            for (int64_t i = 0; i < size; i += 16) {
+                const Mask lanes = lanes_below(size - i);
+                const Floats value = load_bf16(from + i, lanes);
+                store(sums + i, rank == 0 ? value : load(sums + i, lanes) + value, lanes);
+            }
+        }
+        for (int64_t i = 0; i < size; i += 16) {
+            const Mask lanes = lanes_below(size - i);
+            store_bf16(x + first + i, load(sums + i, lanes), lanes);
+        }
+    }
+}
+
+template <class T>
+void sum_slots(const Communicator& all, T* x, int64_t begin, int64_t end) {
+    std::memcpy(x + begin, reinterpret_cast<const T*>(all.slot(0)) + begin,
+                (end - begin) * sizeof(T));
+    for (int64_t rank = 1; rank < all.num_ranks(); ++rank) {
+        const T* from = reinterpret_cast<const T*>(all.slot(rank));
+        for (int64_t i = begin; i < end; ++i) x[i] += from[i];
+    }
+}
+
+// Part by part, as much as a slot takes.
+template <class T>
+void all_reduce(Communicator& all, T* x, int64_t count) {
+    const int64_t at_once = all.slot_bytes() / static_cast<int64_t>(sizeof(T));
+    for (int64_t first = 0; first < count; first += at_once) {
+        const int64_t size = std::min(at_once, count - first);
+        all.give(x + first, size * sizeof(T));
+        if (!all.wait_for_all()) return;
+        sum_slots(all, x + first, 0, size);
+    }
+}
+
+}  // namespace
+}  // namespace stemma
+
+using namespace stemma;
+
+// memory: shared by all ranks, zeros at the start, as many bytes as `stemma_communicator_bytes`.
+extern "C" int64_t stemma_communicator_bytes(int64_t num_ranks, int64_t slot_bytes) {
+    return kHeaderBytes + 2 * num_ranks * slot_bytes;
+}
+
+extern "C" void* stemma_communicator(void* memory, int64_t rank, int64_t num_ranks,
+                                     int64_t slot_bytes, int64_t spin_us) {
+    return new (std::nothrow) Communicator(memory, rank, num_ranks, slot_bytes, spin_us);
+}
+
+extern "C" void stemma_communicator_free(void* communicator) {
+    delete static_cast<Communicator*>(communicator);
+}
+
+// From any thread of any rank: whoever waits, or will wait, gives up.
+extern "C" void stemma_communicator_abort(void* communicator) { of(communicator).abort(); }
+
+extern "C" int32_t stemma_communicator_is_aborted(void* communicator) {
+    return of(communicator).is_aborted();
+}
+
+// x [count], changed to the sum over the ranks; kind: 0 bf16, 1 float, 2 double. Given up, x holds
+// anything.
+extern "C" void stemma_all_reduce(void* communicator, void* x, int64_t count, int64_t kind) {
+    Communicator& all = of(communicator);
+    if (kind == 0) all_reduce(all, static_cast<bf16*>(x), count);
+    if (kind == 1) all_reduce(all, static_cast<float*>(x), count);
+    if (kind == 2) all_reduce(all, static_cast<double*>(x), count);
+}
+
+// data [bytes] of this rank, bytes <= slot_bytes, the same number everywhere -> all [num_ranks,
+// bytes].
+extern "C" void stemma_all_gather(void* communicator, const void* data, int64_t bytes, void* all) {
+    Communicator& ranks = of(communicator);
+    ranks.give(data, bytes);
+    for (int64_t rank = 0; rank < ranks.num_ranks(); ++rank) {
+        if (!ranks.wait(rank)) return;
+        std::memcpy(static_cast<char*>(all) + rank * bytes, ranks.slot(rank), bytes);
+    }
+}

@@ -1,0 +1,88 @@
+"""Ranks that sum and exchange through torch.distributed: NCCL between GPUs, gloo between processes
+without a compiled library. Its sums are the reference of the compiled ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from ..errors import RankLost
+
+# A rank that has ended closes its sockets, which ends all waits at once; this is for one that
+# hangs.
+_TIMEOUT = timedelta(minutes=10)
+
+
+def new_store(num_ranks: int, port: int | None = None) -> TCPStore:
+    """Where the ranks of a machine meet. port: of the store that rank 0 made; None: makes it."""
+    is_first = port is None
+    return TCPStore("127.0.0.1", port or 0, num_ranks, is_first, _TIMEOUT, wait_for_workers=False)
+
+
+class TorchCommunicator:
+    """See `ops.Communicator`. Waits until all ranks have made theirs."""
+
+    def __init__(
+        self, store: TCPStore, rank: int, num_ranks: int, *, is_on_gpu: bool = False
+    ) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self._store = store
+        self._is_on_gpu = is_on_gpu
+        self._is_aborted = False
+        backend = "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=num_ranks, timeout=_TIMEOUT
+        )
+
+    def all_reduce(self, x: Tensor) -> None:
+        """See `ops.Communicator`."""
+        if self._is_on_gpu:
+            dist.all_reduce(x)
+            return
+        parts = [torch.empty_like(x) for _ in range(self.num_ranks)]
+        self._wait_for(lambda: dist.all_gather(parts, x))
+        wide = torch.promote_types(x.dtype, torch.float32)
+        total = parts[0].to(wide)
+        for part in parts[1:]:
+            total += part
+        x.copy_(total)
+
+    def all_gather(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """See `ops.Communicator`."""
+        flat = torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        parts = [torch.empty_like(flat) for _ in range(self.num_ranks)]
+        self._wait_for(lambda: dist.all_gather(parts, flat))
+        gathered = torch.stack(parts).numpy()
+        return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
+
+    def abort(self) -> None:
+        """See `ops.Communicator`: here the end of this process tells the others."""
+        self._is_aborted = True
+
+    def check(self) -> None:
+        """See `ops.Communicator`."""
+        if self._is_aborted:
+            raise _lost()
+
+    def close(self) -> None:
+        """See `ops.Communicator`."""
+        dist.destroy_process_group()
+
+    def _wait_for(self, exchange: Any) -> None:
+        self.check()
+        try:
+            exchange()
+        except RuntimeError as error:  # a socket was closed at the other end
+            self._is_aborted = True
+            raise _lost() from error
+
+
+def _lost() -> RankLost:
+    return RankLost("a rank of the model has ended: the engine cannot go on without it")

@@ -1,0 +1,146 @@
+"""Sums and exchanges between ranks: over shared memory, and through torch.distributed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from stemma.errors import InvalidRequest, RankLost
+from stemma.kernels.native.communicator import (
+    MAX_RANKS,
+    SLOT_BYTES,
+    SharedMemory,
+    SharedMemoryCommunicator,
+)
+
+T = TypeVar("T")
+
+
+def on_ranks(num_ranks: int, run: Callable[[SharedMemoryCommunicator], T]) -> list[T]:
+    """In threads, which share the memory as processes do."""
+    first = SharedMemory(num_ranks)
+    memories = [first, *(SharedMemory(num_ranks, first.descriptor) for _ in range(1, num_ranks))]
+    ranks = [
+        SharedMemoryCommunicator(memory, rank, num_ranks) for rank, memory in enumerate(memories)
+    ]
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(run, ranks))
+
+
+def values(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 17, 4096, SLOT_BYTES + 3])  # the last takes several slots
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_sum_is_in_the_order_of_the_ranks_and_rounded_once(
+    num_ranks: int, size: int, dtype: torch.dtype
+) -> None:
+    expected = values(0, size, dtype).to(torch.promote_types(dtype, torch.float32))
+    for rank in range(1, num_ranks):
+        expected += values(rank, size, dtype)
+
+    def run(ranks: SharedMemoryCommunicator) -> Tensor:
+        x = values(ranks.rank, size, dtype)
+        ranks.all_reduce(x)
+        return x
+
+    for found in on_ranks(num_ranks, run):
+        assert torch.equal(found, expected.to(dtype))
+
+
+def test_many_sums_and_exchanges_follow_each_other_in_any_timing() -> None:
+    """A rank may be a whole exchange ahead of another."""
+
+    def run(ranks: SharedMemoryCommunicator) -> None:
+        for turn in range(3000):
+            x = torch.full((8,), float(turn * (ranks.rank + 1)))
+            ranks.all_reduce(x)
+            assert x.tolist() == [turn * 6.0] * 8
+            if turn % 7 == 0:
+                gathered = ranks.all_gather(np.array([turn, ranks.rank]))
+                assert gathered.tolist() == [[turn, rank] for rank in range(3)]
+
+    on_ranks(3, run)
+
+
+def test_what_is_gathered_keeps_shape_and_dtype_whatever_its_size() -> None:
+    def run(ranks: SharedMemoryCommunicator) -> tuple[int, ...]:
+        data = np.full((2, SLOT_BYTES // 4), ranks.rank, dtype=np.int32)
+        gathered = ranks.all_gather(data)
+        assert gathered.dtype == np.int32
+        assert (gathered == np.arange(2)[:, None, None]).all()
+        return gathered.shape
+
+    assert on_ranks(2, run) == [(2, 2, SLOT_BYTES // 4)] * 2
+
+
+def test_who_waits_for_a_rank_that_has_gone_is_told() -> None:
+    is_waiting = threading.Event()
+
+    def run(ranks: SharedMemoryCommunicator) -> str:
+        if ranks.rank == 1:
+            is_waiting.wait()
+            ranks.abort()
+            return "gone"
+        is_waiting.set()
+        ranks.all_reduce(torch.ones(4))  # comes to nothing
+        with pytest.raises(RankLost, match="a rank of the model has ended"):
+            ranks.check()
+        with pytest.raises(RankLost):
+            ranks.all_gather(np.zeros(1))
+        return "told"
+
+    assert on_ranks(2, run) == ["told", "gone"]
+
+
+def test_more_ranks_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=rf"tp_size={MAX_RANKS + 1} is not allowed"):
+        SharedMemory(MAX_RANKS + 1)
+
+
+_TORCH_RANK = """
+import sys, numpy as np, torch
+from stemma.errors import RankLost
+from stemma.kernels.torch_communicator import TorchCommunicator, new_store
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = new_store(2, port or None)
+if rank == 0:
+    print(store.port, flush=True)
+ranks = TorchCommunicator(store, rank, 2)
+x = torch.tensor([1.0, 2.0**-9], dtype=torch.bfloat16) * (rank + 1)
+ranks.all_reduce(x)
+assert x.tolist() == [3.0, 3 * 2.0**-9], x
+assert ranks.all_gather(np.array([rank, 7])).tolist() == [[0, 7], [1, 7]]
+if rank == 1:
+    sys.exit()
+try:
+    ranks.all_reduce(x)
+except RankLost:
+    print("told")
+"""
+
+
+def test_ranks_of_torch_sum_and_are_told_of_one_that_has_gone() -> None:
+    def start(rank: int, port: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _TORCH_RANK, str(rank), port]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with start(0, "0") as first:
+        assert first.stdout is not None
+        port = first.stdout.readline().strip()
+        with start(1, port) as second:
+            assert second.wait() == 0
+        assert first.stdout.read() == "told\n"
+    assert first.returncode == 0
