@@ -53,15 +53,18 @@ def gumbel(seeds: UInt64Array, positions: UInt64Array, token_ids: Int64Array) ->
     return gumbel_of_words(np.choose(token_ids % WORDS_PER_BLOCK, words))
 
 
-def gumbel_of_all(seeds: UInt64Array, positions: UInt64Array, vocab_size: int) -> FloatArray:
-    """Gumbel noise of every token id under R seeds and positions [R] -> [R, vocab_size].
+def gumbel_of_all(
+    seeds: UInt64Array, positions: UInt64Array, num_tokens: int, first_id: int = 0
+) -> FloatArray:
+    """Gumbel noise of every token id from `first_id`, a multiple of WORDS_PER_BLOCK, on under R
+    seeds and positions [R] -> [R, num_tokens].
 
     The same numbers as `gumbel`'s at a quarter of the cost: four tokens share a Philox block.
     """
-    num_blocks = -(-vocab_size // WORDS_PER_BLOCK)
-    blocks = np.arange(num_blocks, dtype=np.uint64)
+    first, num_blocks = first_id // WORDS_PER_BLOCK, -(-num_tokens // WORDS_PER_BLOCK)
+    blocks = np.arange(first, first + num_blocks, dtype=np.uint64)
     words = np.stack(_words(seeds[:, None], positions[:, None], blocks), axis=-1)
-    return gumbel_of_words(words.reshape(len(seeds), -1)[:, :vocab_size])
+    return gumbel_of_words(words.reshape(len(seeds), -1)[:, :num_tokens])
 
 
 def gumbel_of_words(words: UInt64Array) -> FloatArray:

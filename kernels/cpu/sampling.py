@@ -69,41 +69,67 @@ def kept_tokens(logits: LogitsArray, cut: Truncation, best: LogitsArray) -> Int6
     return kept if cut.min_p == 0.0 else _min_p_of(logits, kept, cut)
 
 
+def truncations(rows: SamplingRows, drawn: Int64Array) -> list[Truncation]:
+    """Of the rows `drawn`."""
+    fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    return [Truncation(*row) for row in zip(*(field.numpy()[drawn].tolist() for field in fields))]
+
+
 def _draw(logits: Tensor, rows: SamplingRows, drawn: Int64Array) -> Int64Array:
     """logits [R, vocab_size] of the rows `drawn` [R] -> their token ids [R]."""
-    vocab_size = logits.shape[-1]
-    fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-    cuts = [Truncation(*row) for row in zip(*(field.numpy()[drawn].tolist() for field in fields))]
+    cuts = truncations(rows, drawn)
     best = _best_logits(logits, cuts)
     values: LogitsArray = logits.numpy()
     # NOTE: each row uses its own number of top logits only, not the batch's: rounding in the sum of
     # a top-p set must not depend on the other rows.
     kept = [kept_tokens(values[i], cut, best[i][: cut.num_best]) for i, cut in enumerate(cuts)]
+    return best_draws(values, kept, rows, drawn)[0]
+
+
+def best_draws(
+    values: LogitsArray,
+    kept: Sequence[Int64Array | None],
+    rows: SamplingRows,
+    drawn: Int64Array,
+    first_id: int = 0,
+) -> tuple[Int64Array, FloatArray]:
+    """values [R, vocab_size] of the rows `drawn` [R]; kept: the ids of each that may be drawn,
+    None: all -> their token ids [R], and the scores [R] by which they won; -inf, and any id, where
+    none may be drawn. first_id: the token whose logits are the first column, from which ids count.
+    """
+    size = values.shape[1]
     seeds = rows.seed.numpy()[drawn].view(np.uint64)
     positions = rows.position.numpy()[drawn].astype(np.uint64)
     scale = rows.temperature.numpy()[drawn]
-    token_ids = np.zeros(len(cuts), dtype=np.int64)
+    token_ids = np.zeros(len(drawn), dtype=np.int64)
+    best = np.full(len(drawn), -np.inf)
 
-    few = [i for i, ids in enumerate(kept) if ids is not None and _is_few(ids, vocab_size)]
+    few = [
+        i for i, ids in enumerate(kept) if ids is not None and len(ids) > 0 and _is_few(ids, size)
+    ]
     if few:
         sets = [ids for i in few if (ids := kept[i]) is not None]
         sizes = [len(ids) for ids in sets]
         noise = gumbel(
-            np.repeat(seeds[few], sizes), np.repeat(positions[few], sizes), np.concatenate(sets)
+            np.repeat(seeds[few], sizes),
+            np.repeat(positions[few], sizes),
+            np.concatenate(sets) + first_id,
         )
         for i, ids, own in zip(few, sets, np.split(noise, np.cumsum(sizes)[:-1]), strict=True):
-            token_ids[i] = ids[np.argmax(values[i][ids].astype(np.float64) / scale[i] + own)]
+            own += values[i][ids].astype(np.float64) / scale[i]
+            token_ids[i], best[i] = ids[own.argmax()], own.max()
 
-    many = [i for i, ids in enumerate(kept) if ids is None or not _is_few(ids, vocab_size)]
-    num_rows = max(1, _BLOCKS_AT_ONCE * WORDS_PER_BLOCK // vocab_size)
+    many = [i for i, ids in enumerate(kept) if ids is None or not _is_few(ids, size)]
+    num_rows = max(1, _BLOCKS_AT_ONCE * WORDS_PER_BLOCK // size)
     for first in range(0, len(many), num_rows):
         part = many[first : first + num_rows]
-        scores = gumbel_of_all(seeds[part], positions[part], vocab_size)
+        scores = gumbel_of_all(seeds[part], positions[part], size, first_id)
         scores += values[part].astype(np.float64) / scale[part][:, None]
         for i, row_scores in zip(part, scores, strict=True):
             ids = kept[i]
             token_ids[i] = row_scores.argmax() if ids is None else ids[row_scores[ids].argmax()]
-    return token_ids
+            best[i] = row_scores[token_ids[i]]
+    return token_ids, best
 
 
 def _is_few(ids: Int64Array, vocab_size: int) -> bool:
@@ -141,17 +167,19 @@ def _top_p_count(
     """The smallest number of top tokens whose share of the probability of the `count` top ones is
     >= top_p; and `best`, extended if needed."""
     if len(best) < count:
-        total = _mass(logits, best[0], cut.temperature).sum()
-        mass = np.cumsum(_mass(best, best[0], cut.temperature))
+        total = unnormalised(logits, best[0], cut.temperature).sum()
+        mass = np.cumsum(unnormalised(best, best[0], cut.temperature))
         if mass[-1] >= cut.top_p * total:
             return int(np.searchsorted(mass, cut.top_p * total)) + 1, best
         best = np.sort(logits)[::-1]
-    mass = np.cumsum(_mass(best[:count], best[0], cut.temperature))
+    mass = np.cumsum(unnormalised(best[:count], best[0], cut.temperature))
     return min(int(np.searchsorted(mass, cut.top_p * mass[-1])) + 1, count), best
 
 
-def _mass(logits: LogitsArray, highest: np.floating, temperature: float) -> FloatArray:
-    """Unnormalised probabilities; the highest is 1."""
+def unnormalised(
+    logits: LogitsArray, highest: np.floating | float, temperature: float
+) -> FloatArray:
+    """The probabilities before they are made to sum to 1: that of the `highest` logit is 1."""
     wide: FloatArray = logits.astype(np.float64)
     return np.exp((wide - float(highest)) / temperature)
 

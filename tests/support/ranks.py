@@ -1,0 +1,62 @@
+"""Ranks that are threads of a test: they exchange by a barrier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class ThreadCommunicator:
+    """See `ops.Communicator`; all ranks of a group share `parts` and `barrier`."""
+
+    def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.num_ranks = rank, len(parts)
+        self._parts, self._barrier = parts, barrier
+        self.bytes_given = 0
+
+    def all_gather(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        self._parts[self.rank] = np.array(data)
+        self.bytes_given += data.nbytes
+        self._barrier.wait()
+        gathered = np.stack(self._parts)
+        self._barrier.wait()
+        return gathered
+
+    def all_reduce(self, x: Tensor) -> None:
+        parts = self.all_gather(x.numpy())
+        total = torch.from_numpy(parts[0].copy())
+        for part in parts[1:]:
+            total += torch.from_numpy(part)
+        x.copy_(total)
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def on_ranks(num_ranks: int, run: Callable[[ThreadCommunicator], T]) -> list[T]:
+    """What `run` returns on each rank."""
+    parts: list[Any] = [None] * num_ranks
+    barrier = threading.Barrier(num_ranks)
+
+    def guarded(rank: int) -> T:
+        try:
+            return run(ThreadCommunicator(rank, parts, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(guarded, range(num_ranks)))
