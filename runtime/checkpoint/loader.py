@@ -128,7 +128,7 @@ _STD = 0.02  # Llama's initializer_range
 _MXFP4_SCALE = 2.0**-8  # times numbers whose root mean square is 5.5
 
 
-class DummyWeights:
+class DummyWeights(WeightSource):
     """A `WeightSource` of normal numbers from a fixed seed; norms are 1, so logits are finite.
 
     Made on the device, in the dtype: nothing is copied. Other devices give other numbers.

@@ -16,10 +16,15 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import Weight
+from .parts import Part, Rows, part_of, rows_of
 
 
 class WeightSource(Protocol):
-    """Tensors by checkpoint name, in the dtype and on the device the source was opened for."""
+    """Tensors by checkpoint name, in the dtype and on the device the source was opened for.
+
+    Where several processes hold a model together, each takes parts. A source that says no more
+    about it reads the whole for that.
+    """
 
     def __contains__(self, name: str) -> bool:
         """Whether `take` would find a tensor of this name; also False if the source makes any."""
@@ -40,6 +45,21 @@ class WeightSource(Protocol):
         """The weight of one linear layer made of the modules `names` (without ".weight"), with
         concatenated outputs; quantized if the source has it so."""
         ...
+
+    def take_rows(
+        self, name: str, shape: Sequence[int], rows: Rows | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """These rows of what `take` returns."""
+        return rows_of(self.take(name, shape, dtype), rows)
+
+    def take_part(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int, part: Part
+    ) -> Weight:
+        """This part of what `take_weight` returns. Raises ModelLoadError where it would cut a group
+        of numbers that share a scale."""
+        return part_of(
+            names, self.take_weight(names, out_features, in_features), out_features, part
+        )
 
     def take_experts(
         self, name: str, num_experts: int, out_features: int, in_features: int

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.ops import Weight
 from ...kernels.registry import select_kernels
 from ..checkpoint.config.model_config import ModelConfig
-from ..checkpoint.weight_source import ModelTensors, stacked_shape
+from ..checkpoint.weight_source import ModelTensors, WeightSource, stacked_shape
 from .language_model import build_model
 from .layers.build import ModelBuild
 
@@ -25,7 +25,7 @@ def model_tensors(config: ModelConfig) -> ModelTensors:
     return ModelTensors(source.shapes, source.linears)
 
 
-class _Names:
+class _Names(WeightSource):
     """A `WeightSource` of tensors without contents that records what is requested."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from ....errors import ModelLoadError
 from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
-from ..weight_source import empty_stack
+from ..weight_source import WeightSource, empty_stack
 from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
 from .hyperparameters import Hyperparameters
 from .names import CONVENTIONS, EMBEDDING, Origin, Places, TensorNames
@@ -82,7 +82,7 @@ class _Part:
         return None if places is None else torch.from_numpy(places(self.place.row_values))
 
 
-class GgufWeights:
+class GgufWeights(WeightSource):
     """A `WeightSource` over a GGUF file, or the parts of one.
 
     Owns the open files until `close`; tensors handed out are copies and outlive them.

@@ -23,7 +23,7 @@ from torch import Tensor
 from ....errors import ModelLoadError
 from ....kernels.ops import Weight
 from ..safetensors.checkpoint import CheckpointWeights
-from ..weight_source import empty_stack
+from ..weight_source import WeightSource, empty_stack
 
 _UNUSED = ("activation_scale", "input_scale")
 _CHUNK_NUMBERS = 1 << 21  # of a weight at a time, in float32; a guess
@@ -33,7 +33,7 @@ Block = tuple[int, int]
 """Rows and columns of a weight that share a scale."""
 
 
-class Fp8Weights:
+class Fp8Weights(WeightSource):
     """A `WeightSource` over a checkpoint with such weights; tensors of other types pass unchanged,
     whatever their modules' names: a tensor's type alone says how it is read."""
 

@@ -24,6 +24,7 @@ from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
+from ..weight_source import WeightSource
 from .mxfp4 import has_mxfp4, read_mxfp4
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
@@ -35,7 +36,7 @@ _CHUNK_NUMBERS = 1 << 22  # of a weight, sorted at a time
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class PackedWeights:
+class PackedWeights(WeightSource):
     """A `WeightSource` over a quantized checkpoint; tensors not packed there pass unchanged."""
 
     def __init__(self, source: CheckpointWeights, config: PackedConfig) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ....errors import ModelLoadError
 from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
+from ..parts import Part, Rows
 from ..weight_source import WeightSource
 from .expert_stack import stacked_weights
 from .rounding import MAX_GROUP_SIZE, group_size_for, round_to_4_bits, round_to_8_bits
@@ -43,7 +44,7 @@ def is_output(names: Sequence[str]) -> bool:
     return [name.rpartition(".")[2] for name in names] == [_OUTPUT_NAME]
 
 
-class QuantizingWeights:
+class QuantizingWeights(WeightSource):
     """A `WeightSource` that rounds the floating weights of another (see `rounding`)."""
 
     def __init__(
@@ -74,6 +75,19 @@ class QuantizingWeights:
     ) -> Weight:
         weight = self._source.take_weight(names, out_features, in_features)
         return weight if isinstance(weight, QuantizedWeight) else self.rounded(names, weight)
+
+    def take_part(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int, part: Part
+    ) -> Weight:
+        if part.inputs is not None:  # a row may have one scale, which takes the whole of it
+            return super().take_part(names, out_features, in_features, part)
+        weight = self._source.take_part(names, out_features, in_features, part)
+        return weight if isinstance(weight, QuantizedWeight) else self.rounded(names, weight)
+
+    def take_rows(
+        self, name: str, shape: Sequence[int], rows: Rows | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return self._source.take_rows(name, shape, rows, dtype)
 
     def take_experts(
         self, name: str, num_experts: int, out_features: int, in_features: int

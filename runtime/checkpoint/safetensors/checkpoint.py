@@ -17,7 +17,8 @@ from ....errors import ModelLoadError
 from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
 from ..model_files import PICKLED_SUFFIXES, why_not_pickled
-from ..weight_source import empty_stack
+from ..parts import WHOLE, Part, Range, Rows, num_rows
+from ..weight_source import WeightSource, empty_stack
 from .checkpoint_files import INDEX_FILE, OUTPUT, SINGLE_FILE, names_asked_for, read_index
 from .safetensors_file import SafetensorsFile
 from .stacked_experts import can_unstack, is_stack
@@ -30,7 +31,7 @@ _PACKED_SUFFIXES = (".qweight", ".weight_packed", "_blocks")
 logger = logging.getLogger(__name__)
 
 
-class CheckpointWeights:
+class CheckpointWeights(WeightSource):
     """A `WeightSource` over the safetensors files of a folder.
 
     Tensors have the names that models request. A checkpoint of a bare decoder (Qwen3-Embedding)
@@ -133,11 +134,34 @@ class CheckpointWeights:
     ) -> Weight:
         full_names = [f"{name}.weight" for name in names]
         shapes = [(size, in_features) for size in out_features]
-        if not self._has_stored_weights:
-            return self.take_stacked(full_names, shapes)
-        stored = {self.dtype_of(name) for name in full_names}
-        dtype = stored.pop() if len(stored) == 1 else torch.float32
-        return self._stacked(full_names, shapes, dtype)
+        return self._stacked(full_names, shapes, self._weight_dtype(full_names))
+
+    def take_rows(
+        self, name: str, shape: Sequence[int], rows: Rows | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if rows is None:
+            return self.take(name, shape, dtype)
+        self.require(name, shape)
+        own = (num_rows(rows), *shape[1:])
+        target = torch.empty(own, dtype=dtype or self.dtype, device=self.device)
+        self._read_into(name, target, rows)
+        return target
+
+    def take_part(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int, part: Part
+    ) -> Weight:
+        if part == WHOLE:
+            return self.take_weight(names, out_features, in_features)
+        full_names = [f"{name}.weight" for name in names]
+        for name, size in zip(full_names, out_features, strict=True):
+            self.require(name, (size, in_features))
+        outputs = [[(0, size)] for size in out_features] if part.outputs is None else part.outputs
+        first, end = part.inputs or (0, in_features)
+        shapes = [(num_rows(rows), end - first) for rows in outputs]
+        stack, targets = empty_stack(shapes, self._weight_dtype(full_names), self.device)
+        for name, target, rows in zip(full_names, targets, outputs, strict=True):
+            self._read_into(name, target, rows, part.inputs)
+        return stack
 
     def take_experts(
         self, name: str, num_experts: int, out_features: int, in_features: int
@@ -201,9 +225,18 @@ class CheckpointWeights:
             )
         return ""
 
-    def _read_into(self, name: str, target: Tensor) -> None:
+    def _weight_dtype(self, names: Sequence[str]) -> torch.dtype:
+        """Of a linear layer's weight made of these tensors."""
+        if not self._has_stored_weights:
+            return self.dtype
+        stored = {self.dtype_of(name) for name in names}
+        return stored.pop() if len(stored) == 1 else torch.float32
+
+    def _read_into(
+        self, name: str, target: Tensor, rows: Rows | None = None, columns: Range | None = None
+    ) -> None:
         file, own = self._place(name)
-        file.read_into(own, target)
+        file.read_into(own, target, rows, columns)
         self._note_taken(name)
 
     def _note_taken(self, name: str) -> None:

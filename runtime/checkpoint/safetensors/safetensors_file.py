@@ -7,13 +7,15 @@ here data is read straight into its final place.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ....errors import ModelLoadError
+from ..parts import Range, Rows
 from .safetensors_header import DTYPES, open_header
 from .stacked_experts import can_unstack, unstacked
 
@@ -64,21 +66,28 @@ class SafetensorsFile:
         self._fill(tensor.view(-1), place.start)
         return tensor
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        """Read into a contiguous tensor of the same shape, in its dtype and on its device."""
+    def read_into(
+        self, name: str, target: Tensor, rows: Rows | None = None, columns: Range | None = None
+    ) -> None:
+        """Read into a contiguous tensor of the same shape, in its dtype and on its device; or into
+        one of these rows alone, and these columns of a matrix. Nothing else is read."""
         place = self._places[name]
-        assert target.is_contiguous() and tuple(target.shape) == place.shape
+        pieces = _pieces(place.shape, rows, columns)
         flat, dtype = target.view(-1), torch_dtype(place.dtype)
-        if target.dtype is dtype and target.device.type == "cpu":
-            self._fill(flat, place.start)
-            return
-        size = dtype.itemsize
-        buffer = torch.empty(min(len(flat), _CHUNK_BYTES // size), dtype=dtype)
-        for begin in range(0, len(flat), max(1, len(buffer))):
-            part = flat[begin : begin + len(buffer)]
-            stored = buffer[: len(part)]
-            self._fill(stored, place.start + begin * size)
-            part.copy_(stored)
+        assert target.is_contiguous() and len(flat) == sum(count for _, count in pieces)
+        size, done = dtype.itemsize, 0
+        is_direct = target.dtype is dtype and target.device.type == "cpu"
+        for chunk in [pieces] if is_direct else _chunked(pieces, _CHUNK_BYTES // size):
+            count = sum(count for _, count in chunk)
+            part = flat[done : done + count]
+            stored = part if is_direct else torch.empty(count, dtype=dtype)
+            at = 0
+            for first, length in chunk:
+                self._fill(stored[at : at + length], place.start + first * size)
+                at += length
+            if not is_direct:
+                part.copy_(stored)
+            done += count
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -93,6 +102,36 @@ class SafetensorsFile:
             if count == 0:
                 raise ModelLoadError(f"{self.path} has become shorter while it was read")
             room, start = room[count:], start + count
+
+
+def _pieces(
+    shape: Sequence[int], rows: Rows | None, columns: Range | None
+) -> list[tuple[int, int]]:
+    """The runs of consecutive numbers that make up this part of a tensor: (first, how many)."""
+    if rows is None and columns is None:
+        return [(0, prod(shape))]
+    size = prod(shape[1:])
+    rows = [(0, shape[0])] if rows is None else rows
+    if columns is None:
+        return [(first * size, (end - first) * size) for first, end in rows]
+    begin, length = columns[0], columns[1] - columns[0]
+    return [(row * size + begin, length) for first, end in rows for row in range(first, end)]
+
+
+def _chunked(pieces: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+    """The same runs, cut where they are longer, as many at a time as have `most` numbers."""
+    chunk: list[tuple[int, int]] = []
+    room = most
+    for first, count in pieces:
+        while count:
+            taken = min(count, room)
+            chunk.append((first, taken))
+            first, count, room = first + taken, count - taken, room - taken
+            if not room:
+                yield chunk
+                chunk, room = [], most
+    if chunk:
+        yield chunk
 
 
 def torch_dtype(name: str) -> torch.dtype:

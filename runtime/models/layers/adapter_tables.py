@@ -12,6 +12,7 @@ from torch import Tensor
 from ....kernels.ops import Lora
 from ....kernels.registry import Kernels
 from ...checkpoint.lora.adapter import AdapterModule, ModuleShape, StoredTensor
+from ...checkpoint.parts import WHOLE, Part, num_rows, rows_of
 from ...checkpoint.safetensors.safetensors_file import torch_dtype
 
 
@@ -22,6 +23,8 @@ class _Place:
     a: Tensor  # [num_slots, max_rank, in_features]
     b: Tensor  # [num_slots, out_features, max_rank]
     order: Tensor | None  # of the rows of b; see `LinearLayer`
+    shape: ModuleShape  # in the file
+    part: Part  # of this module alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +66,53 @@ class AdapterTables:
         in_features: int,
         out_features: Sequence[int],
         orders: Sequence[Tensor | None] | None = None,
+        part: Part = WHOLE,
     ) -> Lora:
         """The adapters' part of the linear layer of the modules `names`; their tables start as
-        zeros. orders: see `LinearLayer`."""
+        zeros. orders, part: see `LinearLayer`."""
         orders = [None] * len(names) if orders is None else orders
-        rank = self.max_rank
-        a, b = self._zeros(len(names) * rank, in_features), self._zeros(sum(out_features), rank)
-        parts = zip(torch.split(a, rank, 1), torch.split(b, list(out_features), 1), strict=True)
-        for name, (own_a, own_b), order in zip(names, parts, orders, strict=True):
+        rank, sizes, num_inputs = self.max_rank, list(out_features), in_features
+        outputs = [None] * len(names) if part.outputs is None else part.outputs
+        if part.outputs is not None:
+            sizes = [num_rows(rows) for rows in part.outputs]
+        if part.inputs is not None:
+            num_inputs = part.inputs[1] - part.inputs[0]
+        a, b = self._zeros(len(names) * rank, num_inputs), self._zeros(sum(sizes), rank)
+        for nth, (own_a, own_b) in enumerate(
+            zip(torch.split(a, rank, 1), torch.split(b, sizes, 1))
+        ):
+            name, rows = names[nth], outputs[nth]
             assert name not in self._places, f"{name} has adapters already"
-            self._places[name] = _Place(own_a, own_b, order)
-        return self._kernels.make_lora(a, b, out_features)
+            own = Part(None if rows is None else [rows], part.inputs)
+            shape = ModuleShape(in_features, out_features[nth])
+            self._places[name] = _Place(own_a, own_b, orders[nth], shape, own)
+        return self._kernels.make_lora(a, b, sizes)
 
     @property
     def modules(self) -> dict[str, ModuleShape]:
         """The linear layers that take adapters."""
-        return {
-            name: ModuleShape(place.a.shape[2], place.b.shape[1])
-            for name, place in self._places.items()
-        }
+        return {name: place.shape for name, place in self._places.items()}
 
     def prepare(self, modules: Sequence[AdapterModule]) -> AdapterWeights:
         """An adapter's matrices in the tables' dtype; see `PrepareWeights`."""
-        sizes = [prod(part.shape) for module in modules for part in (module.a, module.b)]
+        places = [self._places[module.name] for module in modules]
+        ranks = [module.a.shape[0] for module in modules]
+        shapes = [
+            shape
+            for rank, place in zip(ranks, places, strict=True)
+            for shape in ((rank, place.a.shape[2]), (place.b.shape[1], rank))
+        ]
+        sizes = [prod(shape) for shape in shapes]
         memory = self._allocate(sum(sizes) * self._dtype.itemsize).view(self._dtype)
-        parts = iter(torch.split(memory, sizes))
+        parts = iter(zip(torch.split(memory, sizes), shapes, strict=True))
         pairs = {}
-        for module in modules:
-            a, b = (next(parts).view(stored.shape) for stored in (module.a, module.b))
-            a.copy_(_tensor(module.a))
-            order, stored_b = self._places[module.name].order, _tensor(module.b)
-            stored_b = stored_b if order is None else stored_b[order]
+        for module, place in zip(modules, places, strict=True):
+            a, b = (part.view(shape) for part, shape in (next(parts), next(parts)))
+            stored_a, outputs = _tensor(module.a), place.part.outputs
+            inputs = slice(None) if place.part.inputs is None else slice(*place.part.inputs)
+            a.copy_(stored_a[:, inputs])
+            stored_b = rows_of(_tensor(module.b), None if outputs is None else outputs[0])
+            stored_b = stored_b if place.order is None else stored_b[place.order]
             b.copy_(stored_b.to(torch.float64) * module.scale)
             pairs[module.name] = (a, b)
         return AdapterWeights(pairs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,12 @@ from ....kernels.ops import KVLayer
 from ....kernels.reference.dense import sigmoid
 from ....kernels.reference.kv_store import rotate
 from ...checkpoint.config.model_config import DecoderConfig
+from ...checkpoint.parts import WHOLE, Part, Range
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .linear import LinearLayer
 from .norm import query_key_norm_of
+from .ranks import HeadShare, head_share
 from .rotary import Rotary, halves_apart
 
 
@@ -21,6 +25,7 @@ class Attention:
     step's attention plans it uses.
 
     With the config's gates a query head's projection is twice as wide: its query, then its gate.
+    Between ranks its heads are divided.
     """
 
     def __init__(
@@ -33,36 +38,41 @@ class Attention:
         self._layer_index = config.attention_layers.index(layer_index)
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
-        self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
+        share = head_share(config, build.ranks)
+        self._num_heads = share.num_heads
+        self._num_kv_heads = share.num_kv_heads
         self._head_dim = config.head_dim
-        self._q_size = config.num_heads * config.head_dim
+        self._q_size = share.num_heads * config.head_dim
         self._is_gated = config.has_attention_gate
-        q_out = self._q_size * (2 if self._is_gated else 1)
-        sizes = [q_out, *[config.num_kv_heads * config.head_dim] * 2]
+        q_width = config.head_dim * (2 if self._is_gated else 1)
+        kv_size = config.num_kv_heads * config.head_dim
+        sizes = [config.num_heads * q_width, kv_size, kv_size]
         self._qkv = LinearLayer(
             build,
             [f"{name}.qkv_proj"] if is_fused else [f"{name}.{part}_proj" for part in "qkv"],
             in_features=config.hidden_size,
             out_features=[sum(sizes)] if is_fused else sizes,
             bias=config.qkv_bias,
-            orders=_orders(config) if config.has_interleaved_rope else None,
+            orders=_orders(config, share) if config.has_interleaved_rope else None,
+            part=_projected(share, config, q_width, sizes) if share.is_divided else WHOLE,
         )
         self._norm = query_key_norm_of(build, name, layer_index)
         self._sink_logits: Tensor | None = None
         if config.has_sink_logits:
-            self._sink_logits = build.source.take(
+            self._sink_logits = build.source.take_rows(
                 f"{name}.sinks",
                 (config.num_heads,),
+                [share.heads],
                 torch.promote_types(build.dtype, torch.float32),
             )
         self._is_normed_after_rotation = config.is_normed_after_rotation
         self._output = LinearLayer(
             build,
             [f"{name}.{config.names.attention_output}"],
-            in_features=self._q_size,
+            in_features=config.num_heads * config.head_dim,
             out_features=[config.hidden_size],
             bias=config.output_bias,
+            part=Part(inputs=share.numbers(config.head_dim)) if share.is_divided else WHOLE,
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
@@ -106,12 +116,23 @@ class Attention:
         self._kernels.store_kv(key, value, kv_layer, slots)
 
 
-def _orders(config: DecoderConfig) -> list[Tensor | None]:
+def _projected(share: HeadShare, config: DecoderConfig, q_width: int, sizes: Sequence[int]) -> Part:
+    """A rank's outputs of the projections to queries, keys and values."""
+    queries, keys = share.numbers(q_width), share.kv_numbers(config.head_dim)
+    if not config.has_fused_projections:
+        return Part([[queries], [keys], [keys]])
+    fused: list[Range] = [queries]
+    for first in (sizes[0], sizes[0] + sizes[1]):
+        fused.append((first + keys[0], first + keys[1]))
+    return Part([fused])
+
+
+def _orders(config: DecoderConfig, share: HeadShare) -> list[Tensor | None]:
     """Of the outputs of the projections to queries, keys and values."""
     assert config.query_key_norm in (None, "layer", "unit"), "the norm's weights are not ordered"
     assert not config.has_fused_projections, "the orders are of three modules"
     query, key = (
         halves_apart(number, config.head_dim, config.rotary_dim)
-        for number in (config.num_heads, config.num_kv_heads)
+        for number in (share.num_heads, share.num_kv_heads)
     )
     return [query, key, None]

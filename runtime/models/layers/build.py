@@ -10,6 +10,7 @@ from ....kernels.registry import Kernels
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.weight_source import WeightSource
 from .adapter_tables import AdapterTables
+from .ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,4 @@ class ModelBuild:
     device: torch.device
     max_model_len: int
     adapters: AdapterTables | None = None  # None: linear layers take no adapters
+    ranks: Ranks = ALONE

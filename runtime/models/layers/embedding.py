@@ -7,10 +7,14 @@ import logging
 import torch
 from torch import Tensor
 
+from ....kernels.ops import Weight
+from ...checkpoint.parts import WHOLE, Part, Range, part_of
 from .build import ModelBuild
+from .ranks import Ranks
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 OUTPUT_NAME = "lm_head"
+WORD_BITS = 32
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +25,17 @@ class VocabEmbedding:
     Where the two matrices are tied, the output projection still keeps its own packed copy (on a
     CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py). A checkpoint may
     store a tied matrix under either name or both; two that differ are not tied, whatever its config
-    says: Hugging Face treats a fine-tuned or merged head so.
+    says: Hugging Face treats a fine-tuned or merged head so. Between ranks the vocabulary is
+    divided.
     """
 
     def __init__(self, build: ModelBuild) -> None:
         config, source = build.config, build.source
         shape = (config.vocab_size, config.hidden_size)
+        self._ranks = build.ranks
+        self._share = share = vocab_share(config.vocab_size, build.ranks)
+        rows = None if share is None else [share]
+        part = WHOLE if rows is None else Part([rows])
         self._gather = build.kernels.gather_rows
         self._scale = build.kernels.scale_in_place
         # Rounded to the dtype, as in Gemma's training: sqrt(3072) is 55.5 in bfloat16.
@@ -38,30 +47,43 @@ class VocabEmbedding:
         head, is_tied = f"{output}.weight", config.tie_word_embeddings
         if is_tied and head in source and table not in source:
             table = head
-        self._table = source.take(table, shape)
+        self._table = source.take_rows(table, shape, rows)
         if is_tied and head in source and table != head:
             # Compared before anything else is loaded, while there is room for both.
-            is_tied = torch.equal(self._table, source.take(head, shape))
+            is_tied = torch.equal(self._table, source.take_rows(head, shape, rows))
+            is_tied = build.ranks.agree(is_tied)
             if not is_tied:
                 logger.warning("%s and %s differ: not tied, whatever the config says", head, table)
         if is_tied:
             weight = source.tie_weight(self._table)
+            if share is not None and _num_rows(weight) == config.vocab_size:
+                weight = part_of([output], weight, [config.vocab_size], part)
         else:
-            weight = source.take_weight([output], [config.vocab_size], config.hidden_size)
+            sizes = [config.vocab_size]
+            weight = source.take_part([output], sizes, config.hidden_size, part)
         self._output = build.kernels.make_output_linear(weight)
         if config.logits_bias:
             wide = torch.promote_types(build.dtype, torch.float32)
-            self._bias = source.take(f"{output}.bias", (config.vocab_size,), wide)
+            self._bias = source.take_rows(f"{output}.bias", (config.vocab_size,), rows, wide)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size], a new tensor."""
-        x = self._gather(self._table, input_ids)
+        x = self._rows(input_ids)
         if self._multiplier != 1.0:
             self._scale(x, self._multiplier)
         return x
 
+    def _rows(self, input_ids: Tensor) -> Tensor:
+        if self._share is None:
+            return self._gather(self._table, input_ids)
+        first, end = self._share
+        is_other = (input_ids < first) | (input_ids >= end)
+        x = self._gather(self._table, (input_ids - first).masked_fill(is_other, 0))
+        return self._ranks.sum(x.masked_fill_(is_other[:, None], 0.0))
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size] float32, or float64 for a float64 model."""
+        """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary, float32, or
+        float64 for a float64 model."""
         logits = self._output(hidden)
         if self._bias is not None:
             logits += self._bias
@@ -70,3 +92,18 @@ class VocabEmbedding:
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
         return logits
+
+
+def vocab_share(vocab_size: int, ranks: Ranks) -> Range | None:
+    """The token ids of a rank; None: all. They begin at multiples of 32, the bits of a mask's
+    word."""
+    if vocab_size < WORD_BITS * ranks.num_ranks:
+        return None
+    share = ranks.share(-(-vocab_size // WORD_BITS))
+    if share is None:
+        return None
+    return share[0] * WORD_BITS, min(vocab_size, share[1] * WORD_BITS)
+
+
+def _num_rows(weight: Weight) -> int:
+    return len(weight) if isinstance(weight, Tensor) else weight.out_features

@@ -5,17 +5,21 @@ Experts are read one by one into stacks, so that at most one expert is in memory
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ....kernels.ops import Experts, Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
+from ...checkpoint.parts import WHOLE, Part, Range, part_of
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
+from .ranks import ALONE, Ranks
 
 
 def feed_forward_of(
@@ -29,13 +33,19 @@ def feed_forward_of(
 
 
 class MixtureOfExperts:
-    """The weighted sum of the chosen experts, and of the shared expert if there is one."""
+    """The weighted sum of the chosen experts, and of the shared expert if there is one.
+
+    Between ranks each expert is divided as a dense block is; all ranks route alike.
+    """
 
     def __init__(self, build: ModelBuild, layer: str) -> None:
         """layer: its name in the checkpoint."""
         config, experts = build.config, _config_of(build)
         names = experts.names
         name = f"{layer}.{names.block}"
+        if not _is_divided(build.ranks, experts):
+            build = replace(build, ranks=ALONE)
+        self._ranks = build.ranks
         self._routing = experts.routing
         self._weighs_inputs = experts.weighs_inputs
         self._route = build.kernels.route_experts
@@ -64,7 +74,7 @@ class MixtureOfExperts:
         if experts.shared_intermediate_size:
             size = experts.shared_intermediate_size
             above = layer if names.is_shared_beside else name
-            self._shared = dense_block(build, f"{above}.{names.shared}", size)
+            self._shared = dense_block(build, f"{above}.{names.shared}", size, is_summed=False)
         if experts.has_shared_gate:
             gate = build.source.take(f"{name}.{names.shared_gate}.weight", (1, config.hidden_size))
             self._shared_gate = build.kernels.make_output_linear(gate)
@@ -80,11 +90,11 @@ class MixtureOfExperts:
         else:
             out = self._experts(x, expert_ids, weights)
         if self._shared is None:
-            return out
+            return self._ranks.sum(out)
         shared = self._shared(x, batch)
         if self._shared_gate is not None:
             shared = shared * sigmoid(self._shared_gate(x)).to(x.dtype)
-        return out.add_(shared)
+        return self._ranks.sum(out.add_(shared))
 
     def _of_weighed_inputs(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """As `ops.RunExperts`, one choice of all tokens after the other."""
@@ -98,36 +108,51 @@ class MixtureOfExperts:
         return out
 
 
+def _is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
+    """Whether all parts of the mixture can be divided: their results are summed together."""
+    sizes = [experts.intermediate_size]
+    if experts.shared_intermediate_size:
+        sizes.append(experts.shared_intermediate_size)
+    return experts.has_gates and all(ranks.share(size) is not None for size in sizes)
+
+
 def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:
     """name: the mixture's."""
     if not experts.has_gates:
         return PlainExperts(build, name, experts)
     take = _take_stacked if experts.is_stacked else take_experts
+    share = build.ranks.share(experts.intermediate_size)
     return build.kernels.make_experts(
-        *take(build, name, experts),
+        *take(build, name, experts, share),
         experts.clamped or build.config.activation,
-        *(_take_biases(build, name, experts) if experts.has_biases else ()),
+        *(_take_biases(build, name, experts, share) if experts.has_biases else ()),
     )
 
 
-def take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
-    """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them."""
+def take_experts(
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None = None
+) -> tuple[Weight, Weight]:
+    """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them; share: of I; None:
+    all."""
     hidden_size, size = build.config.hidden_size, experts.intermediate_size
     source, numbers, names = build.source, range(experts.num_experts), experts.names
+    gates = WHOLE if share is None else Part([[share], [share]])
     gate_up = stacked_weights(
         (
-            source.take_weight(
+            source.take_part(
                 [f"{name}.{part.format(expert)}" for part in (names.gate, names.up)],
                 [size, size],
                 hidden_size,
+                gates,
             )
             for expert in numbers
         ),
         experts.num_experts,
     )
+    own = Part(inputs=share)
     down = stacked_weights(
         (
-            source.take_weight([f"{name}.{names.down.format(expert)}"], [hidden_size], size)
+            source.take_part([f"{name}.{names.down.format(expert)}"], [hidden_size], size, own)
             for expert in numbers
         ),
         experts.num_experts,
@@ -135,7 +160,9 @@ def take_experts(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[
     return gate_up, down
 
 
-def _take_stacked(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Weight, Weight]:
+def _take_stacked(
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None
+) -> tuple[Weight, Weight]:
     """The same, of a checkpoint that has a tensor for all experts."""
     hidden_size, size, count = (
         build.config.hidden_size,
@@ -145,21 +172,34 @@ def _take_stacked(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple
     source, names = build.source, experts.names
     gate_up = source.take_experts(f"{name}.{names.gate_up}", count, 2 * size, hidden_size)
     down = source.take_experts(f"{name}.{names.down}", count, hidden_size, size)
-    if experts.is_halved:
+    if not experts.is_halved:
+        if isinstance(gate_up, Tensor):
+            gate_up = _gates_first(gate_up)
+        else:
+            gate_up = gate_up.map(_gates_first)
+    if share is None:
         return gate_up, down
-    if isinstance(gate_up, Tensor):
-        return _gates_first(gate_up), down
-    return gate_up.map(_gates_first), down
+    size = experts.intermediate_size
+    gate_up = part_of([names.gate_up], gate_up, [size, size], Part([[share], [share]]))
+    return gate_up, part_of([names.down], down, [hidden_size], Part(inputs=share))
 
 
-def _take_biases(build: ModelBuild, name: str, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
-    """gate_up [E, 2 * I] and down [E, H]."""
+def _take_biases(
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None
+) -> tuple[Tensor, Tensor]:
+    """gate_up [E, 2 * I] and down [E, H]; of partial results one rank's have those of down."""
     names, count = experts.names, experts.num_experts
     gate_up = build.source.take(
         f"{name}.{names.gate_up}_bias", (count, 2 * experts.intermediate_size)
     )
     down = build.source.take(f"{name}.{names.down}_bias", (count, build.config.hidden_size))
-    return _gates_first(gate_up), down
+    gate_up = _gates_first(gate_up)
+    if share is None:
+        return gate_up, down
+    first, end = share
+    gates, ups = gate_up.chunk(2, dim=1)
+    gate_up = torch.cat((gates[:, first:end], ups[:, first:end]), dim=1)
+    return gate_up, down if build.ranks.rank == 0 else torch.zeros_like(down)
 
 
 def _gates_first(rows: Tensor) -> Tensor:

@@ -21,10 +21,12 @@ from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ....kernels.sparse_latent import SparseLatentPlan, latent_attention
 from ...checkpoint.config.model_config import LatentConfig
+from ...checkpoint.parts import WHOLE, Part
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .indexer import Indexer
 from .linear import LinearLayer
+from .ranks import HeadShare, head_share
 from .rotary import Rotary, turned
 
 # For the norms of latents, whatever the config says of other norms, as in Hugging Face.
@@ -33,25 +35,30 @@ _LATENT_NORM_EPS = 1e-6
 
 class LatentAttention:
     """One layer's attention block. Knows its layer's index in the KV pool, and which of the
-    step's attention plans it uses."""
+    step's attention plans it uses. Between ranks its heads are divided; all have the latents."""
 
     def __init__(self, build: ModelBuild, name: str, layer_index: int) -> None:
         config, latent = build.config, _config_of(build)
         self._layer_index = config.attention_layers.index(layer_index)
         self._kind = config.layer_kinds[layer_index]
         self._kernels = build.kernels
-        self._num_heads = config.num_heads
+        share = head_share(config, build.ranks)
+        self._num_heads = share.num_heads
         self._latent = latent
-        query_size = config.num_heads * (latent.nope_dim + latent.rope_dim)
+        head_size = latent.nope_dim + latent.rope_dim
+        query_size, kv_size = config.num_heads * head_size, latent.latent_dim + latent.rope_dim
         self._is_direct = latent.query_latent_dim is None
-        self._sizes = [latent.query_latent_dim or query_size, latent.latent_dim, latent.rope_dim]
+        own_size = latent.query_latent_dim or share.num_heads * head_size
+        self._sizes = [own_size, latent.latent_dim, latent.rope_dim]
+        queries = [share.numbers(head_size)]
         query = f"{name}.q_proj" if self._is_direct else f"{name}.q_a_proj"
         self._down = LinearLayer(
             build,
             [query, f"{name}.kv_a_proj_with_mqa"],
             in_features=config.hidden_size,
-            out_features=[self._sizes[0], latent.latent_dim + latent.rope_dim],
+            out_features=[latent.query_latent_dim or query_size, kv_size],
             bias=config.qkv_bias,
+            part=Part([queries, [(0, kv_size)]]) if self._is_direct and share.is_divided else WHOLE,
         )
         if latent.query_latent_dim is not None:
             self._query_norm = _latent_norm(build, f"{name}.q_a_layernorm", latent.query_latent_dim)
@@ -60,6 +67,7 @@ class LatentAttention:
                 [f"{name}.q_b_proj"],
                 in_features=latent.query_latent_dim,
                 out_features=[query_size],
+                part=Part([queries]) if share.is_divided else WHOLE,
             )
         self._indexer: Indexer | None = None
         if latent.indexer is not None and layer_index in latent.indexer.layers:
@@ -68,7 +76,7 @@ class LatentAttention:
         self._norm = _latent_norm(build, f"{name}.kv_a_layernorm", latent.latent_dim)
         self._key_up, self._value_up = (
             build.kernels.make_head_linear(weight)
-            for weight in _take_up_projections(build, f"{name}.kv_b_proj", latent)
+            for weight in _take_up_projections(build, f"{name}.kv_b_proj", latent, share)
         )
         self._output = LinearLayer(
             build,
@@ -76,6 +84,7 @@ class LatentAttention:
             in_features=config.num_heads * latent.value_dim,
             out_features=[config.hidden_size],
             bias=config.output_bias,
+            part=Part(inputs=share.numbers(latent.value_dim)) if share.is_divided else WHOLE,
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
@@ -120,11 +129,13 @@ def _latent_norm(build: ModelBuild, name: str, size: int) -> RMSNorm:
 
 
 def _take_up_projections(
-    build: ModelBuild, name: str, latent: LatentConfig
+    build: ModelBuild, name: str, latent: LatentConfig, share: HeadShare
 ) -> tuple[Tensor, Tensor]:
-    """W_UK [H, nope_dim, latent_dim] and W_UV transposed, [H, latent_dim, value_dim]."""
-    num_heads, size = build.config.num_heads, latent.nope_dim + latent.value_dim
-    weight = build.source.take_weight([name], [num_heads * size], latent.latent_dim)
+    """Of H heads W_UK [H, nope_dim, latent_dim] and W_UV transposed, [H, latent_dim, value_dim]."""
+    num_heads, size = share.num_heads, latent.nope_dim + latent.value_dim
+    part = Part([[share.numbers(size)]]) if share.is_divided else WHOLE
+    sizes = [build.config.num_heads * size]
+    weight = build.source.take_part([name], sizes, latent.latent_dim, part)
     if isinstance(weight, QuantizedWeight):
         weight = dequantize(weight, build.dtype)
     heads = weight.view(num_heads, size, latent.latent_dim)

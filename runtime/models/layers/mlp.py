@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...checkpoint.parts import WHOLE, Part
 from ..forward_batch import ForwardBatch
 from .activation import PLAIN_ACTIVATIONS
 from .build import ModelBuild
@@ -12,23 +13,33 @@ from .linear import GatedLinearLayer, LinearLayer
 
 
 def dense_block(
-    build: ModelBuild, name: str, intermediate_size: int | None = None
+    build: ModelBuild, name: str, intermediate_size: int | None = None, *, is_summed: bool = True
 ) -> GatedMLP | PlainMLP:
     """The feed-forward block that the config names; name: its own in checkpoints;
-    intermediate_size: None for the config's value."""
-    return (GatedMLP if build.config.has_gates else PlainMLP)(build, name, intermediate_size)
+    intermediate_size: None for the config's value; is_summed: False: the caller sums the ranks'
+    results."""
+    kind = GatedMLP if build.config.has_gates else PlainMLP
+    return kind(build, name, intermediate_size, is_summed=is_summed)
 
 
 class GatedMLP:
     """SwiGLU, or GeGLU if the config's activation says so."""
 
-    def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
-        """intermediate_size: None for the config's value."""
+    def __init__(
+        self,
+        build: ModelBuild,
+        name: str,
+        intermediate_size: int | None = None,
+        *,
+        is_summed: bool = True,
+    ) -> None:
+        """See `dense_block`."""
         config = build.config
         names = config.names
         fused = "gate_up_proj" if config.has_fused_projections else names.gate_up
         parts = (names.gate, names.up) if fused is None else (fused,)
         size = config.intermediate_size if intermediate_size is None else intermediate_size
+        share = build.ranks.share(size)
         self._gate_up = GatedLinearLayer(
             build,
             [f"{name}.{part}" for part in parts],
@@ -36,6 +47,7 @@ class GatedMLP:
             size=size,
             activation=config.activation,
             bias=config.mlp_bias,
+            share=share,
         )
         self._down = LinearLayer(
             build,
@@ -43,6 +55,8 @@ class GatedMLP:
             in_features=size,
             out_features=[config.hidden_size],
             bias=config.mlp_bias,
+            part=Part(inputs=share),
+            is_summed=is_summed,
         )
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
@@ -53,11 +67,20 @@ class GatedMLP:
 class PlainMLP:
     """Without gates (Phi-2, Nemotron)."""
 
-    def __init__(self, build: ModelBuild, name: str, intermediate_size: int | None = None) -> None:
-        """intermediate_size: None for the config's value."""
+    def __init__(
+        self,
+        build: ModelBuild,
+        name: str,
+        intermediate_size: int | None = None,
+        *,
+        is_summed: bool = True,
+    ) -> None:
+        """See `dense_block`."""
         config, names = build.config, build.config.names
         self._activate = PLAIN_ACTIVATIONS[config.plain_activation]
         size = config.intermediate_size if intermediate_size is None else intermediate_size
+        share = build.ranks.share(size)
+        up = WHOLE if share is None else Part([[share]])
         self._up, self._down = (
             LinearLayer(
                 build,
@@ -65,10 +88,12 @@ class PlainMLP:
                 in_features=in_features,
                 out_features=[out_features],
                 bias=config.mlp_bias,
+                part=part,
+                is_summed=is_summed,
             )
-            for module, in_features, out_features in (
-                (names.up, config.hidden_size, size),
-                (names.down, size, config.hidden_size),
+            for module, in_features, out_features, part in (
+                (names.up, config.hidden_size, size, up),
+                (names.down, size, config.hidden_size, Part(inputs=share)),
             )
         )
 

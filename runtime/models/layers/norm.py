@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ....kernels.ops import RMSNorm as RMSNormKernel
 from ....kernels.reference.dense import widen
+from ...checkpoint.parts import Range
 from .build import ModelBuild
+from .ranks import head_share
 from .rotary import halves_apart
 
 
@@ -85,11 +87,12 @@ class HeadLayerNorm:
     def __init__(self, build: ModelBuild, name: str) -> None:
         """name: the attention block's."""
         config = build.config
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        share = head_share(config, build.ranks)
+        query, key = (f"{name}.{norm}" for norm in (config.names.query_norm, config.names.key_norm))
         weights = torch.cat(
             [
-                _head_weights(build, f"{name}.{config.names.query_norm}", num_heads),
-                _head_weights(build, f"{name}.{config.names.key_norm}", num_kv_heads),
+                _head_weights(build, query, config.num_heads, share.heads),
+                _head_weights(build, key, config.num_kv_heads, share.kv_heads),
             ]
         )
         if config.has_interleaved_rope:  # as the heads are
@@ -112,7 +115,8 @@ class QueryKeyNorm:
         """name: the attention block's."""
         config = build.config
         is_whole = config.query_key_norm == "whole"
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        share = head_share(config, build.ranks)
+        num_heads, num_kv_heads = share.num_heads, share.num_kv_heads
         sizes = (num_heads, num_kv_heads) if is_whole else (1, 1)
         parts = (config.names.query_norm, config.names.key_norm)
         if config.query_key_norm == "unit":
@@ -132,14 +136,16 @@ class QueryKeyNorm:
         self._run(heads)
 
 
-def _head_weights(build: ModelBuild, name: str, num_heads: int) -> Tensor:
-    """[num_heads, head_dim], stored so or head by head."""
+def _head_weights(build: ModelBuild, name: str, num_heads: int, share: Range) -> Tensor:
+    """[those of a share, head_dim], stored so or head by head."""
     head_dim = build.config.head_dim
     if "{}" not in name:
-        return build.source.take(f"{name}.weight", (num_heads, head_dim))
-    names = [f"{name.format(head)}.weight" for head in range(num_heads)]
-    stacked = build.source.take_stacked(names, [(head_dim,)] * num_heads)
-    return stacked.view(num_heads, head_dim)
+        return build.source.take_rows(f"{name}.weight", (num_heads, head_dim), [share])
+    names = [f"{name.format(head)}.weight" for head in range(*share)]
+    stacked = build.source.take_stacked(names, [(head_dim,)] * len(names))
+    for head in range(num_heads):
+        build.source.skip(f"{name.format(head)}.weight")  # other ranks have them
+    return stacked.view(-1, head_dim)
 
 
 def _weight(build: ModelBuild, name: str, size: int) -> Tensor:
