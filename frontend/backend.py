@@ -157,7 +157,7 @@ class Engine(_Connected):
             `client_keys`.
         options: the flags of `stemma serve` with underscores, e.g. `dtype="float32"`,
             `max_total_tokens=65536`, `page_size=16`, `max_running_requests=64`. Of other engines'
-            options those are accepted whose value says what holds here anyhow, as `tp_size=1`.
+            options those are accepted whose value says what holds here anyhow, as `pp_size=1`.
 
     Raises InvalidRequest for a name that is no option, before anything is started, and EngineError
     with the child's last output if it does not start.

@@ -112,6 +112,11 @@ class EngineConfig:
         integer(0, 10_000_000), metavar="US",
     )
 
+    tp_size: int = flag(
+        1, "processes that hold the model together, each with a part of its weights and its KV "
+        "(tensor parallelism; default: %(default)s)", integer(1, 62), metavar="N", is_common=True,
+    )
+
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
@@ -240,6 +245,10 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
+        if self.tp_size > 1:
+            _require("device", self.device, self.device == "cpu", "cpu with tp_size > 1")
+            without = self.kv_store is None
+            _require("kv_store", self.kv_store, without, "none with tp_size > 1")
         if self.deterministic:
             _require("deterministic", True, self.device == "cpu", "false on a GPU")
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")

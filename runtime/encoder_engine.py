@@ -36,6 +36,7 @@ class LoadedEncoder:
     """A checkpoint of an encoder: engine, tokenizer, and what its files say of texts."""
 
     adapters = None  # none are served
+    ranks = None  # it is computed by one process
 
     def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:
         """`config`: located. Raises ModelLoadError or InvalidRequest with the cause."""

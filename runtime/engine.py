@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
-from ..errors import InvalidRequest, ModelLoadError, PromptTooLong
+from ..errors import InvalidRequest, ModelLoadError, PromptTooLong, RankLost
 from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
@@ -246,6 +246,8 @@ class Engine:
     def _submit(self, plan: StepPlan) -> PendingStep:
         try:
             return self._executor.submit(plan)
+        except RankLost:
+            raise
         except Exception as error:
             return FailedStep(error)
 
@@ -323,7 +325,8 @@ class LoadedModel:
     def __init__(self, config: EngineConfig) -> None:
         """Raises ModelLoadError or InvalidRequest with the cause."""
         # It imports torch: not for the host half.
-        from .execute.model_runner import ModelRunner, why_slow
+        from .execute.model_runner import why_slow
+        from .parallel.leader import load_model
 
         self.config = config = located(config)
         self.folder = Path(config.model)
@@ -341,9 +344,10 @@ class LoadedModel:
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_states_fit(self.config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
-            self.runner = ModelRunner(
+            self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
+                config.tp_size,
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,
@@ -363,6 +367,7 @@ class LoadedModel:
                 num_state_checkpoints=config.state_checkpoints,
                 on_progress=on_progress,
             )
+        self.executor = self.runner if self.ranks is None else self.ranks
         self.slow_path = why_slow(config.dtype, config.device, config.kernels)
         self.images = self._image_registry()
         weights = model_revision(
@@ -374,9 +379,9 @@ class LoadedModel:
         )
         self._revisions = [weights, text_revision(self.folder)]  # some ms: not for each client
         self.adapters = self._adapter_registry()
-        self.runner.warm_up(graph_progress(sys.stderr))
+        self.executor.warm_up(graph_progress(sys.stderr))
         self.engine = Engine(
-            self.runner,
+            self.executor,
             num_pages=self.runner.num_pages,
             page_size=config.page_size,
             max_model_len=self.runner.max_model_len,
@@ -455,7 +460,7 @@ class LoadedModel:
             config.model_name,
             self.runner.adapter_modules,
             max_rank=_max_lora_rank(config),
-            prepare=self.runner.prepare_adapter,
+            prepare=self.executor.prepare_adapter,
             max_adapters=config.max_loaded_loras,
         )
         for name, folder in config.lora_paths:
@@ -465,7 +470,7 @@ class LoadedModel:
     def _adapter_slots(self) -> AdapterSlots | None:
         if self.adapters is None:
             return None
-        return AdapterSlots(self.config.max_loras_per_batch, self.runner.load_adapter)
+        return AdapterSlots(self.config.max_loras_per_batch, self.executor.load_adapter)
 
     def _stored_prefixes(self) -> StoredPrefixes | None:
         """The store of prefixes, which outlives this process."""

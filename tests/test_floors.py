@@ -50,6 +50,7 @@ FLOORS = {
         ("schedule",),
         ("programs", "config"),
         ("execute",),
+        ("parallel",),
         ("engine",),
         ("encoder_engine",),
         ("gateway",),

@@ -25,6 +25,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     chat_template: str | None
     device: str
+    tp_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -98,21 +99,21 @@ _SAME: Mapping[str, str] = {
     "speculative_algorithm": "speculate",
     "num_speculative_tokens": "speculative_num_tokens",
     "speculative_num_draft_tokens": "speculative_num_tokens",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
     "endpoint": "listen",
 }
-_ONE_DEVICE = "an engine computes on one device, see `device`"
+_REPLICAS = "an engine is one replica; `stemma serve --replicas` starts several behind one address"
+_NO_STAGES = "layers are not divided between processes; tp_size divides each of them"
 _ALWAYS = "KV is always shared; leave it out"
 _NO_DRAFT_MODEL = "no draft model is needed: speculate says what guesses instead"
 _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has none"
 # Names of theirs for what is different here, and how.
 _OTHERWISE: Mapping[str, str] = {
-    "tp_size": _ONE_DEVICE,
-    "tp": _ONE_DEVICE,
-    "tensor_parallel_size": _ONE_DEVICE,
-    "dp_size": _ONE_DEVICE,
-    "data_parallel_size": _ONE_DEVICE,
-    "pp_size": _ONE_DEVICE,
-    "pipeline_parallel_size": _ONE_DEVICE,
+    "dp_size": _REPLICAS,
+    "data_parallel_size": _REPLICAS,
+    "pp_size": _NO_STAGES,
+    "pipeline_parallel_size": _NO_STAGES,
     "enforce_eager": "cuda_graph_max_tokens=0 is how it is said here",
     "disable_cuda_graph": "cuda_graph_max_tokens=0 is how it is said here",
     "enable_prefix_caching": _ALWAYS,
@@ -135,7 +136,6 @@ _OTHERWISE: Mapping[str, str] = {
 
 # Values of theirs for what is always so here.
 _HARMLESS: Mapping[str, object] = {
-    "tp_size": 1,
     "tp": 1,
     "tensor_parallel_size": 1,
     "dp_size": 1,

@@ -22,6 +22,7 @@ from .graphs import GraphForward
 from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
 from .sampler import Sampler
 from .staging import ReadBack, Staging
+from .vocabulary import WholeVocabulary
 
 
 class AsynchronousSteps:
@@ -46,6 +47,7 @@ class AsynchronousSteps:
         self.forward = forward
         self._model = model
         self._kernels = kernels
+        self._vocabulary = WholeVocabulary(kernels)
         self._inputs = inputs
         self._transfer = transfer
         self._accelerator = accelerator
@@ -91,7 +93,7 @@ class AsynchronousSteps:
         if self._states is not None:
             self._states.copy(plan.state_saves)
         answers = readout.launch(
-            self._kernels, self._model, hidden, logits, staged, self.forward.previous
+            self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
         )
         self._is_sampled = readout.is_sampled
         return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)

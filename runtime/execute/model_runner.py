@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +41,7 @@ from ..memory.transfer import KVTransfer
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
+from ..models.layers.ranks import ALONE, Ranks, head_share
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
@@ -91,18 +93,26 @@ class ModelRunner:
         num_adapter_slots: int = 0,
         max_adapter_rank: int = 0,
         num_state_checkpoints: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
         free. Steps of up to `graph_max_tokens` tokens are captured on a GPU. A model with
         recurrent layers also gets states for all running requests and `num_state_checkpoints`.
+        ranks: with others, this runner holds a part of the weights and of the KV, and all run the
+        same plans; only rank 0's results are whole.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
             InvalidRequest: an argument out of range, no such device, or no room for the KV of one
                 sequence.
         """
-        self.config = model_config
+        self.ranks = ranks
+        self._whole_config = model_config
+        share = head_share(model_config, ranks)
+        self.config = model_config = replace(
+            model_config, num_heads=share.num_heads, num_kv_heads=share.num_kv_heads
+        )
         self.score_head: torch.Tensor | None = None  # [labels, size] float64 of a classifier
         self.accelerator = _accelerator_of(str(device))
         self.dtype = resolve_dtype(dtype, str(device))
@@ -155,6 +165,7 @@ class ModelRunner:
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
             )
+        num_pages = ranks.least(num_pages)
         num_slots = num_host_slots = 0
         if self.state_layout is not None:
             num_slots = num_state_slots(
@@ -206,13 +217,17 @@ class ModelRunner:
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """Fill a slot, numbered from 1; steps submitted before still use its old contents."""
+        self.load_adapter_weights(slot, adapter.weights)
+
+    def load_adapter_weights(self, slot: int, weights: object) -> None:
+        """`load_adapter` of what `prepare_adapter` gave."""
         assert self._adapters is not None, "this runner has no slots"
         with torch.inference_mode():
             if self.accelerator is None:
-                self._adapters.load(slot, adapter.weights)
+                self._adapters.load(slot, weights)
                 return
             with self.accelerator.queue():
-                self._adapters.load(slot, adapter.weights)
+                self._adapters.load(slot, weights)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Submit a step and wait for its result."""
@@ -313,6 +328,7 @@ class ModelRunner:
             config=self.config,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
+            ranks=self.ranks,
         )
 
     def _queued(
@@ -384,13 +400,14 @@ class ModelRunner:
 
     def _build(self, source: WeightSource) -> LanguageModel:
         build = ModelBuild(
-            self.config,
+            self._whole_config,
             source,
             self.kernels,
             self.dtype,
             self.device,
             self.max_model_len,
             self._adapters,
+            self.ranks,
         )
         model = build_model(build)
         if self.config.labels is not None:

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.registry import Kernels
-from ...kernels.sampling_rows import AdjustedRows, SamplingRows, best_tokens, top_logprobs
+from ...kernels.sampling_rows import AdjustedRows, SamplingRows
 from ..models.language_model import LanguageModel
 from ..schedule.plan import Row, RowResult, StepPlan, TokenLogprob
 from ..schedule.sampling_params import SamplingParams
 from .inputs import WantedLogits
 from .sampling_arrays import RowAdjustment, adjusted_arrays, sampling_arrays
+from .vocabulary import Vocabulary
 
 Arrays = dict[str, npt.NDArray[Any]]
 Answers = Mapping[str, npt.NDArray[Any]]
@@ -53,7 +53,7 @@ class Sampler:
     def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
         self._plan = plan
         self._sampling = Sampling(plan, wanted, vocab_size) if wanted.sampled_rows else None
-        self._scoring = Scoring(plan, wanted) if wanted.scored_rows else None
+        self._scoring = Scoring(plan, wanted, vocab_size) if wanted.scored_rows else None
         self._pooled = wanted.pooled
         self.is_sampled = np.zeros(len(plan.rows), dtype=bool)
         self.is_sampled[list(wanted.sampled_rows)] = True
@@ -65,7 +65,7 @@ class Sampler:
 
     def launch(
         self,
-        kernels: Kernels,
+        vocabulary: Vocabulary,
         model: LanguageModel,
         hidden: Tensor,
         logits: Tensor | None,
@@ -78,9 +78,9 @@ class Sampler:
         answers: dict[str, Tensor] = {}
         if self._sampling is not None:
             assert logits is not None
-            answers |= self._sampling.launch(kernels, logits, staged, previous)
+            answers |= self._sampling.launch(vocabulary, logits, staged, previous)
         if self._scoring is not None:
-            answers |= self._scoring.launch(kernels, model, hidden, staged)
+            answers |= self._scoring.launch(vocabulary, model, hidden, staged)
         if self._pooled:
             sums = [
                 hidden[first:end].sum(dim=0, dtype=torch.float64) for _, first, end in self._pooled
@@ -148,33 +148,33 @@ class Sampling:
         return arrays
 
     def launch(
-        self, kernels: Kernels, logits: Tensor, staged: Tensors, previous: Tensor
+        self, vocabulary: Vocabulary, logits: Tensor, staged: Tensors, previous: Tensor
     ) -> dict[str, Tensor]:
         # The model's own logits, before they are changed.
         said = logits.index_select(0, staged["wanted"]) if self._wanted else None
         if self._beams:  # what changes logits changes log-probabilities there
             beams = staged["beams"]
-            logits.index_copy_(0, beams, logits.index_select(0, beams).log_softmax(dim=-1))
+            own = vocabulary.log_softmax(logits.index_select(0, beams))
+            logits.index_copy_(0, beams, own)
         if self._adjusted:
             adjusted = AdjustedRows(**_fields(AdjustedRows, "adjusted", staged))
-            kernels.adjust_logits(logits, adjusted, previous)
+            vocabulary.adjust(logits, adjusted, previous)
         if self._masked:
-            kernels.apply_token_mask(logits, staged["masked"], staged["masks"])
+            vocabulary.apply_mask(logits, staged["masked"], staged["masks"])
         answers: dict[str, Tensor] = {}
         if self._beams:
             changed, count = logits.index_select(0, beams), max(self._num_best)
-            answers["best_ids"] = best_tokens(changed, count)
-            answers["best_logprobs"] = changed.gather(-1, answers["best_ids"])
+            answers["best_ids"], answers["best_logprobs"] = vocabulary.best(changed, count)
         rows = SamplingRows(**_fields(SamplingRows, "sampling", staged))
-        token_ids, is_finite = kernels.sample(logits, rows)
+        token_ids, is_finite = vocabulary.sample(logits, rows)
         # A failed row's token is never shown, but a plan made ahead may refer to it.
         previous.index_copy_(0, staged["sampled_rows"], token_ids)
         answers |= {"token_ids": token_ids, "is_finite": is_finite}
         if said is not None:
             chosen = token_ids.index_select(0, staged["wanted"])
-            answers["logprobs"] = kernels.token_logprobs(said, chosen)
+            answers["logprobs"] = vocabulary.logprobs(said, chosen)
             if count := max(self._num_top(place) for place in self._wanted):
-                answers["top_ids"], answers["top_logprobs"] = top_logprobs(said, count)
+                answers["top_ids"], answers["top_logprobs"] = vocabulary.top_logprobs(said, count)
         return answers
 
     def fill(self, results: list[RowResult], answers: Answers) -> None:
@@ -209,7 +209,8 @@ class Sampling:
 class Scoring:
     """The rows of a step that have targets, M targets in all."""
 
-    def __init__(self, plan: StepPlan, wanted: WantedLogits) -> None:
+    def __init__(self, plan: StepPlan, wanted: WantedLogits, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         assert wanted.scored_tokens is not None
         self._tokens, self._target_ids = wanted.scored_tokens, wanted.target_ids
         self._rows = [(index, plan.rows[index]) for index in wanted.scored_rows]
@@ -218,7 +219,7 @@ class Scoring:
         return {"scored_tokens": self._tokens, "target_ids": self._target_ids}
 
     def launch(
-        self, kernels: Kernels, model: LanguageModel, hidden: Tensor, staged: Tensors
+        self, vocabulary: Vocabulary, model: LanguageModel, hidden: Tensor, staged: Tensors
     ) -> dict[str, Tensor]:
         tokens, targets = staged["scored_tokens"], staged["target_ids"]
         logprobs, best = [], []
@@ -226,28 +227,34 @@ class Scoring:
         for first in range(0, len(targets), _SCORED_AT_ONCE):
             part = slice(first, first + _SCORED_AT_ONCE)
             logits = model.compute_logits(hidden.index_select(0, tokens[part]))
-            logprobs.append(kernels.token_logprobs(logits, targets[part]))
-            best.append(logits.argmax(dim=-1))
-            self._put_wanted(logits, first, wanted)
+            logprobs.append(vocabulary.logprobs(logits, targets[part]))
+            best.append(vocabulary.argmax(logits))
+            self._put_wanted(vocabulary, logits, first, wanted)
         answers = {"target_logprobs": torch.cat(logprobs), "target_argmax": torch.cat(best)}
         return answers | {name: torch.cat(parts) for name, parts in wanted.items()}
 
-    def _put_wanted(self, logits: Tensor, first: int, wanted: dict[str, list[Tensor]]) -> None:
+    def _put_wanted(
+        self,
+        vocabulary: Vocabulary,
+        logits: Tensor,
+        first: int,
+        wanted: dict[str, list[Tensor]],
+    ) -> None:
         """Add the top tokens at the targets from `first` on, whose logits are given."""
-        for index, start, end, count in self._wants_tops(logits.shape[-1]):
+        for index, start, end, count in self._wants_tops():
             own = range(max(start - first, 0), min(end - first, len(logits)), _TOLD_AT_ONCE)
             for at in own:
                 few = logits[at : min(at + _TOLD_AT_ONCE, own.stop)]
-                token_ids, logprobs = top_logprobs(few, count)
+                token_ids, logprobs = vocabulary.top_logprobs(few, count)
                 wanted.setdefault(f"target_top_ids.{index}", []).append(token_ids)
                 wanted.setdefault(f"target_top_logprobs.{index}", []).append(logprobs)
 
-    def _wants_tops(self, vocab_size: int) -> list[tuple[int, int, int, int]]:
+    def _wants_tops(self) -> list[tuple[int, int, int, int]]:
         """(row of the plan, first and end of its targets, number of top tokens) for rows that want
         any."""
         ends = np.cumsum([len(row.target_ids) for _, row in self._rows]).tolist()
         return [
-            (index, end - len(row.target_ids), end, min(row.num_top_targets, vocab_size))
+            (index, end - len(row.target_ids), end, min(row.num_top_targets, self._vocab_size))
             for (index, row), end in zip(self._rows, ends, strict=True)
             if row.num_top_targets
         ]

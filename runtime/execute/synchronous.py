@@ -16,6 +16,7 @@ from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
 from ..models.forward_batch import ForwardBatch
 from ..models.language_model import LanguageModel
+from ..models.layers.ranks import ALONE, Ranks
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
 from .image_features import ImageFeatures
@@ -28,6 +29,7 @@ from .inputs import (
     wanted_logits,
 )
 from .sampler import Sampler
+from .vocabulary import vocabulary_of
 
 
 class SynchronousSteps:
@@ -46,8 +48,11 @@ class SynchronousSteps:
         config: ModelConfig,
         num_adapter_slots: int = 0,
         states: StatePool | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """states: of a model with recurrent layers, whose passes are not recorded."""
+        self._ranks = ranks
+        self._vocabulary = vocabulary_of(kernels, config.vocab_size, ranks)
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -90,7 +95,10 @@ class SynchronousSteps:
             picked = hidden if at is None else hidden[torch.from_numpy(at)]
             logits = self._model.compute_logits(picked)
         staged = {name: torch.from_numpy(array) for name, array in readout.arrays().items()}
-        answers = readout.launch(self._kernels, self._model, hidden, logits, staged, self._previous)
+        answers = readout.launch(
+            self._vocabulary, self._model, hidden, logits, staged, self._previous
+        )
+        self._ranks.check()
         self._is_sampled = readout.is_sampled
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
         duration_s = time.perf_counter() - started

@@ -81,7 +81,9 @@ class Gateway:
         self._poller.register(self._host.socket, zmq.POLLIN)
         engine = self._engine
         stores = (engine.kv_store, engine.state_store)
-        beside = (self._texts, engine.grammars, *stores, self._control.adapter_loader)
+        beside = (
+            self._texts, engine.grammars, *stores, self._control.adapter_loader, loaded.ranks
+        )  # fmt: skip
         self._beside = [source for source in beside if source is not None]
         for source in self._beside:  # wakes the loop when something beside it is done
             self._poller.register(source, zmq.POLLIN)

@@ -142,6 +142,9 @@ def loading(checkpoint: Path) -> Iterator[Load]:
 
     yield load_once
     torch.set_num_threads(num_threads)
+    for each in loaded.values():
+        if each.ranks is not None:
+            each.ranks.close()
 
 
 def said_alone(load: Load, jobs: Sequence[Job]) -> list[list[int]]:

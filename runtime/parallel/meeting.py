@@ -1,0 +1,64 @@
+"""How the ranks of a model find each other: through memory that rank 0 shares with its children, or
+through torch.distributed where there is no compiled library, or where tensors are on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
+from ...kernels.ops import Communicator
+from ...native_library import BuildError
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank needs to join; made by `open_meeting`."""
+
+    num_ranks: int
+    descriptor: int | None = None  # of shared memory, which children inherit
+    port: int | None = None  # of torch.distributed's store, on this machine
+    is_on_gpu: bool = False
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What a rank's process must be given."""
+        return () if self.descriptor is None else (self.descriptor,)
+
+    def join(self, rank: int) -> Communicator:
+        """As another rank than 0."""
+        if self.descriptor is not None:
+            memory = SharedMemory(self.num_ranks, self.descriptor)
+            return SharedMemoryCommunicator(memory, rank, self.num_ranks)
+        from ...kernels.torch_communicator import TorchCommunicator, new_store
+
+        assert self.port is not None, "the ranks meet in one place"
+        store = new_store(self.num_ranks, self.port)
+        return TorchCommunicator(store, rank, self.num_ranks, is_on_gpu=self.is_on_gpu)
+
+
+class OpenedMeeting:
+    """Rank 0's side. `communicator` may wait for the others, which are to be started before."""
+
+    def __init__(self, num_ranks: int, device: str) -> None:
+        """Raises InvalidRequest for more ranks than there is room for."""
+        self._memory: SharedMemory | None = None
+        self.meeting = Meeting(num_ranks, is_on_gpu=device != "cpu")
+        if device == "cpu":
+            try:
+                self._memory = SharedMemory(num_ranks)
+                self.meeting = Meeting(num_ranks, descriptor=self._memory.descriptor)
+                return
+            except BuildError:
+                pass
+        from ...kernels.torch_communicator import new_store
+
+        self._store = new_store(num_ranks)
+        self.meeting = Meeting(num_ranks, port=self._store.port, is_on_gpu=device != "cpu")
+
+    def communicator(self) -> Communicator:
+        meeting = self.meeting
+        if self._memory is not None:
+            return SharedMemoryCommunicator(self._memory, 0, meeting.num_ranks)
+        from ...kernels.torch_communicator import TorchCommunicator
+
+        return TorchCommunicator(self._store, 0, meeting.num_ranks, is_on_gpu=meeting.is_on_gpu)

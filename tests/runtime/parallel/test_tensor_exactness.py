@@ -1,0 +1,126 @@
+"""Exactness (see test_exactness.py, part a) of a model that two or three processes hold together:
+its tokens are those of one process, under the same circumstances.
+
+In float64 through the reference kernels, which sum in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import make_adapter
+from exactness_jobs import (
+    ADAPTED,
+    ADAPTERS,
+    JOBS,
+    Job,
+    Load,
+    loading,
+    outputs_of,
+    said_alone,
+    score,
+    serve,
+)
+from fakes import FakeListener
+from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
+
+from stemma.runtime.schedule.request import Scoring
+
+
+@pytest.fixture(scope="module")
+def load(checkpoint: Path) -> Iterator[Load]:
+    yield from loading(checkpoint)
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def jobs(request: pytest.FixtureRequest) -> list[Job]:
+    return JOBS[request.param]
+
+
+@pytest.fixture(scope="module")
+def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
+    return said_alone(load, jobs)
+
+
+def test_tokens_are_identical_alone_together_and_on_a_cache_hit(
+    load: Load, jobs: list[Job], alone: list[list[int]]
+) -> None:
+    loaded = load(tp_size=2)
+    outputs = [outputs_of(serve(load(tp_size=2), [job]))[0] for job in jobs]
+    assert outputs == alone
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert outputs_of(serve(loaded, jobs)) == alone
+
+
+def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
+    load: Load, jobs: list[Job], alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four heads on three ranks: each has all of attention, and a part of the rest."""
+    jobs, alone = jobs[3:], alone[3:]
+    loaded = load(
+        tp_size=3, page_size=16, max_total_tokens=144, chunked_prefill_size=23, host_kv_tokens=1024
+    )
+    scheduler = loaded.engine.scheduler
+    stats, host = scheduler.stats, scheduler.kv_cache.host
+    assert host is not None
+    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
+    monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)
+    before = stats.num_preemptions, host.num_loaded_tokens
+    outputs = {job.prompt: said for job, said in zip(jobs, alone, strict=True)}
+    guess = sometimes_right(random.Random(4))
+    for speculates in (False, True):
+        if speculates:
+            speculate(loaded.engine, ScriptedDrafter(outputs, guess))
+        try:
+            assert outputs_of(serve(loaded, jobs)) == alone
+        finally:
+            scheduler.speculation = None
+    assert stats.num_preemptions > before[0] and host.num_loaded_tokens > before[1]
+
+
+def test_scores_and_log_probabilities_equal_those_of_one_process(load: Load) -> None:
+    prompt = JOBS["greedy"][5].prompt
+    scoring = Scoring(3, prompt[4:], num_top=4)
+    whole, divided = (score(load(tp_size=size), prompt, scoring) for size in (1, 2))
+    assert divided.scores == pytest.approx(whole.scores, abs=1e-9)
+    job = JOBS["sampled"][4]
+    wanted = replace(job, sampling=replace(job.sampling, logprobs=5))
+    said = []
+    for size in (1, 2):
+        (request,) = serve(load(tp_size=size), [wanted])
+        assert isinstance(request.listener, FakeListener)
+        said.append(request.listener.results)
+    for one, two in zip(*said, strict=True):
+        assert two.token_id == one.token_id
+        assert two.logprob == pytest.approx(one.logprob, abs=1e-9)
+        assert [top.token_id for top in two.top_logprobs] == [
+            top.token_id for top in one.top_logprobs
+        ]
+
+
+@pytest.fixture(scope="module")
+def load_adapted(
+    load: Load, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    folder = tmp_path_factory.mktemp("adapters")
+    targets = (["q_proj", "v_proj", "down_proj"], ["o_proj", "up_proj"], ["k_proj", "gate_proj"])
+    paths = tuple(
+        (name, make_adapter(folder / str(name), checkpoint, targets[i], rank=3 + i, seed=i))
+        for i, name in enumerate(ADAPTERS[1:])
+    )
+    return functools.partial(load, lora_paths=paths)
+
+
+def test_tokens_are_identical_beside_adapters_of_every_linear_layer(load_adapted: Load) -> None:
+    """Fewer slots than adapters: they move in and out on all ranks."""
+    alone = said_alone(load_adapted, ADAPTED)
+    loaded = load_adapted(tp_size=2, max_loras_per_batch=2, chunked_prefill_size=23)
+    for _ in range(2):
+        assert outputs_of(serve(loaded, ADAPTED)) == alone
