@@ -23,7 +23,7 @@ BENCHMARKS = (
     "scheduling.programs", "harness.limits", "serving.watch", "serving.plan", "serving.memory",
     "device.quantization", "device.determinism", "speculation.speculation", "speculation.drafting",
     "speculation.drafting_peers", "speculation.oracle", "device.beam", "device.encoding",
-    "device.kernels",
+    "device.kernels", "device.ranks",
 )  # fmt: skip
 TOOLS = (  # which write no report
     "harness.model", "constrained.vocabularies", "harness.workloads", "harness.compare",

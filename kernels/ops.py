@@ -251,6 +251,13 @@ class GatherRows(Protocol):
         ...
 
 
+class GatherShare(Protocol):
+    def __call__(self, table: Tensor, index: Tensor, first: int) -> Tensor:
+        """table [N, ...] contiguous, the rows [first, first + N) of a larger one; index [T] int64
+        -> [T, ...], a new tensor, with zeros for rows that are not here."""
+        ...
+
+
 class RotateAndStore(Protocol):
     def __call__(
         self, heads: Tensor, cos: Tensor, sin: Tensor, kv_layer: KVLayer, slots: Tensor

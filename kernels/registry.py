@@ -88,6 +88,7 @@ class Kernels:
     make_gated_linear_with_lora: ops.MakeGatedLinearWithLora
     plan_lora: ops.PlanLora
     gather_rows: ops.GatherRows
+    gather_share: ops.GatherShare
     act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
     store_kv: ops.StoreKV
@@ -161,6 +162,7 @@ def _reference(reason: str) -> Kernels:
         ),
         plan_lora=reference_lora.plan_lora,
         gather_rows=reference_dense.gather_rows,
+        gather_share=reference_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=reference_store.rotate_and_store,
         store_kv=reference_store.store_kv,
@@ -217,6 +219,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         ),
         plan_lora=cpu_lora.plan_lora,
         gather_rows=cpu_dense.gather_rows,
+        gather_share=reference_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
         store_kv=reference_store.store_kv,
@@ -263,6 +266,7 @@ def _native() -> Kernels:
         make_gated_linear_with_lora=native_linear.make_gated_linear_with_lora,
         plan_lora=native_lora.plan_lora,
         gather_rows=native_dense.gather_rows,
+        gather_share=native_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
         store_kv=reference_store.store_kv,
@@ -390,6 +394,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         ),
         plan_lora=lora.plan_lora,
         gather_rows=dense.gather_rows,
+        gather_share=reference_dense.gather_share,
         act_and_mul=dense.act_and_mul,
         rotate_and_store=kv_store.rotate_and_store,
         store_kv=kv_store.store_kv,
@@ -419,6 +424,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
                 "linear": ("torch", "cuBLAS has the fastest products"),
                 "select_keys": ("torch", "a few calls a row; such steps are not captured"),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
+                "gather_share": ("torch", "a few calls"),
             },
         ),
     )
@@ -444,6 +450,7 @@ _OPS = (
     "experts",
     "lora",
     "gather_rows",
+    "gather_share",
     "act_and_mul",
     "rotate_and_store",
     "store_kv",

@@ -24,6 +24,7 @@ _KINDS = {
     "stemma_act_and_mul": 9,
     "stemma_lora": LORA,
     "stemma_all_reduce": 11,
+    "stemma_gather_share": 12,
 }
 
 Call = tuple[int, ...]

@@ -88,6 +88,21 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return rows
 
 
+def gather_share(table: Tensor, index: Tensor, first: int) -> Tensor:
+    rows = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype)
+    row_bytes = table.stride(0) * table.itemsize
+    _gather_share()(
+        table.data_ptr(),
+        index.data_ptr(),
+        rows.data_ptr(),
+        len(index),
+        row_bytes,
+        first,
+        len(table),
+    )
+    return rows
+
+
 @functools.cache
 def _rotate_and_store() -> Callable[..., None]:
     return kernel("stemma_rotate_and_store")
@@ -101,6 +116,11 @@ def _scale() -> Callable[..., None]:
 @functools.cache
 def _add() -> Callable[..., None]:
     return kernel("stemma_add")
+
+
+@functools.cache
+def _gather_share() -> Callable[..., None]:
+    return kernel("stemma_gather_share")
 
 
 @functools.cache

@@ -108,6 +108,13 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index)
 
 
+def gather_share(table: Tensor, index: Tensor, first: int) -> Tensor:
+    own = index - first
+    is_other = (own < 0) | (own >= len(table))
+    rows = table.index_select(0, own.masked_fill(is_other, 0))
+    return rows.masked_fill_(is_other.view(-1, *[1] * (table.dim() - 1)), 0.0)
+
+
 def widen(x: Tensor) -> Tensor:
     """To float32, or float64 if x is float64."""
     return x if x.dtype is torch.float64 else x.float()

@@ -21,11 +21,14 @@ SPINS_PER_US = 40
 SMALL_MODEL_BYTES = 64 * 2**20
 
 
-def default_num_threads(model: Path) -> int:
-    """One for a small model, else the number of cores that this process may use."""
+def default_num_threads(model: Path, num_ranks: int = 1) -> int:
+    """One for a small model, else the number of cores that this process may use; of each of the
+    processes that hold a model together, as many as there are for it."""
     files = [file for kind in ("*.safetensors", "*.gguf") for file in model.glob(kind)]
     num_bytes = sum(file.stat().st_size for file in files)
-    return 1 if num_bytes < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
+    if num_bytes < SMALL_MODEL_BYTES:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def configure_threads(num_threads: int, spin_us: int | None) -> None:

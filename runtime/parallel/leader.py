@@ -25,6 +25,7 @@ from ...errors import RankLost
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.model_runner import GraphProgress, ModelRunner
+from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
 from ..models.layers.ranks import Ranks
 from ..schedule.plan import PendingStep, StepPlan
 from .meeting import OpenedMeeting
@@ -43,6 +44,9 @@ def load_model(
     plans on all. options: of `ModelRunner`. Raises as `Leader` does."""
     if num_ranks == 1:
         return ModelRunner(model_folder, model_config, **options), None
+    if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
+        fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
+        options["mem_fraction"] = fraction / num_ranks
     leader = Leader(model_folder, model_config, num_ranks, **options)
     return leader.runner, leader
 

@@ -109,6 +109,18 @@ def test_scaling_and_adding_in_place_round_once(dtype: torch.dtype, num_tokens: 
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_rows_of_a_share_are_gathered_and_others_are_zero(
+    dtype: torch.dtype, num_tokens: int
+) -> None:
+    table = _randn(dtype, 40, 50)
+    index = torch.arange(num_tokens) * 7 % 40
+    expected = table[index].clone()
+    expected[(index < 11) | (index >= 31)] = 0.0
+    for kernels in _all(dtype):
+        assert torch.equal(kernels.gather_share(table[11:31].contiguous(), index, 11), expected)
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("head_dim", [8, 16, 80])
 def test_rotate_and_store_rotates_queries_in_place_and_writes_kv_to_its_slots(
     dtype: torch.dtype, num_tokens: int, head_dim: int

@@ -11,6 +11,7 @@ import torch
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
+from stemma.kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.registry import Kernels, select_kernels
@@ -47,6 +48,7 @@ class Block:
         self.plan: object = None
         self.options = DEFAULT_OPTIONS
         self.sinks: torch.Tensor | None = None
+        self.ranks = SharedMemoryCommunicator(SharedMemory(1), 0, 1)
 
     def set_step(self, ids: list[int], slots: list[int], lens: list[int]) -> None:
         self.ids.copy_(torch.tensor(ids))
@@ -63,6 +65,9 @@ class Block:
 
     def forward(self) -> torch.Tensor:
         x = self.kernels.gather_rows(self.table, self.ids)
+        share = self.kernels.gather_share(self.table[1:], self.ids, 1)
+        self.ranks.all_reduce(share)
+        self.kernels.add_in_place(x, share)
         self.kernels.scale_in_place(x, 1.5)
         heads = self.qkv(self.norm(x)).view(2, -1, DIM)
         self.norm_heads(heads)

@@ -22,7 +22,8 @@ enum Kind : int64_t {
     kQuantizedLinear,
     kActAndMul,
     kLora,
-    kAllReduce
+    kAllReduce,
+    kGatherShare
 };
 struct Call {
     int64_t kind;
@@ -93,6 +94,10 @@ extern "C" void stemma_replay(const void* calls, int64_t num_calls) {
                 break;
             case kAllReduce:
                 stemma_all_reduce(pointer<void>(a[0]), pointer<void>(a[1]), a[2], a[3]);
+                break;
+            case kGatherShare:
+                stemma_gather_share(pointer<void>(a[0]), pointer<int64_t>(a[1]),
+                                    pointer<void>(a[2]), a[3], a[4], a[5], a[6]);
                 break;
         }
     }

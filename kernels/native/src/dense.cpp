@@ -236,3 +236,17 @@ extern "C" void stemma_gather_rows(const void* table, const int64_t* index, void
                     static_cast<const char*>(table) + index[row] * row_bytes, row_bytes);
     });
 }
+
+// The same of the rows [first, first + table_rows) of a larger table; zeros for others.
+extern "C" void stemma_gather_share(const void* table, const int64_t* index, void* rows,
+                                    int64_t num_rows, int64_t row_bytes, int64_t first,
+                                    int64_t table_rows) {
+    for_each_row(num_rows, row_bytes / 2, [&](int64_t row) {
+        char* to = static_cast<char*>(rows) + row * row_bytes;
+        const int64_t own = index[row] - first;
+        if (own < 0 || own >= table_rows)
+            std::memset(to, 0, row_bytes);
+        else
+            std::memcpy(to, static_cast<const char*>(table) + own * row_bytes, row_bytes);
+    });
+}

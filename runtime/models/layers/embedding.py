@@ -37,6 +37,7 @@ class VocabEmbedding:
         rows = None if share is None else [share]
         part = WHOLE if rows is None else Part([rows])
         self._gather = build.kernels.gather_rows
+        self._gather_share = build.kernels.gather_share
         self._scale = build.kernels.scale_in_place
         # Rounded to the dtype, as in Gemma's training: sqrt(3072) is 55.5 in bfloat16.
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
@@ -76,10 +77,7 @@ class VocabEmbedding:
     def _rows(self, input_ids: Tensor) -> Tensor:
         if self._share is None:
             return self._gather(self._table, input_ids)
-        first, end = self._share
-        is_other = (input_ids < first) | (input_ids >= end)
-        x = self._gather(self._table, (input_ids - first).masked_fill(is_other, 0))
-        return self._ranks.sum(x.masked_fill_(is_other[:, None], 0.0))
+        return self._ranks.sum(self._gather_share(self._table, input_ids, self._share[0]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary, float32, or

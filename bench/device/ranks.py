@@ -1,0 +1,205 @@
+"""A model on two processes: what their sums cost, and the engine against one with as many threads.
+
+Sums over shared memory, beside a copy of as many bytes into shared memory and out of it (what no
+exchange can do without) and beside gloo. Engines: two ranks with a thread each, one rank with two
+threads; rounds take turns. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...flags import count
+from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ..harness.report import write_report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    import stemma as st
+
+    from ...kernels.ops import Communicator
+
+SIZES = (8 << 10, 64 << 10, 1 << 20, 8 << 20)  # bytes
+_NUM_SUMS = 200  # of a size, in a round
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `stemma bench ranks`."""
+    add = parser.add_argument
+    add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
+    add("--batches", type=count, nargs="+", default=[1, 8, 32], metavar="N")
+    add("--prompt-tokens", type=count, default=256, metavar="N")
+    add("--max-tokens", type=count, default=64, metavar="N", help="tokens an answer (%(default)s)")
+    add("--rounds", type=count, default=5, metavar="N")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    rows = [*_sums(args.rounds), *_engines(args)]
+    write_report("ranks", rows, args)
+    return 0
+
+
+# --- sums -----------------------------------------------------------------------------------------
+
+
+def _sums(rounds: int) -> Iterator[dict[str, Any]]:
+    """Of bfloat16 vectors on two ranks."""
+    import torch
+
+    torch.set_num_threads(1)
+    with _met("shared memory", rounds) as ours, _met("gloo", rounds) as gloo:
+        for size in SIZES:
+            x = torch.ones(size // 2, dtype=torch.bfloat16)
+            times: dict[str, list[float]] = {"ours": [], "gloo": [], "copy": []}
+            for _ in range(rounds):
+                times["ours"].append(_timed(partial(ours.all_reduce, x)))
+                times["gloo"].append(_timed(partial(gloo.all_reduce, x)))
+                times["copy"].append(_timed(_copier(x)))
+            medians = {name: statistics.median(each) * 1e6 for name, each in times.items()}
+            yield {
+                "what": f"sum of {size >> 10} KiB on two ranks, us",
+                "two ranks": medians["ours"],
+                "beside": medians["copy"],
+                "beside is": "a copy in and out",
+                "two ranks / beside": medians["ours"] / medians["copy"],
+                "gloo / two ranks": medians["gloo"] / medians["ours"],
+            }
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Seconds of one of many calls."""
+    started = time.perf_counter()
+    for _ in range(_NUM_SUMS):
+        call()
+    return (time.perf_counter() - started) / _NUM_SUMS
+
+
+def _copier(x: Tensor) -> Callable[[], object]:
+    import torch
+
+    shared = torch.empty_like(x).share_memory_()
+
+    def copy() -> None:
+        shared.copy_(x)
+        x.copy_(shared)
+
+    return copy
+
+
+@contextmanager
+def _met(kind: str, rounds: int) -> Iterator[Communicator]:
+    """This process as rank 0, and another one that sums whenever it does."""
+    if kind == "gloo":
+        from ...kernels.torch_communicator import TorchCommunicator, new_store
+
+        store = new_store(2)
+        with _peer(kind, store.port, rounds) as peer:
+            communicator: Communicator = TorchCommunicator(store, 0, 2)
+            yield communicator
+            peer.kill()
+        return
+    from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
+
+    memory = SharedMemory(2)
+    with _peer(kind, memory.descriptor, rounds, (memory.descriptor,)) as peer:
+        yield SharedMemoryCommunicator(memory, 0, 2)
+        peer.kill()
+
+
+def _peer(
+    kind: str, place: int, rounds: int, descriptors: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", __spec__.name, kind, str(place), str(rounds)]
+    return subprocess.Popen(command, pass_fds=descriptors)
+
+
+def _sum_as_rank_1(kind: str, place: int, rounds: int) -> None:
+    """As many sums of each size as rank 0 makes, then wait to be killed."""
+    import torch
+
+    torch.set_num_threads(1)
+    if kind == "gloo":
+        from ...kernels.torch_communicator import TorchCommunicator, new_store
+
+        communicator: Communicator = TorchCommunicator(new_store(2, place), 1, 2)
+    else:
+        from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
+
+        communicator = SharedMemoryCommunicator(SharedMemory(2, place), 1, 2)
+    for size in SIZES:
+        x = torch.ones(size // 2, dtype=torch.bfloat16)
+        for _ in range(rounds * _NUM_SUMS):
+            communicator.all_reduce(x)
+    time.sleep(600)
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    import stemma as st
+
+    most = max(args.batches)
+    options: dict[str, Any] = {
+        "max_total_tokens": most * (args.prompt_tokens + args.max_tokens + 8),
+        "speculate": "off",
+        "chunked_prefill_size": most * args.prompt_tokens,
+    }
+    with (
+        st.Engine(args.model, tp_size=2, num_threads=1, **options) as two,
+        st.Engine(args.model, num_threads=2, **options) as one,
+    ):
+        for batch in args.batches:
+            times: dict[str, list[tuple[float, float]]] = {"two": [], "one": []}
+            for _ in range(args.rounds):
+                times["two"].append(_seconds(two, batch, args))
+                times["one"].append(_seconds(one, batch, args))
+            for index, what in enumerate(("prompts", "tokens one by one")):
+                of_two, of_one = (
+                    statistics.median(each[index] for each in times[name]) for name in times
+                )
+                yield {
+                    "what": f"{what}, batch {batch}, ms a step",
+                    "two ranks": of_two * 1e3,
+                    "beside": of_one * 1e3,
+                    "beside is": "one rank, two threads",
+                    "two ranks / beside": of_two / of_one,
+                    "gloo / two ranks": None,
+                }
+
+
+def _seconds(engine: st.Engine, batch: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Of the step with all prompts, and of each one after it: differences of two runs."""
+    lengths = (1, 1 + args.max_tokens)
+    first, whole = (_run(engine, batch, args.prompt_tokens, length) for length in lengths)
+    return first, (whole - first) / args.max_tokens
+
+
+def _run(engine: st.Engine, batch: int, prompt_tokens: int, max_tokens: int) -> float:
+    import stemma as st
+
+    engine.flush_cache()
+
+    @st.function
+    def answer(s: st.ProgramState, number: int) -> None:
+        s += f"{number} " + "a b c d e f g h " * (prompt_tokens // 8)
+        s += st.gen("answer", max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+    started = time.perf_counter()
+    answer.run_batch([{"number": n} for n in range(batch)], backend=engine)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    _sum_as_rank_1(sys.argv[1], *map(int, sys.argv[2:]))

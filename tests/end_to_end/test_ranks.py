@@ -1,0 +1,88 @@
+"""A model that two processes hold together, served: what it says, and what becomes of it when one
+of them ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_process import ServerProcess, children, is_alive
+from waiting import wait_until
+
+import stemma as st
+
+FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off")
+PROMPT = "The story begins in a small town"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("ranks"), *FLAGS, "--tp-size", "2") as server:
+        yield server
+
+
+def ranks_of(engine: int) -> list[int]:
+    """The processes of its other ranks."""
+    return [
+        pid
+        for pid in children(engine)
+        if b"parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def engine_with(num_others: int) -> int:
+    """The process of this process's engine that has so many other ranks."""
+    (found,) = (pid for pid in children(os.getpid()) if len(ranks_of(pid)) == num_others)
+    return found
+
+
+@st.function
+def story(s: st.ProgramState) -> None:
+    s += PROMPT
+    forks = s.fork(2)
+    for number, fork in enumerate(forks):
+        fork += f" ({number})" + st.gen("text", max_tokens=12, temperature=0.7 * number)
+    forks.join()
+    s += st.gen("end", regex=r"[a-z]{4}\d", temperature=0.0)
+
+
+def test_a_program_says_what_it_says_on_one_process(server: ServerProcess) -> None:
+    options = {"dtype": "float64", "kernels": "reference", "speculate": "off"}
+    with st.Engine(max_total_tokens=4096, **options) as one, st.Runtime(server.endpoint) as two:
+        expected, found = (story.run(backend=backend, seed=4) for backend in (one, two))
+        assert found.text() == expected.text()
+
+
+def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: ServerProcess) -> None:
+    before = server.generate(8, prompt=PROMPT).json()["choices"][0]["text"]
+    engine = server.engine_pid
+    (rank,) = ranks_of(engine)
+    with server.stream(200, prompt=PROMPT) as events:
+        os.kill(rank, signal.SIGKILL)
+        assert any("error" in event for event in events)
+    wait_until(lambda: not is_alive(engine))
+    server.wait_healthy()
+    assert server.generate(8, prompt=PROMPT).json()["choices"][0]["text"] == before
+    assert server.engine_pid != engine and len(ranks_of(server.engine_pid)) == 1
+
+
+def test_ranks_end_with_their_engine_however_it_ends() -> None:
+    engine = st.Engine(tp_size=3, max_total_tokens=512)
+    pid = engine_with(2)
+    ranks = ranks_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    engine.shutdown()
+
+
+def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
+    with st.Engine(tp_size=2, max_total_tokens=512) as engine:
+        pid = engine_with(1)
+        (rank,) = ranks_of(pid)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid))
+        assert engine.get_server_info()["total_tokens"] == 512  # another one's
+        assert engine_with(1) != pid
