@@ -29,7 +29,7 @@ from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
 from ..models.layers.ranks import Ranks
 from ..schedule.plan import PendingStep, StepPlan
 from .meeting import OpenedMeeting
-from .orders import Start, frame
+from .orders import PlanWriter, Start, frame
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Leader:
         opened = OpenedMeeting(num_ranks, device)
         self._lost_fd, self._signal_fd = os.pipe()
         self._is_closing = False
+        self._plans = PlanWriter()
         self._processes = [_rank_process(opened.meeting.descriptors) for _ in range(1, num_ranks)]
         options = {"device": device, **options}
         try:
@@ -108,10 +109,10 @@ class Leader:
         return self.runner.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        return self._together(lambda: self.runner.submit(plan), "execute", plan)
+        return self._together(lambda: self.runner.submit(plan), self._plans.frame(plan))
 
     def warm_up(self, on_graph: GraphProgress | None = None) -> None:
-        self._together(lambda: self.runner.warm_up(on_graph), "warm_up")
+        self._together(lambda: self.runner.warm_up(on_graph), frame(("warm_up",)))
 
     def prepare_adapter(self, modules: Sequence[AdapterModule]) -> object:
         plain = [
@@ -124,17 +125,15 @@ class Leader:
         weights = adapter.weights
         assert isinstance(weights, _RankedAdapter), "prepared here"
         own = replace(adapter, weights=weights.own)
-        self._together(
-            lambda: self.runner.load_adapter(slot, own), "load_adapter", slot, weights.modules
-        )
+        order = frame(("load_adapter", slot, weights.modules))
+        self._together(lambda: self.runner.load_adapter(slot, own), order)
 
-    def _together(self, run: Callable[[], T], *order: Any) -> T:
-        """Run it here and as an order there; an error on one rank leaves the others waiting."""
+    def _together(self, run: Callable[[], T], order: bytes) -> T:
+        """Run it here, and the order there; an error on one rank would leave the others waiting."""
         self._communicator.check()
-        written = frame(order)
         try:
             for process in self._processes:
-                self._write(process, written)
+                self._write(process, order)
             result = run()
         except RankLost:
             raise

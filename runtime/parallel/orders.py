@@ -7,17 +7,24 @@ Ranks carry orders out one after the other. They answer through the communicator
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...piped_process import framed
 from ..checkpoint.config.model_config import ModelConfig
+from ..schedule.plan import PageUpdate, Row, StepPlan
+from ..schedule.sampling_params import SamplingParams
 from .meeting import Meeting
+
+_SENT_BEFORE = 0  # in place of sampling parameters
 
 Order = tuple[Any, ...]
 """A method's name, then its arguments."""
+
+EXECUTE = "execute"  # whose argument is written by a `PlanWriter`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +46,55 @@ def frame(message: Start | Order) -> bytes:
 def message_of(payload: bytes) -> Any:
     """What `frame` was given."""
     return pickle.loads(payload)
+
+
+class PlanWriter:
+    """Plans as they are sent, one after the other, to readers that get all of them.
+
+    What a step repeats is left out: the sampling parameters of a request are sent once, with the
+    first of its rows, and known by its row of the page table from then on.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[int, SamplingParams] = {}  # by table row
+
+    def frame(self, plan: StepPlan) -> bytes:
+        """The order to execute it."""
+        rows = [self._written(row) for row in plan.rows]
+        return frame((EXECUTE, replace(plan, rows=()), rows))
+
+    def _written(self, row: Row) -> tuple[Any, ...]:
+        update, sampling = row.page_update, row.sampling
+        if update is not None:
+            pages = array("i", update.pages).tobytes()
+            row = row._replace(page_update=(update.first, pages))  # type: ignore[arg-type]
+        if sampling is not None:
+            if self._sent.get(row.table_row) is sampling:
+                row = row._replace(sampling=_SENT_BEFORE)  # type: ignore[arg-type]
+            else:
+                self._sent[row.table_row] = sampling
+        return tuple(row)
+
+
+class PlanReader:
+    """The other side of a `PlanWriter`."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, SamplingParams] = {}
+
+    def plan(self, plan: StepPlan, rows: Sequence[tuple[Any, ...]]) -> StepPlan:
+        """From the arguments of the order."""
+        return replace(plan, rows=tuple(self._row(values) for values in rows))
+
+    def _row(self, values: tuple[Any, ...]) -> Row:
+        row = Row._make(values)
+        if row.page_update is not None:
+            first, written = row.page_update
+            pages = array("i")
+            pages.frombytes(written)  # type: ignore[arg-type]
+            row = row._replace(page_update=PageUpdate(first, pages))
+        if row.sampling == _SENT_BEFORE:
+            return row._replace(sampling=self._known[row.table_row])
+        if row.sampling is not None:
+            self._known[row.table_row] = row.sampling
+        return row

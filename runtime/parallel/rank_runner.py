@@ -11,6 +11,7 @@ from ..checkpoint.lora.adapter import AdapterModule
 from ..execute.model_runner import ModelRunner
 from ..models.layers.ranks import Ranks
 from ..schedule.plan import StepPlan
+from .orders import PlanReader
 
 
 class RankRunner:
@@ -20,9 +21,10 @@ class RankRunner:
         self, folder: Path, config: ModelConfig, ranks: Ranks, options: Mapping[str, Any]
     ) -> None:
         self._runner = ModelRunner(folder, config, ranks=ranks, **options)
+        self._plans = PlanReader()
 
-    def execute(self, plan: StepPlan) -> None:
-        self._runner.execute(plan)
+    def execute(self, plan: StepPlan, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._runner.execute(self._plans.plan(plan, rows))
 
     def warm_up(self) -> None:
         self._runner.warm_up()

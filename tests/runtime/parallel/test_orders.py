@@ -1,0 +1,108 @@
+"""What crosses between ranks: plans arrive as they were, in few bytes; sums and exchanges are as
+many as docs/how-it-works/parallelism.md counts."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from ranks import ThreadCommunicator, on_ranks
+from step_plans import GREEDY, Feed, PlanDriver
+
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.ranks import Ranks
+from stemma.runtime.models.model_config import read_model_config
+from stemma.runtime.parallel.orders import EXECUTE, PlanReader, PlanWriter, message_of
+from stemma.runtime.schedule.plan import Adjustment, PageUpdate, Row, SharedSegment, StepPlan
+from stemma.runtime.schedule.sampling_params import SamplingParams
+
+PARAMS = [SamplingParams(temperature=0.5, seed=i, logit_bias=((3, 1.0),)) for i in range(64)]
+
+
+def row(
+    request: int, table_row: int, start: int, params: SamplingParams | None, **fields: Any
+) -> Row:
+    return Row(request, table_row, start, (7,), sampling=params, **fields)
+
+
+def received(writer: PlanWriter, reader: PlanReader, plan: StepPlan) -> tuple[StepPlan, int]:
+    written = writer.frame(plan)
+    name, *arguments = message_of(written[4:])
+    assert name == EXECUTE
+    return reader.plan(*arguments), len(written)
+
+
+def test_plans_arrive_as_they_were_whoever_takes_a_row_of_the_table_next() -> None:
+    writer, reader = PlanWriter(), PlanReader()
+    adjustment = Adjustment(array("i", [1]), array("i", [2]), array("d", [0.5]), array("i"), (4,))
+    masks = np.array([[1, 2]], dtype=np.uint32)
+    first = row(1, 0, 0, PARAMS[0], page_update=PageUpdate(0, array("i", [9, 8])), mask=0)
+    plans = [
+        StepPlan(0, (first, row(2, 1, 5, None)), (SharedSegment(0, 4, 0, 2),), masks),
+        StepPlan(1, (row(1, 0, 1, PARAMS[0], adjustments=(adjustment,)), row(2, 1, 6, PARAMS[1]))),
+        StepPlan(2, (row(3, 0, 0, PARAMS[2]), row(2, 1, 7, PARAMS[1], sampled_at=(0,)))),
+        StepPlan(3, (row(3, 0, 1, PARAMS[2]),)),
+    ]
+    for plan in plans:
+        found, _ = received(writer, reader, plan)
+        assert found == plan
+        assert plan.masks is None or np.array_equal(plan.masks, found.masks)
+
+
+def test_a_step_of_64_rows_takes_few_bytes() -> None:
+    writer, reader = PlanWriter(), PlanReader()
+    for step in range(2):
+        update = PageUpdate(300 + step, array("i", [5000]))
+        rows = tuple(row(i, i, 300 + step, PARAMS[i], page_update=update) for i in range(64))
+        found, num_bytes = received(writer, reader, StepPlan(step, rows))
+        assert found.rows == rows
+    assert num_bytes < 4096
+
+
+class Counting(ThreadCommunicator):
+    """Notes what is summed and exchanged."""
+
+    def __init__(self, inner: ThreadCommunicator) -> None:
+        super().__init__(inner.rank, inner._parts, inner._barrier)
+        self.sums: list[int] = []
+        self.exchanges: list[int] = []
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        num_exchanges = len(self.exchanges)
+        super().all_reduce(x)
+        del self.exchanges[num_exchanges:]
+        self.sums.append(x.numel())
+
+    def all_gather(self, data: Any) -> Any:
+        self.exchanges.append(data.size)
+        return super().all_gather(data)
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_a_step_makes_two_sums_a_layer_and_one_exchange_of_its_winners(
+    tmp_path: Path, num_layers: int
+) -> None:
+    make_checkpoint(tmp_path, num_layers=num_layers, has_tokenizer=False)
+    nucleus = SamplingParams(temperature=1.0, top_k=5, top_p=0.9)
+
+    def run(communicator: ThreadCommunicator) -> None:
+        counting = Counting(communicator)
+        runner = ModelRunner(
+            tmp_path, read_model_config(tmp_path), dtype="float64", kernels="reference",
+            num_pages=64, max_running_requests=4, ranks=Ranks(counting.rank, 2, counting),
+        )  # fmt: skip
+        driver = PlanDriver(runner)
+        one, other = driver.sequence(), driver.sequence()
+        for sampling, exchanges in ((GREEDY, [3 * 2]), (nucleus, [(2 + 5) * 2, 3 * 2])):
+            counting.sums, counting.exchanges = [], []
+            driver.step([Feed(one, (1, 2, 3), sampling), Feed(other, (4,), sampling)])
+            # The embedding's, then attention's and the feed-forward block's of each layer.
+            assert counting.sums == [4 * 64] * (1 + 2 * num_layers)
+            assert counting.exchanges == exchanges
+
+    on_ranks(2, run)
