@@ -644,6 +644,10 @@ class Communicator(Protocol):
         """data: of host memory -> [num_ranks, *data.shape]. Raises RankLost after `abort`."""
         ...
 
+    def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """x [N, sizes[rank]] -> [N, sum of sizes], all ranks' columns."""
+        ...
+
     def abort(self) -> None:
         """Let every rank that waits, or will, give up; from any thread."""
         ...

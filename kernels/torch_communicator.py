@@ -3,6 +3,7 @@ without a compiled library. Its sums are the reference of the compiled ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
+from torch.nn.functional import pad
 
 from ..errors import RankLost
 
@@ -61,6 +63,13 @@ class TorchCommunicator:
         self._wait_for(lambda: dist.all_gather(parts, flat))
         gathered = torch.stack(parts).numpy()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
+
+    def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `ops.Communicator`."""
+        padded = pad(x, (0, max(sizes) - x.shape[1]))
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:, :size] for part, size in zip(gathered, sizes)], dim=1)
 
     def abort(self) -> None:
         """See `ops.Communicator`: here the end of this process tells the others."""

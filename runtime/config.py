@@ -246,7 +246,6 @@ class EngineConfig:
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
         if self.tp_size > 1:
-            _require("device", self.device, self.device == "cpu", "cpu with tp_size > 1")
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, "none with tp_size > 1")
         if self.deterministic:

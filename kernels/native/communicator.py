@@ -6,12 +6,14 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...errors import InvalidRequest, RankLost
 from .bindings import DEFAULT_SPIN_US, SPIN_ENV, library_without_threads
@@ -89,6 +91,13 @@ class SharedMemoryCommunicator:
             gathered[:, first : first + part.size] = together
         self.check()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
+
+    def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `ops.Communicator`."""
+        padded = pad(x, (0, max(sizes) - x.shape[1]))
+        gathered = torch.from_numpy(self.all_gather(padded.view(torch.uint8).numpy()))
+        parts = zip(gathered.view(x.dtype), sizes, strict=True)
+        return torch.cat([part[:, :size] for part, size in parts], dim=1)
 
     def abort(self) -> None:
         """See `ops.Communicator`."""

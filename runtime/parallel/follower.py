@@ -51,7 +51,9 @@ def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
 
     communicator = start.meeting.join(start.rank)
     try:
-        ranks = Ranks(start.rank, start.meeting.num_ranks, communicator)
+        is_on_cpu = start.options["device"] == "cpu"
+        count = start.meeting.num_ranks
+        ranks = Ranks(start.rank, count, communicator, gathers_logits=not is_on_cpu)
         runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
         gc.collect()
         gc.freeze()

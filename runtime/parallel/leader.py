@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import RankLost
+from ...kernels.triton.availability import is_interpreted
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.model_runner import GraphProgress, ModelRunner
@@ -34,6 +36,7 @@ from .orders import PlanWriter, Start, frame
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_GRACE_S = 0.5  # for an engine to end by itself
 _END_S = 5.0  # for a rank to end once its input has ended
 
 
@@ -81,6 +84,7 @@ class Leader:
         opened = OpenedMeeting(num_ranks, device)
         self._lost_fd, self._signal_fd = os.pipe()
         self._is_closing = False
+        self._is_on_gpu = device != "cpu" and not is_interpreted()
         self._plans = PlanWriter()
         self._processes = [_rank_process(opened.meeting.descriptors) for _ in range(1, num_ranks)]
         options = {"device": device, **options}
@@ -92,7 +96,7 @@ class Leader:
             self._communicator = opened.communicator()
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process,), daemon=True).start()
-            ranks = Ranks(0, num_ranks, self._communicator)
+            ranks = Ranks(0, num_ranks, self._communicator, gathers_logits=device != "cpu")
             self.runner = ModelRunner(
                 model_folder, model_config, ranks=ranks, on_progress=on_progress, **options
             )
@@ -181,10 +185,14 @@ class Leader:
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """In a thread of its own: until the process has ended."""
         process.wait()
-        if not self._is_closing:
-            log.error("rank %d of the model has ended", self._processes.index(process) + 1)
-            self._communicator.abort()
-            os.write(self._signal_fd, b"\0")
+        if self._is_closing:
+            return
+        log.error("rank %d of the model has ended", self._processes.index(process) + 1)
+        self._communicator.abort()
+        os.write(self._signal_fd, b"\0")
+        if self._is_on_gpu:  # where a sum that comes to nothing is waited for without end
+            time.sleep(_GRACE_S)
+            os._exit(1)
 
 
 def _rank_process(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:

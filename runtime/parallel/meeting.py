@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 from ...kernels.ops import Communicator
+from ...kernels.triton.availability import is_interpreted
 from ...native_library import BuildError
 
 
@@ -42,8 +43,9 @@ class OpenedMeeting:
     def __init__(self, num_ranks: int, device: str) -> None:
         """Raises InvalidRequest for more ranks than there is room for."""
         self._memory: SharedMemory | None = None
-        self.meeting = Meeting(num_ranks, is_on_gpu=device != "cpu")
-        if device == "cpu":
+        is_on_gpu = device != "cpu" and not is_interpreted()
+        self.meeting = Meeting(num_ranks, is_on_gpu=is_on_gpu)
+        if not is_on_gpu:
             try:
                 self._memory = SharedMemory(num_ranks)
                 self.meeting = Meeting(num_ranks, descriptor=self._memory.descriptor)
@@ -53,7 +55,7 @@ class OpenedMeeting:
         from ...kernels.torch_communicator import new_store
 
         self._store = new_store(num_ranks)
-        self.meeting = Meeting(num_ranks, port=self._store.port, is_on_gpu=device != "cpu")
+        self.meeting = Meeting(num_ranks, port=self._store.port, is_on_gpu=is_on_gpu)
 
     def communicator(self) -> Communicator:
         meeting = self.meeting

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ...piped_process import framed
 from ..checkpoint.config.model_config import ModelConfig
-from ..schedule.plan import PageUpdate, Row, StepPlan
+from ..schedule.plan import ImageSource, PageUpdate, Row, StepPlan
 from ..schedule.sampling_params import SamplingParams
 from .meeting import Meeting
 
@@ -48,6 +51,28 @@ def message_of(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadImage:
+    """An `ImageSource` as it can be sent."""
+
+    grid: tuple[int, int]
+    values: npt.NDArray[np.float32] | None
+    error: str  # where its bytes were no image after all
+
+    @classmethod
+    def of(cls, source: ImageSource) -> _ReadImage:
+        try:
+            return cls(source.grid, source.patches(), "")
+        except Exception as error:
+            return cls(source.grid, None, str(error))
+
+    def patches(self) -> npt.NDArray[np.float32]:
+        """See `ImageSource`."""
+        if self.values is None:
+            raise ValueError(self.error)
+        return self.values
+
+
 class PlanWriter:
     """Plans as they are sent, one after the other, to readers that get all of them.
 
@@ -61,7 +86,11 @@ class PlanWriter:
     def frame(self, plan: StepPlan) -> bytes:
         """The order to execute it."""
         rows = [self._written(row) for row in plan.rows]
-        return frame((EXECUTE, replace(plan, rows=()), rows))
+        encodes = tuple(
+            part if part.source is None else replace(part, source=_ReadImage.of(part.source))
+            for part in plan.encodes
+        )
+        return frame((EXECUTE, replace(plan, rows=(), encodes=encodes), rows))
 
     def _written(self, row: Row) -> tuple[Any, ...]:
         update, sampling = row.page_update, row.sampling

@@ -43,6 +43,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
         "page_size": 16, "chunked_prefill_size": 23, "max_running_requests": 3
     },
     "a host tier": {"max_total_tokens": 120, "host_kv_tokens": 400},
+    "two ranks": {"tp_size": 2, "chunked_prefill_size": 11},
     "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 11},
 }  # fmt: skip
 
@@ -152,6 +153,8 @@ def test_tokens_are_identical_missed_and_hit(
     hits = serve(loaded, jobs[::-1], images)
     assert outputs_of(hits) == alone[::-1]
     assert sum(request.num_cached_tokens for request in hits) > 150
+    if loaded.ranks is not None:
+        loaded.ranks.close()
 
 
 @pytest.mark.parametrize("size", [5, 64])

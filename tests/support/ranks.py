@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -37,6 +37,9 @@ class ThreadCommunicator:
         for part in parts[1:]:
             total += torch.from_numpy(part)
         x.copy_(total)
+
+    def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        raise NotImplementedError
 
     def abort(self) -> None:
         self._barrier.abort()

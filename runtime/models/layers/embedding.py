@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class VocabEmbedding:
     def __init__(self, build: ModelBuild) -> None:
         config, source = build.config, build.source
         shape = (config.vocab_size, config.hidden_size)
-        self._ranks = build.ranks
+        self._ranks, self._vocab_size = build.ranks, config.vocab_size
         self._share = share = vocab_share(config.vocab_size, build.ranks)
         rows = None if share is None else [share]
         part = WHOLE if rows is None else Part([rows])
@@ -74,14 +75,25 @@ class VocabEmbedding:
             self._scale(x, self._multiplier)
         return x
 
+    def _gathered(self, logits: Tensor) -> Tensor:
+        ranks = self._ranks
+        if self._share is None or ranks.communicator is None:
+            return logits
+        sizes = []
+        for rank in range(ranks.num_ranks):
+            share = vocab_share(self._vocab_size, replace(ranks, rank=rank))
+            assert share is not None, "all ranks have one"
+            sizes.append(share[1] - share[0])
+        return ranks.communicator.gather_columns(logits, sizes)
+
     def _rows(self, input_ids: Tensor) -> Tensor:
         if self._share is None:
             return self._gather(self._table, input_ids)
         return self._ranks.sum(self._gather_share(self._table, input_ids, self._share[0]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary, float32, or
-        float64 for a float64 model."""
+        """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary unless ranks
+        gather them, float32, or float64 for a float64 model."""
         logits = self._output(hidden)
         if self._bias is not None:
             logits += self._bias
@@ -89,7 +101,7 @@ class VocabEmbedding:
             logits /= self._logits_divisor
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return logits
+        return self._gathered(logits) if self._ranks.gathers_logits else logits
 
 
 def vocab_share(vocab_size: int, ranks: Ranks) -> Range | None:

@@ -29,6 +29,9 @@ class Ranks:
     rank: int = 0
     num_ranks: int = 1
     communicator: Communicator | None = None  # None: the only one
+    # Logits are gathered, so that each rank draws by itself, as a GPU's kernels do; else ranks draw
+    # together, each over its share of the vocabulary.
+    gathers_logits: bool = False
 
     def share(self, size: int) -> Range | None:
         """This rank's part of [0, size), in its order, about the same for all; None: all of it."""

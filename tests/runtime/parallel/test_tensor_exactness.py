@@ -85,6 +85,18 @@ def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
     assert stats.num_preemptions > before[0] and host.num_loaded_tokens > before[1]
 
 
+def test_tokens_are_identical_on_accelerators_that_plan_ahead(
+    load: Load, jobs: list[Job], alone: list[list[int]]
+) -> None:
+    """Queued steps, in the interpreter's place of GPUs; each rank draws over gathered logits."""
+    loaded = load(tp_size=2, device="cuda", chunked_prefill_size=23)
+    stats = loaded.engine.scheduler.stats
+    num_before = stats.num_overlapped_steps
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert outputs_of(serve(loaded, jobs)) == alone
+    assert jobs is JOBS["constrained"] or stats.num_overlapped_steps > num_before
+
+
 def test_scores_and_log_probabilities_equal_those_of_one_process(load: Load) -> None:
     prompt = JOBS["greedy"][5].prompt
     scoring = Scoring(3, prompt[4:], num_top=4)
