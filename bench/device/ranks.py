@@ -88,7 +88,7 @@ def _timed(call: Callable[[], object]) -> float:
 def _copier(x: Tensor) -> Callable[[], object]:
     import torch
 
-    shared = torch.empty_like(x).share_memory_()
+    shared = torch.empty_like(x).share_memory_()  # type: ignore[no-untyped-call]
 
     def copy() -> None:
         shared.copy_(x)

@@ -122,7 +122,8 @@ class PlanReader:
             pages = array("i")
             pages.frombytes(written)  # type: ignore[arg-type]
             row = row._replace(page_update=PageUpdate(first, pages))
-        if row.sampling == _SENT_BEFORE:
+        sampling: object = row.sampling
+        if sampling == _SENT_BEFORE:
             return row._replace(sampling=self._known[row.table_row])
         if row.sampling is not None:
             self._known[row.table_row] = row.sampling
