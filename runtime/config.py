@@ -117,6 +117,11 @@ class EngineConfig:
         "(tensor parallelism; default: %(default)s)", integer(1, 62), metavar="N", is_common=True,
     )
 
+    ep_size: int = flag(
+        1, "groups of these that have other experts of a mixture each, rather than a part of every "
+        "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+    )
+
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
@@ -245,6 +250,8 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
+        fits = self.tp_size % self.ep_size == 0
+        _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
         if self.tp_size > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, "none with tp_size > 1")

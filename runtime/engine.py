@@ -348,6 +348,7 @@ class LoadedModel:
                 self.folder,
                 self.model_config,
                 config.tp_size,
+                config.ep_size,
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,

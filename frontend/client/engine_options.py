@@ -26,6 +26,7 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | None
     device: str
     tp_size: int
+    ep_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -100,6 +101,7 @@ _SAME: Mapping[str, str] = {
     "num_speculative_tokens": "speculative_num_tokens",
     "speculative_num_draft_tokens": "speculative_num_tokens",
     "tp": "tp_size",
+    "ep": "ep_size",
     "tensor_parallel_size": "tp_size",
     "endpoint": "listen",
 }

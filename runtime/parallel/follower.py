@@ -51,9 +51,13 @@ def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
 
     communicator = start.meeting.join(start.rank)
     try:
-        is_on_cpu = start.options["device"] == "cpu"
-        count = start.meeting.num_ranks
-        ranks = Ranks(start.rank, count, communicator, gathers_logits=not is_on_cpu)
+        ranks = Ranks(
+            start.rank,
+            start.meeting.num_ranks,
+            communicator,
+            gathers_logits=start.options["device"] != "cpu",
+            num_expert_groups=start.num_expert_groups,
+        )
         runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
         gc.collect()
         gc.freeze()

@@ -41,16 +41,21 @@ _END_S = 5.0  # for a rank to end once its input has ended
 
 
 def load_model(
-    model_folder: Path, model_config: ModelConfig, num_ranks: int, **options: Any
+    model_folder: Path,
+    model_config: ModelConfig,
+    num_ranks: int,
+    num_expert_groups: int,
+    **options: Any,
 ) -> tuple[ModelRunner, Leader | None]:
     """The runner of this process, which is rank 0; and, where there are other ranks, what executes
-    plans on all. options: of `ModelRunner`. Raises as `Leader` does."""
+    plans on all. num_expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
+    does."""
     if num_ranks == 1:
         return ModelRunner(model_folder, model_config, **options), None
     if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
         fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
         options["mem_fraction"] = fraction / num_ranks
-    leader = Leader(model_folder, model_config, num_ranks, **options)
+    leader = Leader(model_folder, model_config, num_ranks, num_expert_groups, **options)
     return leader.runner, leader
 
 
@@ -74,6 +79,7 @@ class Leader:
         model_folder: Path,
         model_config: ModelConfig,
         num_ranks: int,
+        num_expert_groups: int,
         *,
         device: str,
         on_progress: Any = None,
@@ -91,12 +97,20 @@ class Leader:
         try:
             for rank, process in enumerate(self._processes, 1):
                 own = {**options, "device": _device_of(device, rank)}
-                start = Start(rank, opened.meeting, model_folder, model_config, own)
+                start = Start(
+                    rank, opened.meeting, num_expert_groups, model_folder, model_config, own
+                )
                 self._write(process, frame(start))
             self._communicator = opened.communicator()
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process,), daemon=True).start()
-            ranks = Ranks(0, num_ranks, self._communicator, gathers_logits=device != "cpu")
+            ranks = Ranks(
+                0,
+                num_ranks,
+                self._communicator,
+                gathers_logits=device != "cpu",
+                num_expert_groups=num_expert_groups,
+            )
             self.runner = ModelRunner(
                 model_folder, model_config, ranks=ranks, on_progress=on_progress, **options
             )

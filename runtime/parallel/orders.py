@@ -36,6 +36,7 @@ class Start:
 
     rank: int
     meeting: Meeting
+    num_expert_groups: int
     model_folder: Path
     model_config: ModelConfig
     options: Mapping[str, Any]  # of `ModelRunner`

@@ -17,6 +17,7 @@ from ...checkpoint.parts import WHOLE, Part, Range, part_of
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
+from .expert_share import ExpertShare, OwnExperts, expert_share
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
 from .ranks import ALONE, Ranks
@@ -35,7 +36,8 @@ def feed_forward_of(
 class MixtureOfExperts:
     """The weighted sum of the chosen experts, and of the shared expert if there is one.
 
-    Between ranks each expert is divided as a dense block is; all ranks route alike.
+    Between ranks each expert is divided as a dense block is, or groups of ranks have other experts
+    (`expert_share`); all ranks route alike.
     """
 
     def __init__(self, build: ModelBuild, layer: str) -> None:
@@ -110,10 +112,10 @@ class MixtureOfExperts:
 
 def _is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
     """Whether all parts of the mixture can be divided: their results are summed together."""
-    sizes = [experts.intermediate_size]
-    if experts.shared_intermediate_size:
-        sizes.append(experts.shared_intermediate_size)
-    return experts.has_gates and all(ranks.share(size) is not None for size in sizes)
+    within = expert_share(experts.num_experts, ranks).ranks
+    is_divided = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
+    shared = experts.shared_intermediate_size
+    return experts.has_gates and is_divided and (not shared or ranks.share(shared) is not None)
 
 
 def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:
@@ -121,22 +123,32 @@ def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts
     if not experts.has_gates:
         return PlainExperts(build, name, experts)
     take = _take_stacked if experts.is_stacked else take_experts
-    share = build.ranks.share(experts.intermediate_size)
-    return build.kernels.make_experts(
+    share = expert_share(experts.num_experts, build.ranks)
+    made = build.kernels.make_experts(
         *take(build, name, experts, share),
         experts.clamped or build.config.activation,
         *(_take_biases(build, name, experts, share) if experts.has_biases else ()),
     )
+    if share.experts is None:
+        return made
+    return OwnExperts(made, share.experts, is_static=build.device.type == "cuda")
 
 
 def take_experts(
-    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None = None
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: ExpertShare | None = None
 ) -> tuple[Weight, Weight]:
-    """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them; share: of I; None:
-    all."""
+    """gate_up [E, 2 * I, H] and down [E, H, I], as `ops.MakeExperts` takes them; share: this rank's
+    of E and I; None: all."""
     hidden_size, size = build.config.hidden_size, experts.intermediate_size
-    source, numbers, names = build.source, range(experts.num_experts), experts.names
-    gates = WHOLE if share is None else Part([[share], [share]])
+    share = share or ExpertShare(None, ALONE)
+    source, names = build.source, experts.names
+    numbers = [expert for expert in range(experts.num_experts) if share.has(expert)]
+    for expert in range(experts.num_experts):
+        if not share.has(expert):  # another rank has it
+            for module in (names.gate, names.up, names.down):
+                source.skip(f"{name}.{module.format(expert)}.")
+    inner = share.ranks.share(size)
+    gates = WHOLE if inner is None else Part([[inner], [inner]])
     gate_up = stacked_weights(
         (
             source.take_part(
@@ -147,21 +159,21 @@ def take_experts(
             )
             for expert in numbers
         ),
-        experts.num_experts,
+        len(numbers),
     )
-    own = Part(inputs=share)
+    own = Part(inputs=inner)
     down = stacked_weights(
         (
             source.take_part([f"{name}.{names.down.format(expert)}"], [hidden_size], size, own)
             for expert in numbers
         ),
-        experts.num_experts,
+        len(numbers),
     )
     return gate_up, down
 
 
 def _take_stacked(
-    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: ExpertShare
 ) -> tuple[Weight, Weight]:
     """The same, of a checkpoint that has a tensor for all experts."""
     hidden_size, size, count = (
@@ -177,15 +189,25 @@ def _take_stacked(
             gate_up = _gates_first(gate_up)
         else:
             gate_up = gate_up.map(_gates_first)
-    if share is None:
+    gate_up, down = (_experts_in(weight, share.experts) for weight in (gate_up, down))
+    inner = share.ranks.share(experts.intermediate_size)
+    if inner is None:
         return gate_up, down
     size = experts.intermediate_size
-    gate_up = part_of([names.gate_up], gate_up, [size, size], Part([[share], [share]]))
-    return gate_up, part_of([names.down], down, [hidden_size], Part(inputs=share))
+    gate_up = part_of([names.gate_up], gate_up, [size, size], Part([[inner], [inner]]))
+    return gate_up, part_of([names.down], down, [hidden_size], Part(inputs=inner))
+
+
+def _experts_in(weight: Weight, own: Range | None) -> Weight:
+    if own is None:
+        return weight
+    if isinstance(weight, Tensor):
+        return weight[slice(*own)].clone()
+    return weight.map(lambda tensor: tensor[slice(*own)].clone())
 
 
 def _take_biases(
-    build: ModelBuild, name: str, experts: ExpertsConfig, share: Range | None
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: ExpertShare
 ) -> tuple[Tensor, Tensor]:
     """gate_up [E, 2 * I] and down [E, H]; of partial results one rank's have those of down."""
     names, count = experts.names, experts.num_experts
@@ -194,12 +216,15 @@ def _take_biases(
     )
     down = build.source.take(f"{name}.{names.down}_bias", (count, build.config.hidden_size))
     gate_up = _gates_first(gate_up)
-    if share is None:
+    if share.experts is not None:
+        gate_up, down = gate_up[slice(*share.experts)], down[slice(*share.experts)]
+    inner = share.ranks.share(experts.intermediate_size)
+    if inner is None:
         return gate_up, down
-    first, end = share
+    first, end = inner
     gates, ups = gate_up.chunk(2, dim=1)
     gate_up = torch.cat((gates[:, first:end], ups[:, first:end]), dim=1)
-    return gate_up, down if build.ranks.rank == 0 else torch.zeros_like(down)
+    return gate_up, down if share.ranks.rank == 0 else torch.zeros_like(down)
 
 
 def _gates_first(rows: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ class Ranks:
     # Logits are gathered, so that each rank draws by itself, as a GPU's kernels do; else ranks draw
     # together, each over its share of the vocabulary.
     gathers_logits: bool = False
+    num_expert_groups: int = 1  # of ranks, each with other experts; divides num_ranks
 
     def share(self, size: int) -> Range | None:
         """This rank's part of [0, size), in its order, about the same for all; None: all of it."""

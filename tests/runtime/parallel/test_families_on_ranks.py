@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 from family_cases import CASES, VOCAB_SIZE
 from mixtures import make_mixture
 from ranks import ThreadCommunicator, on_ranks
 from step_plans import Feed, PlanDriver
+from torch import Tensor
 
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.expert_share import OwnExperts
 from stemma.runtime.models.layers.ranks import ALONE, Ranks, head_share
 from stemma.runtime.models.model_config import read_model_config
 
@@ -54,11 +57,21 @@ WHOLE_ATTENTION = {
 }
 
 
-def scores(folder: Path, communicator: ThreadCommunicator | None = None) -> list[tuple[float, ...]]:
+MIXTURES = [name for name in MODELS if "expert" in name]
+
+
+def scores(
+    folder: Path, communicator: ThreadCommunicator | None = None, num_expert_groups: int = 1
+) -> list[tuple[float, ...]]:
     """Log-probabilities of the prompts' tokens, computed together in two steps."""
     ranks = ALONE
     if communicator is not None:
-        ranks = Ranks(communicator.rank, communicator.num_ranks, communicator)
+        ranks = Ranks(
+            communicator.rank,
+            communicator.num_ranks,
+            communicator,
+            num_expert_groups=num_expert_groups,
+        )
     runner = ModelRunner(
         folder,
         read_model_config(folder),
@@ -87,3 +100,32 @@ def test_log_probabilities_are_those_of_one_rank(name: str, tmp_path: Path) -> N
     for of_rank in on_ranks(2, lambda communicator: scores(tmp_path, communicator)):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_log_probabilities_are_those_of_one_rank_where_ranks_have_other_experts(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
+    """Of four ranks two have the same experts, of which each computes a part."""
+    MODELS[name](tmp_path)
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, 2)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_rank_adds_what_its_experts_give_and_nothing_else(is_static: bool) -> None:
+    """Also where no token has chosen any of them."""
+
+    def experts(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Expert e multiplies by e + 2."""
+        return (x[:, None] * (ids + 2)[..., None] * weights[..., None]).sum(1)
+
+    x = torch.arange(1.0, 4.0)[:, None]
+    ids = torch.tensor([[0, 5], [4, 3], [1, 2]])
+    weights = torch.tensor([[0.5, 0.5], [1.0, 2.0], [1.0, 1.0]])
+    of_four_and_five = OwnExperts(experts, (4, 6), is_static=is_static)
+    assert of_four_and_five(x, ids, weights).tolist() == [[1.5], [4.0], [0.0]]
+    assert OwnExperts(experts, (6, 8), is_static=is_static)(x, ids, weights).sum() == 0
