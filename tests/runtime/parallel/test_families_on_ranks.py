@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from caches import own_cache
 from checkpoints import make_checkpoint
 from family_cases import CASES, VOCAB_SIZE
+from gguf import GGMLQuantizationType as Kind
+from gguf_files import write_gguf
 from mixtures import make_mixture
 from ranks import ThreadCommunicator, on_ranks
 from step_plans import Feed, PlanDriver
 from torch import Tensor
 
+from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.expert_share import OwnExperts
 from stemma.runtime.models.layers.ranks import ALONE, Ranks, head_share
@@ -61,7 +66,10 @@ MIXTURES = [name for name in MODELS if "expert" in name]
 
 
 def scores(
-    folder: Path, communicator: ThreadCommunicator | None = None, num_expert_groups: int = 1
+    folder: Path,
+    communicator: ThreadCommunicator | None = None,
+    num_expert_groups: int = 1,
+    **options: Any,
 ) -> list[tuple[float, ...]]:
     """Log-probabilities of the prompts' tokens, computed together in two steps."""
     ranks = ALONE
@@ -81,6 +89,7 @@ def scores(
         max_running_requests=4,
         num_state_checkpoints=2,
         ranks=ranks,
+        **options,
     )
     driver = PlanDriver(runner)
     sequences = [driver.sequence() for _ in PROMPTS]
@@ -129,3 +138,27 @@ def test_a_rank_adds_what_its_experts_give_and_nothing_else(is_static: bool) -> 
     of_four_and_five = OwnExperts(experts, (4, 6), is_static=is_static)
     assert of_four_and_five(x, ids, weights).tolist() == [[1.5], [4.0], [0.0]]
     assert OwnExperts(experts, (6, 8), is_static=is_static)(x, ids, weights).sum() == 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_are_rounded_alike(quantization: str, tmp_path: Path) -> None:
+    """The output projection is the embedding, and gets 8 bits."""
+    make_checkpoint(tmp_path, has_tokenizer=False, tie_word_embeddings=True)
+    whole = scores(tmp_path, quantization=quantization)
+    for of_rank in on_ranks(2, lambda ranks: scores(tmp_path, ranks, quantization=quantization)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_gguf_files_are_divided(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and keys are in another order there; a tied embedding is packed as it is."""
+    own_cache(monkeypatch, tmp_path / "cache")
+    folder = make_checkpoint(tmp_path, tie_word_embeddings=True, hidden_size=128, num_heads=4)
+    converted = convert_gguf(write_gguf(folder, tmp_path / "model.gguf", kind))
+    whole = scores(converted)
+    for of_rank in on_ranks(2, lambda ranks: scores(converted, ranks)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-9)
