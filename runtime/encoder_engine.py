@@ -196,3 +196,5 @@ def _require_plain(config: EngineConfig, encoder: EncoderConfig) -> None:
         raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}, without KV")
     if config.kv_store is not None:
         raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}, without KV")
+    if config.tp_size > 1:
+        raise InvalidRequest.of("tp_size", config.tp_size, f"1: {why}, in one process")

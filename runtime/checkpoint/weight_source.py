@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import Weight
-from .parts import Part, Rows, part_of, rows_of
+from .parts import Part, Rows
+from .weight_parts import part_of, rows_of
 
 
 class WeightSource(Protocol):

@@ -22,6 +22,10 @@ class BlockFormat:
     def is_quantized(self) -> bool:
         return self.block_values > 1
 
+    def bytes_of(self, num_values: int) -> int:
+        """Of so many values, a multiple of a block's."""
+        return num_values // self.block_values * self.block_bytes
+
 
 FORMATS = {
     0: BlockFormat("F32", 1, 4),

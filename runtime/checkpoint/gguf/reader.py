@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ....errors import ModelLoadError
 from ..model_files import open_plain_file
+from ..parts import Range
 from .formats import BlockFormat, format_of
 
 MAGIC = b"GGUF"
@@ -94,12 +95,26 @@ class GgufFile:
             stream.close()
             raise
 
-    def read(self, place: TensorPlace, first_row: int, num_rows: int) -> NDArray[np.uint8]:
-        """[num_rows, row_bytes] of a tensor; rows are counted over all leading axes."""
+    def read(
+        self, place: TensorPlace, first_row: int, num_rows: int, columns: Range | None = None
+    ) -> NDArray[np.uint8]:
+        """[num_rows, row_bytes] of a tensor; rows are counted over all leading axes. columns: these
+        values of each row alone, which begin and end with blocks; nothing else is read."""
         assert 0 <= first_row <= first_row + num_rows <= place.num_rows, "rows outside the tensor"
-        rows = np.empty((num_rows, place.row_bytes), dtype=np.uint8)
-        buffer = rows.reshape(-1).data
         offset = place.offset + first_row * place.row_bytes
+        if columns is None:
+            rows = np.empty((num_rows, place.row_bytes), dtype=np.uint8)
+            self._fill(place, rows.reshape(-1), offset)
+            return rows
+        begin, end = (place.format.bytes_of(column) for column in columns)
+        rows = np.empty((num_rows, end - begin), dtype=np.uint8)
+        for row in range(num_rows):
+            self._fill(place, rows[row], offset + row * place.row_bytes + begin)
+        return rows
+
+    def _fill(self, place: TensorPlace, target: NDArray[np.uint8], offset: int) -> None:
+        """target [N]: of the bytes of a tensor from `offset` of the file on."""
+        buffer = target.data
         while len(buffer):
             try:
                 count = os.preadv(self._stream.fileno(), [buffer], offset)
@@ -113,7 +128,6 @@ class GgufFile:
                     f"{len(buffer)} bytes too early"
                 )
             buffer, offset = buffer[count:], offset + count
-        return rows
 
     def close(self) -> None:
         self._stream.close()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ....errors import ModelLoadError
 from ..config.fields import Fields
+from ..parts import Range
 from .reader import GgufFile, TensorPlace
 
 _SUFFIX = ".gguf"
@@ -78,9 +79,11 @@ class GgufModel:
         """Whether any tensor has fewer than 16 bits."""
         return any(place.format.is_quantized for place in self.tensors.values())
 
-    def read(self, place: TensorPlace, first_row: int, num_rows: int) -> NDArray[np.uint8]:
-        """[num_rows, row_bytes] of a tensor; rows are counted over all leading axes."""
-        return self._file_of[place.name].read(place, first_row, num_rows)
+    def read(
+        self, place: TensorPlace, first_row: int, num_rows: int, columns: Range | None = None
+    ) -> NDArray[np.uint8]:
+        """See `GgufFile.read`."""
+        return self._file_of[place.name].read(place, first_row, num_rows, columns)
 
     def close(self) -> None:
         self._opened.close()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from ....errors import ModelLoadError
 from ....frontend.client.progress import ByteProgress
 from ....kernels.ops import Weight
 from ....kernels.quantized_tensors import QuantizedWeight
+from ..parts import WHOLE, Part, Range, Rows, num_rows
 from ..weight_source import WeightSource, empty_stack
 from .blocks import LAYOUTS, GroupLayout, fits_half, to_floats, to_groups
 from .hyperparameters import Hyperparameters
@@ -47,6 +50,9 @@ class _Part:
     place: TensorPlace
     origin: Origin
     base: int = 0  # the row of what is requested from which its own, or their places, count
+    # Of what is requested a rank wants these rows and columns alone; None: all.
+    rows: Rows | None = None
+    wanted_columns: Range | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,12 +74,25 @@ class _Part:
     def is_vector(self) -> bool:
         return len(self.shape) == 1
 
-    def targets(self, first: int, count: int) -> slice | Tensor:
-        """The target places of these of its rows."""
-        if self.origin.places is None or self.is_vector:
-            return slice(self.base + first, self.base + first + count)
-        places = self.origin.places(self.num_rows)[first : first + count]
-        return torch.from_numpy(self.base + places)
+    def targets(self) -> npt.NDArray[np.int64]:
+        """[num_rows] the target places of its rows; -1: not wanted."""
+        own = np.arange(self.num_rows)
+        if self.origin.places is not None and not self.is_vector:
+            own = self.origin.places(self.num_rows)
+        own = own + self.base
+        if self.rows is None:
+            return own
+        places, done = np.full(len(own), -1), 0
+        for first, end in self.rows:
+            is_here = (own >= first) & (own < end)
+            places[is_here] = own[is_here] - first + done
+            done += end - first
+        return places
+
+    @property
+    def num_wanted(self) -> int:
+        """How many of its rows."""
+        return self.num_rows if self.rows is None else int((self.targets() >= 0).sum())
 
     @property
     def columns(self) -> Tensor | None:
@@ -159,6 +178,38 @@ class GgufWeights(WeightSource):
             return self._packed(parts, in_features)
         return self._stacked(parts, shapes, self._floating_dtype(flat))
 
+    def take_rows(
+        self, name: str, shape: Sequence[int], rows: Rows | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if rows is None or len(shape) == 1:  # vectors are one row of a file
+            return super().take_rows(name, shape, rows, dtype)
+        parts = [replace(part, rows=rows) for part in self._parts(name, shape)]
+        size = (num_rows(rows), *shape[1:])
+        target = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
+        self._floats_into(parts, target)
+        return target
+
+    def take_part(
+        self, names: Sequence[str], out_features: Sequence[int], in_features: int, part: Part
+    ) -> Weight:
+        full_names = [f"{name}.weight" for name in names]
+        if part == WHOLE or self._is_split_latent(full_names):
+            return super().take_part(names, out_features, in_features, part)
+        shapes = [(size, in_features) for size in out_features]
+        wanted = [None] * len(names) if part.outputs is None else part.outputs
+        parts = [
+            [replace(own, rows=rows, wanted_columns=part.inputs) for own in self._parts(*named)]
+            for *named, rows in zip(full_names, shapes, wanted, strict=True)
+        ]
+        flat = [own for each in parts for own in each]
+        first, end = part.inputs or (0, in_features)
+        if part.inputs is not None and not all(map(_can_take_columns, flat)):
+            return super().take_part(names, out_features, in_features, part)
+        if all(own.is_quantized for own in flat):
+            return self._packed(parts, end - first)
+        own_shapes = [(sum(own.num_wanted for own in each), end - first) for each in parts]
+        return self._stacked(parts, own_shapes, self._floating_dtype(flat))
+
     def take_experts(
         self, name: str, num_experts: int, out_features: int, in_features: int
     ) -> Weight:
@@ -212,7 +263,7 @@ class GgufWeights(WeightSource):
         return parts
 
     def _floats_into(self, parts: Sequence[_Part], target: Tensor) -> None:
-        rows = target.view(sum(part.num_rows for part in parts), -1)
+        rows = target.view(sum(part.num_wanted for part in parts), -1)
         for part in parts:
             columns = part.columns
             for place, raw in self._chunks(part):
@@ -230,12 +281,12 @@ class GgufWeights(WeightSource):
         """One after the other; `names`: the parts of each name."""
         parts = [part for own in names for part in own]
         layout = _widest([LAYOUTS[part.place.format.name] for part in parts])
-        num_rows = sum(part.num_rows for part in parts)
+        num_all = sum(part.num_wanted for part in parts)
         packed = torch.int8 if layout.bits == 8 else torch.uint8
         num_groups = in_features // layout.group_size
-        values = self._empty(num_rows, in_features * layout.bits // 8, packed)
-        scales = self._empty(num_rows, num_groups, torch.float32)
-        offsets = self._empty(num_rows, num_groups, torch.float32) if layout.has_offsets else None
+        values = self._empty(num_all, in_features * layout.bits // 8, packed)
+        scales = self._empty(num_all, num_groups, torch.float32)
+        offsets = self._empty(num_all, num_groups, torch.float32) if layout.has_offsets else None
         first = 0
         for own in names:
             for part in own:
@@ -244,7 +295,7 @@ class GgufWeights(WeightSource):
                     for whole, rows in zip((values, scales, offsets), new, strict=True):
                         if whole is not None and rows is not None:
                             whole[first:][place] = rows
-            first += sum(part.num_rows for part in own)
+            first += sum(part.num_wanted for part in own)
         if layout.codes == "fp4":
             scales = scales.to(torch.bfloat16)  # powers of two
         elif self._has_half_scales(parts) and fits_half(scales, offsets):
@@ -277,14 +328,21 @@ class GgufWeights(WeightSource):
     def _chunks(self, part: _Part) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """Some rows' bytes at a time, on the device, with the places of the rows."""
         size = max(1, _CHUNK_VALUES // part.place.row_values)
-        for first in range(0, part.num_rows, size):
-            count = min(size, part.num_rows - first)
-            raw = torch.from_numpy(self._file.read(part.place, part.first_row + first, count))
-            yield part.targets(first, count), raw.to(self.device)
-            self._bytes_done += raw.nbytes
-            if self._on_progress is not None:
-                self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
+        targets = part.targets()
+        for first, end in _runs(targets >= 0):
+            for begin in range(first, end, size):
+                count = min(size, end - begin)
+                read = self._file.read(
+                    part.place, part.first_row + begin, count, part.wanted_columns
+                )
+                yield _as_slice(targets[begin : begin + count]), self._on_device(read)
         self._not_taken.discard(part.place.name)
+
+    def _on_device(self, read: npt.NDArray[np.uint8]) -> Tensor:
+        self._bytes_done += read.nbytes
+        if self._on_progress is not None:
+            self._on_progress(min(self._bytes_done, self._bytes_total), self._bytes_total)
+        return torch.from_numpy(read).to(self.device)
 
     def _is_split_latent(self, names: Sequence[str]) -> bool:
         """Whether this is DeepSeek's kv_b_proj, and the file has it in two parts."""
@@ -329,6 +387,26 @@ def _names_of(file: GgufModel) -> TensorNames:
         known = ", ".join(sorted(CONVENTIONS))
         raise model.fields.fail("general.architecture", f"one of {known}")
     return TensorNames(model, file.tensors)
+
+
+def _can_take_columns(part: _Part) -> bool:
+    """Whether the wanted ones lie together, in whole blocks."""
+    assert part.wanted_columns is not None
+    size = part.place.format.block_values
+    return part.columns is None and not any(bound % size for bound in part.wanted_columns)
+
+
+def _as_slice(places: npt.NDArray[np.int64]) -> slice | Tensor:
+    """Places in order are copied to at once."""
+    if (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return torch.from_numpy(places)
+
+
+def _runs(is_wanted: npt.NDArray[np.bool_]) -> Iterator[Range]:
+    """Where it is true."""
+    edges = np.flatnonzero(np.diff(is_wanted, prepend=False, append=False))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _has_its_expert(part: _Part) -> bool:

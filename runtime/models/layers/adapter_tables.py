@@ -12,8 +12,9 @@ from torch import Tensor
 from ....kernels.ops import Lora
 from ....kernels.registry import Kernels
 from ...checkpoint.lora.adapter import AdapterModule, ModuleShape, StoredTensor
-from ...checkpoint.parts import WHOLE, Part, num_rows, rows_of
+from ...checkpoint.parts import WHOLE, Part, num_rows
 from ...checkpoint.safetensors.safetensors_file import torch_dtype
+from ...checkpoint.weight_parts import rows_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops import Weight
-from ...checkpoint.parts import WHOLE, Part, Range, part_of
+from ...checkpoint.parts import WHOLE, Part, Range
+from ...checkpoint.weight_parts import part_of
 from .build import ModelBuild
 from .ranks import Ranks
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from ....kernels.ops import Experts, Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
-from ...checkpoint.parts import WHOLE, Part, Range, part_of
+from ...checkpoint.parts import WHOLE, Part, Range
 from ...checkpoint.quantized.expert_stack import stacked_weights
+from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .expert_share import ExpertShare, OwnExperts, expert_share

@@ -15,10 +15,11 @@ from torch import Tensor
 from stemma.errors import ModelLoadError
 from stemma.kernels.quantized_tensors import QuantizedWeight
 from stemma.kernels.reference.quantized import dequantize
-from stemma.runtime.checkpoint.parts import WHOLE, Part, part_of
+from stemma.runtime.checkpoint.parts import WHOLE, Part
 from stemma.runtime.checkpoint.quantized.quantizing import QuantizingWeights
 from stemma.runtime.checkpoint.quantized.rounding import round_to_4_bits, round_to_8_bits
 from stemma.runtime.checkpoint.safetensors.checkpoint import CheckpointWeights
+from stemma.runtime.checkpoint.weight_parts import part_of
 from stemma.runtime.models.layers.ranks import Ranks
 
 NAMES = [f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")]
