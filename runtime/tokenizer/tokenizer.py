@@ -18,9 +18,11 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
 
 from ...errors import EngineError, InvalidRequest, ModelLoadError, PromptTooLong
@@ -53,12 +55,13 @@ class Tokenizer:
         if not path.is_file():
             raise ModelLoadError(f"{path}: missing; a checkpoint needs its tokenizer.json")
         try:
-            self._plain = plain_tokenizer(path)
             self._special = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path}: not a tokenizer: {error}") from error
         self._special.no_truncation()
         self._special.no_padding()
+        self._plain = _of_same_model(self._special)
+        self._plain.encode_special_tokens = True
         self.config = _load_config(folder / "tokenizer_config.json")
         self._require_fits(path, vocab_size)
         self.named_tokens = named_tokens(folder, self.config)
@@ -72,7 +75,7 @@ class Tokenizer:
             token.content: i for i, token in added.items() if token.content in marks
         }
         has_hidden = len(self.special_ids) < len(special)
-        self._showing = _showing_marks(path, marks) if has_hidden else self._plain
+        self._showing = _showing_marks(self._special, marks) if has_hidden else self._plain
         self.bos_ids, self.suffix_ids = self._marks_of_text()
         self.pair_marks = self._marks_of_pair()
         self._starts = [(start, encoded(self._plain, start)) for start in _starts(self._plain)]
@@ -351,12 +354,33 @@ def _marks_of(special: Mapping[int, str]) -> tuple[frozenset[str], tuple[int, ..
     )
 
 
-def _showing_marks(path: Path, marks: Container[str]) -> HfTokenizer:
+def _showing_marks(tokenizer: HfTokenizer, marks: Container[str]) -> HfTokenizer:
     """A tokenizer for decoding that treats structure tokens as ordinary ones."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    for token in config.get("added_tokens", ()):
-        token["special"] = token["special"] and token["content"] not in marks
-    return HfTokenizer.from_str(json.dumps(config))
+    return _of_same_model(tokenizer, lambda token: token.special and token.content not in marks)
+
+
+def _of_same_model(
+    tokenizer: HfTokenizer, is_special: Callable[[AddedToken], bool] = attrgetter("special")
+) -> HfTokenizer:
+    """A tokenizer with settings of its own, over the vocabulary and merges of another one: these
+    are most of what it holds, and take most of the time to read."""
+    other = HfTokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(other, part, getattr(tokenizer, part))
+    added = sorted(tokenizer.get_added_tokens_decoder().items())  # by id, as they come in a file
+    other.add_tokens([_as_special(token, is_special(token)) for _, token in added])
+    return other
+
+
+def _as_special(token: AddedToken, special: bool) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=special,
+    )
 
 
 def _load_config(path: Path) -> dict[str, Any]:
