@@ -16,7 +16,7 @@ from ..errors import StemmaError
 from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
-from .execute.torch_import import import_torch
+from .execute.torch_import import import_torch, preload_torch
 from .sessions.listener import LINGER_MS, server_keys
 from .sessions.process import parse, process_parser
 
@@ -43,10 +43,12 @@ def _serve(args: argparse.Namespace) -> None:
     num_threads = config.num_threads or default_num_threads(Path(config.model), config.tp_size)
     configure_threads(num_threads, config.spin_us)
     gc.disable()  # modules are no garbage: a fifth of importing torch would go to looking for some
-    import_torch()
+    preload_torch()
     from .encoder_engine import load
-    from .execute import model_runner  # noqa: F401
     from .gateway.gateway import Gateway
+
+    import_torch()
+    from .execute import model_runner  # noqa: F401
 
     gc.freeze()
     gc.enable()

@@ -8,17 +8,23 @@ An engine computes; it neither trains nor traces. Three things of `import torch`
   it to be there without asking, so the first of the tracers has it loaded.
 - `inspect.getmodule`: torch asks where two of its lines are, and `inspect` resolves the paths of
   all modules, only to read the lines through one of them. Its reading of `_LATER` would load them.
+
+Most of what is left is `libtorch_cpu.so`: `preload_torch` has the linker relocate it meanwhile.
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
+from importlib.util import LazyLoader, find_spec
+from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 _LATER = (
@@ -27,6 +33,18 @@ _LATER = (
 )  # fmt: skip
 _SHAPES = "torch._meta_registrations"
 _TRACERS = ("torch._dynamo", "torch._decomp", "torch._prims", "torch._refs", "torch._inductor")
+
+
+def preload_torch() -> None:
+    """Begin to load torch's library in another thread; this one imports what needs no torch.
+
+    NOTE: a call of the linker that goes through ctypes releases the interpreter's lock, which
+    `import torch` holds for as long as it links. Where it fails, `import torch` says why.
+    """
+    spec = find_spec("torch")
+    for place in (spec and spec.submodule_search_locations) or ():
+        path = os.fsencode(Path(place, "lib", "libtorch_cpu.so"))
+        Thread(target=ctypes.CDLL(None).dlopen, args=(path, os.RTLD_NOW), daemon=True).start()
 
 
 def import_torch() -> None:
