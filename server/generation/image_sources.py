@@ -209,6 +209,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def _images_of(prompt: Prompt) -> bool:
+    if not prompt or not isinstance(prompt[0], Message):  # a long text, or many ids
+        return False
     return any(isinstance(message, Message) and message.images for message in prompt)
 
 

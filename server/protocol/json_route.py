@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from inspect import signature
 from itertools import islice
 from typing import Any, TypeVar
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from ...errors import InvalidRequest
@@ -65,7 +66,8 @@ def body_threads() -> ThreadPoolExecutor:
 
 
 class JsonRoute(APIRoute):
-    """A route; if its endpoint takes a body, the body is read strictly."""
+    """A route. If its endpoint takes a body, the body is read strictly; the endpoint is given that
+    and, if it takes it, the request, and nothing else. It returns a response or plain data."""
 
     @property
     def fields(self) -> frozenset[str] | None:
@@ -93,14 +95,20 @@ class JsonRoute(APIRoute):
         return TypeAdapter[Any](self._body_type)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
         if self.body_field is None:
-            return handle
+            return super().get_route_handler()
+        names, endpoint = tuple(signature(self.endpoint).parameters), self.endpoint
+        assert names in (("body",), ("body", "request")), f"{self.path} takes {names}"
+        takes_request = "request" in names
 
         async def handle_json(request: Request) -> Response:
             parse = await json_reader(request)
             body = await beside_loop(request, lambda: self.read(request, parse()))
-            return await handle(_ReadRequest(request, body))
+            # FastAPI's own handler would read and validate all of it once more.
+            answer = await (endpoint(body, request) if takes_request else endpoint(body))
+            if isinstance(answer, Response):
+                return answer
+            return Response(orjson.dumps(answer), media_type="application/json")
 
         return handle_json
 
@@ -148,22 +156,6 @@ async def beside_loop(request: Request, work: Callable[[], _T], num_bytes: int |
         return work()
     threads = request.app.state.body_threads
     return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-class _ReadRequest(Request):
-    """A request whose body has been read; FastAPI takes the model that was made of it as it is."""
-
-    def __init__(self, request: Request, value: object) -> None:
-        super().__init__(request.scope, request.receive)
-        self._value = value
-        others = [each for each in request.headers.raw if each[0] != b"content-type"]
-        self._headers = Headers(raw=[*others, (b"content-type", b"application/json")])
-
-    async def body(self) -> bytes:
-        return b"{}"  # there was one; its text is not kept
-
-    async def json(self) -> Any:
-        return self._value
 
 
 def _require_json(request: Request) -> None:

@@ -245,7 +245,7 @@ def prompt_logprobs_of(outcome: Outcome, num_top: int) -> list[dict[str, Any] | 
 
 def fingerprint_of(info: dict[str, Any]) -> str:
     """`system_fingerprint`: changes with the model, its number format or the kernels."""
-    seen = repr([info[name] for name in ("model", "dtype", "device", "kernels")]).encode()
+    seen = orjson.dumps([info[name] for name in ("model", "dtype", "device", "kernels")])
     return f"fp_{hashlib.blake2b(seen, digest_size=5).hexdigest()}"
 
 
