@@ -19,18 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidGrammar, UnsupportedSchema
-from .fsm import FsmGrammar
+from .compiled_grammar import CompiledGrammar
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
-from .matcher import BoundGrammar, Path
-from .pushdown import PushdownGrammar, check_lark, gbnf_to_lark
+from .pushdown import check_lark, gbnf_to_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
-from .regular.dfa import Dfa
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
 from .structural_tags import parse_tags, tags_to_lark
-from .unique_keys import UniqueKeys, key_tokens
+from .unique_keys import key_tokens
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -46,33 +44,6 @@ class Limits:
 
     max_states: int = 50_000
     max_cpu_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledGrammar:
-    """A grammar not yet bound to a vocabulary: one of `dfa` and `lark`. May cross processes."""
-
-    path: Path
-    reason: str  # why this path
-    dfa: Dfa | None = None
-    lark: str | None = None
-    warnings: tuple[str, ...] = ()
-    schema: str | None = None  # lenient: outputs must be validated against it
-    needs_unique_keys: bool = False
-    has_patterned_keys: bool = False  # see SchemaGrammar
-
-    def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
-        """Raises InvalidGrammar where no token begins a text of the language."""
-        bound = self._bound(vocabulary)
-        if not self.needs_unique_keys:
-            return bound
-        return UniqueKeys(bound, vocabulary, looks_ahead=self.has_patterned_keys)
-
-    def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
-        if self.dfa is not None:
-            return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
-        assert self.lark is not None
-        return PushdownGrammar(self.lark, vocabulary, self.reason, self.warnings)
 
 
 def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGrammar:

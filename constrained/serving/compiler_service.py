@@ -30,7 +30,7 @@ from typing import Any
 from ...errors import EngineError, InvalidGrammar
 from ...shared_limit import SharedLimit
 from ...turn_queue import TurnQueue
-from ..compiler import CompiledGrammar, prepare
+from ..compiled_grammar import CompiledGrammar
 from ..matcher import BoundGrammar
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
@@ -315,6 +315,8 @@ class _SharedVocabulary:
         """The vocabulary, with all that would delay the first grammar."""
         with self._lock:
             if self._vocabulary is None:
+                from ..compiler import prepare  # an engine without grammars needs none of it
+
                 vocabulary = self._make()
                 prepare(vocabulary)
                 self._vocabulary = vocabulary

@@ -28,7 +28,7 @@ import numpy as np
 
 from ...errors import InvalidGrammar
 from ...piped_process import read_frame, write_frame
-from ..compiler import CompiledGrammar
+from ..compiled_grammar import CompiledGrammar
 from ..matcher import BoundGrammar, Matcher
 from ..pushdown import prepare_parsers
 from ..unique_keys import key_tokens

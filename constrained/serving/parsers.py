@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ...errors import EngineError, InvalidGrammar
-from ..compiler import CompiledGrammar
+from ..compiled_grammar import CompiledGrammar
 from ..vocabulary import Vocabulary
 from .frames import CRASHES, ENGINE_STACK_BYTES, Refusal
 from .host_process import HostProcess

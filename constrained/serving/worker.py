@@ -18,7 +18,8 @@ import sys
 from ...errors import InvalidGrammar, UnsupportedSchema
 from ...native_panic import panic_raises
 from ...piped_process import read_frame, write_frame
-from ..compiler import CompiledGrammar, Limits, compile_grammar
+from ..compiled_grammar import CompiledGrammar
+from ..compiler import Limits, compile_grammar
 from ..native.bindings import why_not_native
 from ..regular import letter_case, unicode_classes
 

@@ -22,7 +22,8 @@ from grammars import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained.compiler import CompiledGrammar, compile_grammar
+from stemma.constrained.compiled_grammar import CompiledGrammar
+from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.fsm import FsmGrammar
 from stemma.constrained.grammar import Alt, Expression, Grammar, Literal, Ref, concat
 from stemma.constrained.lark import json_to_lark, regular_to_lark

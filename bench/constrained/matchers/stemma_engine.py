@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from .... import __version__
-from ....constrained.compiler import CompiledGrammar, compile_grammar, prepare
+from ....constrained.compiled_grammar import CompiledGrammar
+from ....constrained.compiler import compile_grammar, prepare
 from ....constrained.matcher import BoundGrammar, Matcher
 from ....constrained.spec import GrammarSpec
 from ....constrained.vocabulary import Vocabulary
