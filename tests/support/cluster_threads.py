@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from engine_thread import load
 from waiting import PATIENCE_S, wait_until
 
 from stemma.cluster.placement.spread import Spread, spread
@@ -22,7 +23,6 @@ from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.frontend.protocol.program_log import MAX_LOST
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
 
 EXACT = {"dtype": "float64", "kernels": "reference", "max_model_len": 400, "speculate": "off"}
@@ -34,7 +34,7 @@ class EngineThread:
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.keys = None
         self.endpoint = f"inproc://{uuid.uuid4()}"
-        self.loaded = LoadedModel(config)
+        self.loaded = load(config)
         self.gateway = Gateway(self.loaded, [self.endpoint], context=context)
         self.is_killed = False
         self._thread = threading.Thread(target=self.gateway.run, daemon=True)

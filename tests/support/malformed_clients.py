@@ -12,7 +12,6 @@ from waiting import PATIENCE_S
 from stemma.frontend.protocol import wire
 from stemma.frontend.protocol.link import Link
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
 from stemma.runtime.sessions.listener import ServerKeys
 
@@ -33,7 +32,7 @@ class Served:
         self.endpoint = f"ipc://{folder}/gateway.ipc"
         self.tcp_endpoint = f"tcp://127.0.0.1:{port}"
         endpoints = [self.endpoint] if port is None else [self.endpoint, self.tcp_endpoint]
-        self.loaded = LoadedModel(EngineConfig(checkpoint, dtype="float32", max_total_tokens=8192))
+        self.loaded = load(EngineConfig(checkpoint, dtype="float32", max_total_tokens=8192))
         self.gateway = Gateway(
             self.loaded, endpoints, context=self.context, grace_s=120.0, keys=keys
         )
