@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from engine_thread import load
 from waiting import PATIENCE_S
 
 from stemma.frontend.protocol import wire

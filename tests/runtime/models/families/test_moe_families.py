@@ -364,12 +364,11 @@ def checkpoint(
 def test_logprobs_equal_transformers_in_any_chunking(
     checkpoint: Checkpoint, dtype: str, kernels: str
 ) -> None:
-    """The prompt whole, in chunks and token by token over the paged KV: all of these together, and
-    by the reference's kernels by themselves too."""
+    """The prompt whole by itself, and whole, in chunks and token by token over the paged KV in the
+    same steps, the last 35 of which are of one token alone."""
     driver = PlanDriver(_runner(checkpoint.folder, dtype=dtype, kernels=kernels))
     expected = checkpoint.logprobs[range(len(PROMPT)), TARGETS]
-    alone = ([len(TOKENS)], [1]) if kernels == "reference" else ()
-    for chunks in (*alone, [len(TOKENS), 7, 1, 16]):
+    for chunks in ([len(TOKENS)], [len(TOKENS), 7, 1, 16]):
         for logprobs in scores(driver, TOKENS, chunks):
             torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=0)
 
