@@ -43,7 +43,8 @@ def _serve(args: argparse.Namespace) -> None:
     num_threads = config.num_threads or default_num_threads(Path(config.model), config.tp_size)
     configure_threads(num_threads, config.spin_us)
     gc.disable()  # modules are no garbage: a fifth of importing torch would go to looking for some
-    preload_torch()
+    if config.device == "cpu":  # for GPUs torch loads CUDA's libraries first
+        preload_torch()
     from .encoder_engine import load
     from .gateway.gateway import Gateway
 
