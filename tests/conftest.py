@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_byte_tokenizer, make_checkpoint
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as transports
 from hypothesis import HealthCheck, settings
 
 import stemma as st
@@ -33,6 +35,9 @@ settings.load_profile("shared")
 # Nor is it a failure that an answer takes longer than httpx waits unless it is told, 5 s.
 for part in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, part, 120.0)
+
+# Each `httpx.get` would read all authorities' certificates, which takes 40 ms.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 def pytest_collection_finish() -> None:

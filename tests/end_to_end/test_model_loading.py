@@ -75,6 +75,16 @@ def narrow(server_of_one: ServerProcess) -> ServerProcess:
     return server_of_one
 
 
+@pytest.fixture(scope="module")
+def server_of_two(tmp_path_factory: pytest.TempPathFactory, other: Path) -> Iterator[ServerProcess]:
+    """Room for two of its three models; the first test finds it as it has started, the last one
+    stops it."""
+    models = models_of(TINY, TWIN, f"other={other}")
+    flags = ("--models-max", "2", "--drain-s", str(PATIENCE_S))
+    with served(tmp_path_factory.mktemp("two"), *models, *flags) as server:
+        yield server
+
+
 def num_loads(server: ServerProcess, model: str) -> float:
     return metric(server, "stemma_model_loads_total", model)
 
@@ -90,30 +100,29 @@ def control(server: ServerProcess, action: str, model: str) -> httpx.Response:
 
 
 def test_models_are_loaded_on_demand_once_and_the_idle_one_used_last_makes_room(
-    tmp_path: Path, other: Path
+    server_of_two: ServerProcess,
 ) -> None:
-    models = models_of(TINY, TWIN, f"other={other}")
-    with served(tmp_path, *models, "--models-max", "2") as server:
-        assert states(server) == {"tiny": "loaded", TWIN_NAME: "unloaded", "other": "unloaded"}
-        assert len(children(server.process.pid)) == 1
-        with asking(*[lambda: server.generate(model=TWIN_NAME)] * 4) as replies:
-            pass
-        assert [(r.status_code, r.json()["model"]) for r in replies] == [(200, TWIN_NAME)] * 4
-        assert metric(server, "stemma_model_loads_total", TWIN_NAME) == 1
-        assert len(children(server.process.pid)) == 2
-        assert server.generate(model="tiny").status_code == 200
-        assert server.generate(model="other").status_code == 200
-        assert states(server) == {"tiny": "loaded", TWIN_NAME: "unloaded", "other": "loaded"}
-        assert len(children(server.process.pid)) == 2
-        ps = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
-        assert [model["name"] for model in ps] == ["tiny:latest", "other:latest"]
-        asked = httpx.get(f"{server.url}/server_info", params={"model": TWIN_NAME}, timeout=60)
-        assert asked.status_code == 503 and "is not loaded" in asked.json()["error"]["message"]
-        shown = httpx.post(f"{server.url}/api/show", json={"model": TWIN_NAME}, timeout=60)
-        assert shown.status_code == 200 and "tools" in shown.json()["capabilities"]
-        assert server.status("/health") == server.status("/ready") == 200
-        listed = httpx.get(f"{server.url}/v1/models/{TWIN_NAME}", timeout=60).json()
-        assert listed["status"] == {"value": "unloaded"} and listed["max_model_len"] == 2048
+    server = server_of_two
+    assert states(server) == {"tiny": "loaded", TWIN_NAME: "unloaded", "other": "unloaded"}
+    assert len(children(server.process.pid)) == 1
+    with asking(*[lambda: server.generate(model=TWIN_NAME)] * 4) as replies:
+        pass
+    assert [(r.status_code, r.json()["model"]) for r in replies] == [(200, TWIN_NAME)] * 4
+    assert metric(server, "stemma_model_loads_total", TWIN_NAME) == 1
+    assert len(children(server.process.pid)) == 2
+    assert server.generate(model="tiny").status_code == 200
+    assert server.generate(model="other").status_code == 200
+    assert states(server) == {"tiny": "loaded", TWIN_NAME: "unloaded", "other": "loaded"}
+    assert len(children(server.process.pid)) == 2
+    ps = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
+    assert [model["name"] for model in ps] == ["tiny:latest", "other:latest"]
+    asked = httpx.get(f"{server.url}/server_info", params={"model": TWIN_NAME}, timeout=60)
+    assert asked.status_code == 503 and "is not loaded" in asked.json()["error"]["message"]
+    shown = httpx.post(f"{server.url}/api/show", json={"model": TWIN_NAME}, timeout=60)
+    assert shown.status_code == 200 and "tools" in shown.json()["capabilities"]
+    assert server.status("/health") == server.status("/ready") == 200
+    listed = httpx.get(f"{server.url}/v1/models/{TWIN_NAME}", timeout=60).json()
+    assert listed["status"] == {"value": "unloaded"} and listed["max_model_len"] == 2048
 
 
 def test_a_model_with_a_request_is_not_unloaded_and_who_waits_for_room_is_told(
@@ -345,41 +354,41 @@ def test_an_engine_that_is_killed_leaves_the_other_model_unharmed(roomy: ServerP
 
 
 def test_asked_to_stop_it_refuses_who_waits_ends_what_runs_and_leaves_nothing(
-    tmp_path: Path, other: Path
+    server_of_two: ServerProcess,
 ) -> None:
-    models = models_of(TINY, TWIN, f"other={other}")
-    flags = ("--models-max", "2", "--drain-s", str(PATIENCE_S))
-    with served(tmp_path, *models, *flags) as server:
-        assert server.generate(model=TWIN_NAME).status_code == 200
-        engines = children(server.process.pid)
-        assert len(engines) == 2
-        with server.stream(LONG) as one, server.stream(LONG, model=TWIN_NAME) as two:
-            with asking(lambda: server.generate(model="other")) as replies:
-                waiting = "stemma_model_requests_waiting"
-                wait_until(lambda: metric(server, waiting, "other") == 1)
-                server.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: server.status("/ready") == 503)
-                assert server.status("/health") == server.status("/live") == 200
-            assert replies[0].status_code == 503
-            assert "being stopped" in replies[0].json()["error"]["message"]
-            assert list(one)[-1] == list(two)[-1] == {"done": True}
-        assert server.process.wait(PATIENCE_S) == 0, server.log
-        assert not any(map(is_alive, engines))
+    server = server_of_two
+    for name in ("tiny", TWIN_NAME):
+        assert server.generate(model=name).status_code == 200
+    engines = children(server.process.pid)
+    assert len(engines) == 2
+    with server.stream(LONG) as one, server.stream(LONG, model=TWIN_NAME) as two:
+        with asking(lambda: server.generate(model="other")) as replies:
+            waiting = "stemma_model_requests_waiting"
+            wait_until(lambda: metric(server, waiting, "other") == 1)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: server.status("/ready") == 503)
+            assert server.status("/health") == server.status("/live") == 200
+        assert replies[0].status_code == 503
+        assert "being stopped" in replies[0].json()["error"]["message"]
+        assert list(one)[-1] == list(two)[-1] == {"done": True}
+    assert server.process.wait(PATIENCE_S) == 0, server.log
+    assert not any(map(is_alive, engines))
 
 
-def test_stopped_while_a_model_loads_it_leaves_nothing(tmp_path: Path, other: Path) -> None:
-    with served(tmp_path, *models_of(TINY, f"other={other}")) as server:
-        done = threading.Event()
+def test_stopped_while_a_model_loads_it_leaves_nothing(roomy: ServerProcess) -> None:
+    """The last test of that server, which ends here."""
+    server = roomy
+    done = threading.Event()
 
-        def ask() -> None:
-            with contextlib.suppress(httpx.TransportError):
-                server.generate(model="other")
-            done.set()
+    def ask() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            server.generate(model="other")
+        done.set()
 
-        threading.Thread(target=ask, daemon=True).start()
-        wait_until(lambda: len(children(server.process.pid)) == 2)
-        engines = children(server.process.pid)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) == 0, server.log
-        assert done.wait(PATIENCE_S)
-        assert not any(map(is_alive, engines))
+    threading.Thread(target=ask, daemon=True).start()
+    wait_until(lambda: len(children(server.process.pid)) == 2)
+    engines = children(server.process.pid)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE_S) == 0, server.log
+    assert done.wait(PATIENCE_S)
+    assert not any(map(is_alive, engines))

@@ -95,15 +95,17 @@ def replicas(backend: st.Runtime) -> list[dict[str, Any]]:
     return list(backend.get_server_info()["replicas"])
 
 
-def test_a_router_that_is_stopped_takes_its_replicas_along(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, *FLAGS) as server:
-        pids = [server.engine_pid, *engines(server)]
-        assert len(pids) == 3
-    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
-
-
 def test_a_configuration_that_cannot_work_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="max_model_len=1000000 is not allowed"):
         ServerProcess(tmp_path, *FLAGS, "--max-model-len", "1000000")
     with pytest.raises(AssertionError, match=r"replicas=0 is not allowed"):
         ServerProcess(tmp_path, "--replicas", "0")
+
+
+def test_a_router_that_is_stopped_takes_its_replicas_along(server: ServerProcess) -> None:
+    """The last one of this file, whose server ends with it."""
+    wait_until(lambda: len(engines(server)) == 2)
+    pids = [server.engine_pid, *engines(server)]
+    with server:
+        pass
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))

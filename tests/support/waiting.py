@@ -9,11 +9,13 @@ PATIENCE_S = 240.0
 
 
 def wait_until(holds: Callable[[], bool], interval_s: float = 0.01) -> None:
-    """Raises AssertionError if the condition does not become true at all."""
+    """Raises AssertionError if the condition does not become true at all. To ask may itself take
+    much, a process or a request: who waits long asks less often."""
     end = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(interval_s)
+        interval_s = min(1.5 * interval_s, 0.1)
 
 
 async def until(holds: Callable[[], bool]) -> None:
