@@ -13,12 +13,15 @@ import httpx
 import openai
 import pytest
 from chats import TEMPLATES
+from engine_thread import serving
 from fastapi.testclient import TestClient
 from server_process import ServerProcess
 
 import stemma as st
+from stemma.frontend.client.backend import Backend
 from stemma.frontend.dsl.expr import GenExpr
 from stemma.frontend.protocol.constraint import constraint_of
+from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.server.app import create_app
 from stemma.server.settings import ServerSettings
 
@@ -47,22 +50,19 @@ FORMATS = ("qwen3_coder_tools", "glm4", "deepseek_v3_tools", "kimi_k2_tools", "l
 UNKNOWN = "{{ tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def engine_of(folder: Path, template: str) -> st.Engine:
-    (folder / "template.jinja").write_text(template)
-    path = str(folder / "template.jinja")
-    return st.Engine(chat_template=path, max_total_tokens=8192, num_threads=1)
-
-
 @pytest.fixture(scope="module", params=FORMATS)
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[st.Engine]:
-    with engine_of(tmp_path_factory.mktemp(request.param), TEMPLATES[request.param]) as engine:
-        yield engine
+) -> Iterator[Backend]:
+    file = tmp_path_factory.mktemp(request.param) / "template.jinja"
+    file.write_text(TEMPLATES[request.param])
+    with serving(EMBEDDED_MODEL, dtype="float32", kernels="auto", chat_template=str(file),
+                 max_model_len=None, max_total_tokens=8192) as backend:  # fmt: skip
+        yield backend
 
 
 @pytest.fixture(scope="module")
-def client(engine: st.Engine) -> Iterator[openai.OpenAI]:
+def client(engine: Backend) -> Iterator[openai.OpenAI]:
     with TestClient(create_app(engine), base_url="http://localhost") as http:
         yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
 
@@ -171,7 +171,7 @@ def agent(s: st.ProgramState) -> Any:
     indirect=["engine"],
 )  # fmt: skip
 def test_a_tool_loop_reads_the_same_formats(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch, call: str
+    engine: Backend, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     append, outputs = st.ProgramState._append, iter([call, "Wet\\."])
 
