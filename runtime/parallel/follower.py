@@ -9,14 +9,14 @@ import os
 import queue
 import sys
 import threading
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StemmaError
 from ...piped_process import read_frame
 from ..execute.torch_import import import_torch
-from .orders import Start, message_of
+
+if TYPE_CHECKING:
+    from .orders import Start
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Carry out the orders; ends the process by itself when its parent has gone."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    gc.disable()  # see runtime/__main__.py
     import_torch()
+    from .orders import Start
+
     orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
     start = orders.get()
@@ -40,12 +43,16 @@ def main() -> None:
 
 def _read(orders: queue.SimpleQueue[Any]) -> None:
     """In a thread: whoever computes may wait for other ranks, which are gone with their parent."""
+    from .orders import message_of
+
     while (payload := read_frame(sys.stdin.buffer)) is not None:
         orders.put(message_of(payload))
     os._exit(0)
 
 
 def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
+    import numpy as np
+
     from ..models.layers.ranks import Ranks
     from .rank_runner import RankRunner
 
@@ -59,8 +66,8 @@ def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
             num_expert_groups=start.num_expert_groups,
         )
         runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
-        gc.collect()
         gc.freeze()
+        gc.enable()
         communicator.all_gather(np.zeros(1))
         while True:
             name, *arguments = orders.get()

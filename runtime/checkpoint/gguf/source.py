@@ -198,8 +198,11 @@ class GgufWeights(WeightSource):
         shapes = [(size, in_features) for size in out_features]
         wanted = [None] * len(names) if part.outputs is None else part.outputs
         parts = [
-            [replace(own, rows=rows, wanted_columns=part.inputs) for own in self._parts(*named)]
-            for *named, rows in zip(full_names, shapes, wanted, strict=True)
+            [
+                replace(own, rows=rows, wanted_columns=part.inputs)
+                for own in self._parts(name, shape)
+            ]
+            for name, shape, rows in zip(full_names, shapes, wanted, strict=True)
         ]
         flat = [own for each in parts for own in each]
         first, end = part.inputs or (0, in_features)
