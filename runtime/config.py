@@ -14,6 +14,7 @@ from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress
+from ..frontend.protocol.keys import is_local
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .checkpoint.gguf.shards import model_stem
 from .checkpoint.location import EMBEDDED_MODEL, locate_model
@@ -26,9 +27,11 @@ from .speculate.choice import AUTO, DRAFTERS, MAX_DRAFT_TOKENS, chosen_drafters
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
+Role = Literal["both", "prefill", "decode"]
 Kernels = Literal["auto", "cpu", "triton", "reference"]
 LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+ROLES: tuple[Role, ...] = get_args(Role)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
@@ -183,6 +186,20 @@ class EngineConfig:
         metavar="F",
     )
 
+    role: Role = flag(
+        "both", choices=ROLES, heading="engine: prefill and decode apart",
+        help="compute long prompts for other engines, have these compute one's own, or both, each "
+        "where the two flags below say with whom (default: %(default)s)",
+    )
+    prefill_endpoint: str | None = flag(
+        None, "where other engines of this host ask this one to compute prompts: ipc://PATH or "
+        "tcp://127.0.0.1:PORT", metavar="ADDRESS",
+    )
+    prefill_engines: Sequence[str] = flag(
+        (), nargs="+", metavar="ADDRESS",
+        help="prefill endpoints of other engines, which compute long prompts for this one",
+    )
+
     speculate: str = flag(
         AUTO, metavar="LIST", heading="engine: speculation",
         help="what guesses the next tokens, to verify several in a step (the output is the same): "
@@ -268,6 +285,7 @@ class EngineConfig:
             # Blocks are filed under the checkpoint, which these weights are not.
             is_real = self.load_format != "dummy"
             _require("load_format", self.load_format, is_real, "any but dummy with kv_store")
+        self._check_prefills()
         most, names = self.max_loaded_loras, [name for name, _ in self.lora_paths]
         fits = len(set(names)) == len(names)
         _require("lora_paths", names, fits, "a different name for each")
@@ -275,6 +293,27 @@ class EngineConfig:
         _require("max_loaded_loras", most, fits, f"at least the {len(names)} of lora_paths")
         fits = self.chunked_prefill_size >= self.page_size
         _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
+
+    def _check_prefills(self) -> None:
+        """Raises InvalidRequest."""
+        named = {"prefill_endpoint": self.prefill_endpoint, "prefill_engines": self.prefill_engines}
+        for field, value in named.items():
+            if value:
+                _require(field, value, self.device == "cpu", "none but with device=cpu")
+                is_real = self.load_format != "dummy"
+                _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
+                fits = BLOCK_TOKENS % self.page_size == 0
+                _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: {field}")
+        for field, endpoints in (
+            ("prefill_endpoint", [self.prefill_endpoint] if self.prefill_endpoint else []),
+            ("prefill_engines", self.prefill_engines),
+        ):
+            for endpoint in endpoints:
+                fits = is_local(endpoint) and endpoint.partition("://")[2] != ""
+                allowed = "ipc://PATH or tcp://127.0.0.1:PORT: an address of this host"
+                _require(field, endpoint, fits, allowed)
+        fits = self.role != "prefill" or self.prefill_endpoint is not None
+        _require("role", self.role, fits, "decode or both without prefill_endpoint")
 
     @property
     def model_name(self) -> str:

@@ -37,6 +37,7 @@ class LoadedEncoder:
 
     adapters = None  # none are served
     ranks = None  # it is computed by one process
+    kv_sender = None  # nor is KV sent: nothing of a text is kept
 
     def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:
         """`config`: located. Raises ModelLoadError or InvalidRequest with the cause."""
@@ -194,7 +195,8 @@ def _require_plain(config: EngineConfig, encoder: EncoderConfig) -> None:
         raise InvalidRequest.of("enable_lora", True, f"false: {why}, without adapters")
     if config.host_kv_tokens:
         raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}, without KV")
-    if config.kv_store is not None:
-        raise InvalidRequest.of("kv_store", str(config.kv_store), f"none: {why}, without KV")
+    for field in ("kv_store", "prefill_endpoint", "prefill_engines"):
+        if value := getattr(config, field):
+            raise InvalidRequest.of(field, value, f"none: {why}, without KV")
     if config.tp_size > 1:
         raise InvalidRequest.of("tp_size", config.tp_size, f"1: {why}, in one process")

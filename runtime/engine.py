@@ -33,6 +33,7 @@ from .config import (
     REDIS_SCHEMES,
     REMOTE_SCHEMES,
     EngineConfig,
+    Role,
     located,
 )
 from .execute.dtype_name import dtype_name
@@ -46,11 +47,14 @@ from .memory.disk.block_key import (
 )
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
+from .memory.peers.kv_receiver import KVReceiver
+from .memory.peers.kv_sender import KVSender
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
+from .schedule.cache.coming_prefixes import ComingPrefixes
 from .schedule.cache.hint_actions import KVHints
 from .schedule.cache.kv_cache import KVCacheManager, KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
@@ -183,6 +187,13 @@ class Engine:
         return None if stored is None else stored.store
 
     @property
+    def kv_receiver(self) -> KVReceiver | None:
+        """KV that other engines compute for this one. The engine's owner also waits for it, and
+        closes it."""
+        coming = self.scheduler.kv_cache.coming
+        return None if coming is None else coming.receiver
+
+    @property
     def state_store(self) -> BlockStore | None:
         """The same for recurrent states, where the model has them."""
         stored = self.scheduler.kv_cache.stored
@@ -307,6 +318,7 @@ class Engine:
             "num_running": len(self.scheduler.running),
             "states": {} if kv_cache.states is None else kv_cache.states.describe(),
             "kv_store": {} if kv_cache.stored is None else kv_cache.stored.describe(),
+            "coming": {} if kv_cache.coming is None else kv_cache.coming.describe(),
             "run": self.run,
             "uptime_s": time.monotonic() - self.started_s,
             "grammars": {} if self.grammars is None else self.grammars.describe(),
@@ -397,6 +409,7 @@ class LoadedModel:
                 pin_share=config.pin_share,
                 num_host_pages=config.host_kv_tokens // config.page_size,
                 stored=self._stored_prefixes(),
+                coming=self._coming_prefixes(),
                 states=self._state_options(),
             ),
             has_overlap=not config.disable_overlap,
@@ -406,6 +419,39 @@ class LoadedModel:
             num_layers=self.model_config.num_layers,
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+        self.kv_sender = self._kv_sender()
+        self.role = config.role
+        self.set_role(config.role)
+
+    def set_role(self, role: Role) -> None:
+        """From the next prompt on, as far as the configuration says with whom."""
+        self.role = role
+        coming = self.engine.scheduler.kv_cache.coming
+        if coming is not None:
+            coming.is_on = role != "prefill"
+        if self.kv_sender is not None:
+            self.kv_sender.accepts = role != "decode"
+
+    def _coming_prefixes(self) -> ComingPrefixes | None:
+        """From the engines that compute prompts for this one."""
+        config = self.config
+        if not config.prefill_engines or self.runner.states is not None:
+            return None
+        receiver = KVReceiver(config.prefill_engines, self._block_layout())
+        return ComingPrefixes(receiver, config.page_size)
+
+    def _kv_sender(self) -> KVSender | None:
+        """To engines that ask this one to compute prompts."""
+        if self.config.prefill_endpoint is None:
+            return None
+        sender = KVSender(self.config.prefill_endpoint, self._block_layout())
+        self.runner.stream_to(sender)
+        return sender
+
+    def _block_layout(self) -> BlockLayout:
+        """What makes KV interchangeable between engines."""
+        arithmetic = dtype_name(self.runner.dtype) + " deterministic" * self.config.deterministic
+        return BlockLayout(self._revisions[0], arithmetic, self.runner.kv_layout)
 
     def _state_options(self) -> StateOptions | None:
         """Of a model with recurrent layers."""
@@ -478,11 +524,7 @@ class LoadedModel:
         config = self.config
         if config.kv_store is None:
             return None
-        layout = BlockLayout(
-            self._revisions[0],
-            dtype_name(self.runner.dtype) + " deterministic" * config.deterministic,
-            self.runner.kv_layout,
-        )
+        layout = self._block_layout()
         max_bytes = config.kv_store_gb * 1e9
         if self.runner.state_layout is None:
             return StoredPrefixes(self._block_store(layout, max_bytes), config.page_size)
@@ -596,6 +638,7 @@ class LoadedModel:
                 generates=not model.is_bare,
             ),
             "chat_format": self.template.describe(),
+            "role": self.role,
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()
@@ -615,6 +658,9 @@ def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:
             raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
         if store is not None:
             raise InvalidRequest.of("kv_store", str(store), f"none: {why}")
+    for field in ("prefill_endpoint", "prefill_engines"):
+        if value := getattr(config, field):
+            raise InvalidRequest.of(field, value, f"none: {why}, whose states are not sent")
     if str(store).startswith(MOONCAKE_SCHEME):
         why += ", and Mooncake has no list of the states that it keeps"
         raise InvalidRequest.of("kv_store", str(store), f"a folder or redis://HOST:PORT/DB: {why}")

@@ -49,6 +49,9 @@ class EngineOptions(TypedDict, total=False):
     schedule_policy: str
     tenant_weights: str
     decode_slowdown: float
+    role: str
+    prefill_endpoint: str | None
+    prefill_engines: Sequence[str]
     speculate: str
     speculative_num_tokens: int
     disable_jump_forward: bool

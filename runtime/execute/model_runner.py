@@ -49,6 +49,7 @@ from .asynchronous import AsynchronousSteps
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
+from .layer_streams import KVSink, LayerStreams
 from .synchronous import SynchronousSteps
 
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
@@ -203,6 +204,11 @@ class ModelRunner:
         A row whose logits or sums are not finite gets `error`; other rows are not affected.
         """
         return self.steps.submit(plan)
+
+    def stream_to(self, sink: KVSink) -> None:
+        """From now on plans may stream KV there. On a CPU."""
+        assert isinstance(self.steps, SynchronousSteps), "KV is streamed from a CPU"
+        self.steps.streams = LayerStreams(self.pool, self.config, sink)
 
     @property
     def adapter_modules(self) -> Mapping[str, ModuleShape]:

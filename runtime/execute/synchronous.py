@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from .inputs import (
     plan_attentions,
     wanted_logits,
 )
+from .layer_streams import LayerStreams
 from .sampler import Sampler
 from .vocabulary import vocabulary_of
 
@@ -62,6 +64,7 @@ class SynchronousSteps:
         self._num_adapter_slots = num_adapter_slots
         self._states = states
         self._images = None if model.vision is None else ImageFeatures(model.vision)
+        self.streams: LayerStreams | None = None  # set once other engines may ask for KV
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
@@ -86,7 +89,7 @@ class SynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
-        hidden = self.forward(self._batch(plan, inputs))
+        hidden = self._computed(plan, self._batch(plan, inputs))
         if self._states is not None:
             self._states.copy(plan.state_saves)
         logits = None
@@ -105,6 +108,15 @@ class SynchronousSteps:
         return FinishedStep(
             StepResult(plan.step_id, rows, duration_s, transfer_s, payloads, states, errors)
         )
+
+    def _computed(self, plan: StepPlan, batch: ForwardBatch) -> torch.Tensor:
+        if not plan.streams:
+            return self.forward(batch)
+        assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
+        sending = self.streams.begin(plan.streams)
+        hidden = self.forward(replace(batch, on_layer=sending.layer_is_done))
+        sending.end()
+        return hidden
 
     def _batch(self, plan: StepPlan, inputs: StepInputs) -> ForwardBatch:
         layers, adapters = self._pool.layers, None

@@ -19,7 +19,8 @@ from ...shared_limit import SharedLimit
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.loader import AdapterLoader, OnLoaded
 from ..checkpoint.lora.registry import AdapterRegistry
-from ..encoder_engine import Loaded
+from ..config import ROLES, Role
+from ..encoder_engine import Loaded, LoadedEncoder
 from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
 from ..programs.text_threads import TextThreads
@@ -27,6 +28,7 @@ from ..tokenizer.tokenizer import UNLOCKED_CHARS
 from .cache_feed import CacheFeed
 from .clients import EngineClient, EngineClients
 from .observe.observer import Observer
+from .prefills import Prefills
 
 MAX_CALL_BYTES = 2 * 1024 * 1024
 MAX_WAITING_BYTES = 64 * 1024 * 1024  # of calls that wait for a thread; one tenant may have half
@@ -56,6 +58,7 @@ class Control:
         self._engine = loaded.engine
         self._clients = clients
         self._context = context
+        self.prefills: Prefills | None = None  # for other engines
         self.adapter_loader: AdapterLoader | None = None
         if loaded.adapters is not None:
             self.adapter_loader = AdapterLoader(loaded.adapters, loaded.config.lora_root)
@@ -71,6 +74,7 @@ class Control:
             "watch": self.observer.watch,
             "lora_adapters": self._lora_adapters,
             "lora_users": self._lora_users,
+            "set_role": self._set_role,
             "unload_lora_adapter": self._unload_lora_adapter,
         }
         self._of_texts: dict[str, Callable[..., _Rest]] = {
@@ -201,10 +205,21 @@ class Control:
     def _lora_users(self, load_id: str) -> dict[str, Any]:
         return {"num_requests": self._engine.scheduler.num_adapter_users(str(load_id))}
 
+    def _set_role(self, role: Role) -> None:
+        """From the next prompt on."""
+        if role not in ROLES:
+            raise InvalidRequest.of("role", role, f"one of {', '.join(ROLES)}")
+        sender, receiver = self._loaded.kv_sender, self._engine.kv_receiver
+        if isinstance(self._loaded, LoadedEncoder) or (sender is None and receiver is None):
+            reason = "it was started with neither prefill_endpoint nor prefill_engines"
+            raise InvalidRequest(f"role={role!r} has no effect: {reason}", "role")
+        self._loaded.set_role(role)
+
     def _info(self) -> dict[str, Any]:
         return {
             **self._loaded.describe(),
             **self._engine.describe(),
+            "prefills": {} if self.prefills is None else self.prefills.describe(),
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),

@@ -32,6 +32,7 @@ from ..sessions.listener import ServerKeys
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from .clients import EngineClient, RunningProgram
 from .control import Control
+from .prefills import Prefills
 from .ready_programs import ReadyPrograms
 
 log = logging.getLogger(__name__)
@@ -81,9 +82,11 @@ class Gateway:
         self._poller.register(self._host.socket, zmq.POLLIN)
         engine = self._engine
         stores = (engine.kv_store, engine.state_store)
-        beside = (
-            self._texts, engine.grammars, *stores, self._control.adapter_loader, loaded.ranks
-        )  # fmt: skip
+        sender, receiver = loaded.kv_sender, engine.kv_receiver
+        prefills = None if sender is None else Prefills(engine, sender)
+        self._control.prefills = prefills
+        peers = (receiver, prefills, loaded.ranks)
+        beside = (self._texts, engine.grammars, *stores, self._control.adapter_loader, *peers)
         self._beside = [source for source in beside if source is not None]
         for source in self._beside:  # wakes the loop when something beside it is done
             self._poller.register(source, zmq.POLLIN)

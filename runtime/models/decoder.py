@@ -59,6 +59,8 @@ class Decoder:
             x = layer(x, residual, rotary, batch)
             if images is not None and index < len(images.features):
                 x[images.places] += images.features[index]
+            if batch.on_layer is not None:
+                batch.on_layer(index - 1)
         return self._norm(x, residual) if x is not None else self._norm(residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,3 +38,4 @@ class ForwardBatch:
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
     index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary
+    on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from ..memory.copies import SlotCopy, StateCopy, TierCopy
 from ..memory.disk.block_file import Payload
+from ..memory.peers.wire import StreamKey
 from .sampling_params import SamplingParams
 
 
@@ -160,6 +161,16 @@ class EncodeSlice:
     source: ImageSource | None = field(default=None, compare=False)
 
 
+class StreamedKV(NamedTuple):
+    """KV to be sent to another engine as the step's layers are computed: of a row's tokens
+    [start, end), those that are cached among them."""
+
+    key: StreamKey
+    start: int
+    end: int
+    pages: array[int]  # 'i', from that of token `start` on
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: rows in depth-first order of the radix tree, and the segments they share.
@@ -186,6 +197,7 @@ class StepPlan:
     state_saves: tuple[SlotCopy, ...] = ()
     dropped_images: tuple[int, ...] = ()  # keys whose features are not needed: before the next
     encodes: tuple[EncodeSlice, ...] = ()  # in order, before the rows are computed
+    streams: tuple[StreamedKV, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..images.image import ImageSpan
-from .plan import Adjustment, Encoding, RowResult, TokenLogprob
+from .plan import Adjustment, Encoding, RowResult, StreamedKV, TokenLogprob
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...radix.leases import Lease
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
+    from ..memory.peers.wire import StreamKey
     from .program_record import ProgramRecord
 
 
@@ -114,6 +115,36 @@ class Beam(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class KVStream:
+    """A prompt's KV from token `first` on, on its way to the engine that has asked for it."""
+
+    key: StreamKey
+    first: int
+    on_proved: Callable[[int], None]  # the KV of so many tokens is right, and was sent
+    num_sent: int = 0  # tokens before the next to be sent, once any was
+    num_proved: int = 0
+
+    def take(self, end: int, pages: array[int], page_size: int) -> StreamedKV | None:
+        """What a step that computes the tokens before `end` is to send."""
+        start = max(self.first, self.num_sent)
+        if end <= start:
+            return None
+        self.num_sent = end
+        in_pages = pages[start // page_size : -(-end // page_size)]
+        return StreamedKV(self.key, start, end, in_pages)
+
+    def prove(self, end: int) -> None:
+        """The step that computed the tokens before `end` has succeeded."""
+        self.num_proved = end
+        if end > self.first:
+            self.on_proved(end)
+
+    def begin_again(self) -> None:
+        """What was sent since the last proof may be wrong."""
+        self.num_sent = self.num_proved
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """A request's tokens are `prompt`, then those sampled or forced by its grammar; KV of the first
     `num_computed_tokens` of them is in `pages`. While its grammar, or what the grammar allows next,
@@ -149,6 +180,7 @@ class Request:
     op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one
     beam: Beam | None = None  # the search one of whose hypotheses it computes
+    stream: KVStream | None = None  # set: another engine has asked for its KV
     shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample

@@ -16,7 +16,7 @@ from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
 from .image_rows import image_parts
 from .in_flight import InFlightStep
-from .plan import EncodeSlice, PageUpdate, Row, StepPlan
+from .plan import EncodeSlice, PageUpdate, Row, StepPlan, StreamedKV
 from .request import Request, Scoring
 from .speculation import Speculation, Verified
 from .tree_order import depth_first, shared_segments
@@ -115,6 +115,7 @@ class StepDraft:
             paths, [row.start for row in rows], page_size, self._segment_cost_tokens
         )
         masks = _masks_of(self._masked, self._num_mask_words)
+        streams = _streams([self._requests[index] for index in order], rows, page_size)
         states = self._kv_cache.states
         accepts, loads, saves, written = NO_COPIES if states is None else states.take_copies()
         return InFlightStep(
@@ -129,6 +130,7 @@ class StepDraft:
                 saves,
                 dropped_images,
                 encodes,
+                streams,
             ),
             tuple([self._requests[index] for index in order]),
             tuple([self._publications[index] for index in order]),
@@ -197,6 +199,18 @@ def _new_pages(request: Request, told: PageUpdate | None = None) -> PageUpdate |
         return None
     request.num_sent_pages = len(pages)
     return PageUpdate(first, pages[first:])
+
+
+def _streams(
+    requests: Sequence[Request], rows: Sequence[Row], page_size: int
+) -> tuple[StreamedKV, ...]:
+    """What other engines have asked for of these rows' KV."""
+    taken = [
+        request.stream.take(row.known_end, request.pages, page_size)
+        for request, row in zip(requests, rows, strict=True)
+        if request.stream is not None
+    ]
+    return tuple([each for each in taken if each is not None])
 
 
 def _masks_of(masked: Sequence[Follower | Mask], num_words: int) -> Mask | None:

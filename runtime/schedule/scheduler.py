@@ -144,8 +144,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that do not run, those among them whose KV is being fetched."""
-        stored = self.kv_cache.stored
-        return len(self.waiting) + (0 if stored is None else stored.num_held)
+        return len(self.waiting) + self.kv_cache.num_held
 
     @property
     def num_free_rows(self) -> int:
@@ -223,7 +222,7 @@ class Scheduler:
         self.join(request)
         if request.beam is not None:
             self.beams.add(request)
-        if not self.kv_cache.look_up(request):
+        if not self.kv_cache.look_up(request, self.costs.prompt_token_s):
             self.waiting.add(request)
         self.grammars.add(request)
         self._is_stalled = False
@@ -478,6 +477,8 @@ class Scheduler:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
                 request.num_computed_tokens = row.known_end
+                if request.stream is not None:
+                    request.stream.prove(row.known_end)
                 num_tokens = row.known_end - row.start
                 cost = num_tokens if num_tokens > 1 else row_tokens
                 self.shares.charge(request, cost + row.num_drafts)
@@ -579,6 +580,8 @@ class Scheduler:
     def _begin_again(self, request: Request) -> None:
         if request.beam is not None:
             request.beam.forget(request)
+        if request.stream is not None:
+            request.stream.begin_again()
         self.waiting.put_back(request)
 
     def _end_failed(self, errors: Mapping[Request, str]) -> None:

@@ -25,7 +25,9 @@ from ....radix.owners import note_user
 from ....radix.pages import Pages
 from ....radix.tree import Node
 from ..request import Request, RequestState
+from .coming_prefixes import ComingPrefixes
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
+from .stored_prefixes import StoredPrefixes
 from .tiers import InsertedPrefix, withdraw
 
 __all__ = ["DEFAULT_PIN_SHARE", "KVCacheManager", "KVCacheOptions", "InsertedPrefix"]
@@ -85,27 +87,36 @@ class KVCacheManager(PrefixCache):
             request.num_host_tokens += num_tokens
 
     def restore(self, request: Request) -> None:
-        """Copy the fetched blocks of an attached request's tokens into its pages, if there are any;
-        the step being planned may read them."""
+        """Copy what has arrived of an attached request's tokens, fetched or computed by another
+        engine, into its pages, if there is any; the step being planned may read them."""
+        if self.coming is not None:
+            end = self.coming.restorable_end(request, request.num_published)
+            self._restore_kv(request, self.coming, end)
         if self.stored is None:
             return
         if self.states is None:
-            self._restore_kv(request, self.stored.restorable_end(request, request.num_published))
+            end = self.stored.restorable_end(request, request.num_published)
+            num_before = request.num_published
+            self._restore_kv(request, self.stored, end)
+            request.num_disk_tokens += request.num_published - num_before
             return
         found = self.stored.restorable_state(request)
         if found is None or found[0] <= self.states.best(request):
             return
         end, payload = found
         if self.stored.restorable_end(request, request.num_published) >= end:
-            self._restore_kv(request, end)
+            num_before = request.num_published
+            self._restore_kv(request, self.stored, end)
+            request.num_disk_tokens += request.num_published - num_before
         assert request.node is not None
         if request.node.end >= end:
             self.states.restore(request.node, end, payload)
             self.stored.num_restored_states += 1
 
-    def _restore_kv(self, request: Request, end: int) -> None:
+    def _restore_kv(
+        self, request: Request, source: StoredPrefixes | ComingPrefixes, end: int
+    ) -> None:
         """As far as there are pages."""
-        assert self.stored is not None
         start = request.num_published
         num_pages = (end - start) // self.page_size
         if num_pages <= 0:
@@ -126,8 +137,7 @@ class KVCacheManager(PrefixCache):
             request.pages.extend(pages)
             request.num_published = request.num_computed_tokens = end
             request.num_scheduled_tokens = end
-            request.num_disk_tokens += end - start
-            self._copies.extend(self.stored.restore(request, start, end))
+            self._copies.extend(source.restore(request, start, end))
 
     def begin_state(self, request: Request) -> None:
         """Give an attached request of a model with recurrent layers its live state: what is cached
@@ -357,10 +367,11 @@ class KVCacheManager(PrefixCache):
             self.release_lease(request.lease)
             request.lease = None
 
-    def look_up(self, request: Request) -> bool:
-        """Start to fetch tokens of a new request that only the disk store has; whether the request
-        must wait until `take_fetched` returns it."""
-        if self.stored is None:
+    def look_up(self, request: Request, prompt_token_s: float | None = None) -> bool:
+        """Start to fetch tokens of a new request that only the disk store has, or that another
+        engine is to compute; whether the request must wait until `take_fetched` returns it.
+        `prompt_token_s`: what it costs to compute one here, if known."""
+        if self.stored is None and self.coming is None:
             return False
         namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
         num_cached = 0
@@ -370,21 +381,30 @@ class KVCacheManager(PrefixCache):
         if on_host is not None:
             num_cached = max(num_cached, on_host.num_tokens)
         known = None if self.states is None else self.states.known(request)
-        return self.stored.look_up(request, num_cached, known)
+        if self.stored is not None and self.stored.look_up(request, num_cached, known):
+            return True
+        if self.coming is None or self.states is not None:
+            return False
+        return self.coming.look_up(request, num_cached, prompt_token_s)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for a fetch."""
+        return sum(source.num_held for source in self._sources)
 
     @property
     def has_fetched(self) -> bool:
         """Whether `take_fetched` would return any."""
-        return self.stored is not None and self.stored.has_ready
+        return any(source.has_ready for source in self._sources)
 
     def take_fetched(self) -> list[Request]:
-        """Requests that no longer wait for a fetch, in order of arrival."""
-        return [] if self.stored is None else self.stored.take_ready()
+        """Requests that no longer wait for a fetch, of each source in order of arrival."""
+        return [request for source in self._sources for request in source.take_ready()]
 
     def forget_fetched(self, request: Request) -> None:
         """Drop the fetched blocks of a request that was admitted or has ended."""
-        if self.stored is not None:
-            self.stored.forget(request)
+        for source in self._sources:
+            source.forget(request)
 
     def check(self, requests: Iterable[Request], remains: Sequence[FreedPages] = ()) -> None:
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""

@@ -32,6 +32,7 @@ from ....radix.tree import Node, RadixTree
 from ...memory.copies import BlockSave, StateCopy, StateSave, TierCopy
 from ..plan import StepPlan, StepResult
 from ..request import Request
+from .coming_prefixes import ComingPrefixes
 from .state_cache import StateCache, StateOptions
 from .stored_prefixes import StoredPrefixes
 from .tiers import HostTier, InsertedPrefix, TierCosts, joined, withdraw
@@ -60,6 +61,7 @@ class KVCacheOptions:
     pin_share: float = DEFAULT_PIN_SHARE
     num_host_pages: int = 0
     stored: StoredPrefixes | None = None  # on disk
+    coming: ComingPrefixes | None = None  # from other engines
     states: StateOptions | None = None  # set: the model has recurrent layers
 
 
@@ -91,6 +93,9 @@ class PrefixCache:
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
         self.states = self._state_cache(self.options.states)
         self.stored = self.options.stored
+        self.coming = self.options.coming
+        sources = (self.stored, self.coming)
+        self._sources = tuple([source for source in sources if source is not None])
         at_once = min(MIN_EVICTED_TOKENS // page_size, num_pages // 32)
         self._min_evicted = at_once if num_host_pages else 0
         self.leases = Leases(self.tree, max_pinned, self._note_break if self.host else None)

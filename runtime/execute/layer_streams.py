@@ -1,0 +1,92 @@
+"""Sends KV to other engines layer by layer, while the layers behind are computed.
+
+After each layer of a step its KV of the streamed tokens is copied out of the pool and handed over;
+the sending is another thread's. What a model does not tell of its layers is sent behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..checkpoint.config.model_config import ModelConfig
+from ..memory.block_copy import Bytes, Slots, slots_of
+from ..memory.device_pool import DeviceKVPool
+from ..memory.peers.wire import MAX_PIECE_BYTES, StreamKey
+from ..schedule.plan import StreamedKV
+
+
+class KVSink(Protocol):
+    """Where pieces go (memory/peers/kv_sender.py)."""
+
+    def send_kv(self, key: StreamKey, piece: int, start: int, kv: npt.NDArray[np.uint8]) -> None:
+        """A piece of the tokens from `start` on, [num_vectors, length, vector_bytes], its own."""
+
+
+class LayerStreams:
+    """Of one pool on a CPU. Its lifetime is the runner's."""
+
+    def __init__(self, pool: DeviceKVPool, config: ModelConfig, sink: KVSink) -> None:
+        self._sink = sink
+        self._page_size = pool.page_size
+        self._memory: list[Bytes] = [each.numpy() for part in pool.parts for each in part]
+        self._of_layer: dict[int, list[int]] = {}  # of the decoder's layers: their pieces
+        layout, piece = pool.layout, 0
+        for part in layout.parts:
+            for layer in layout.layers_of(part):
+                self._of_layer.setdefault(config.attention_layers[layer], []).append(piece)
+                piece += 1
+
+    def begin(self, streams: Sequence[StreamedKV]) -> LayersToSend:
+        """Of a step."""
+        sent = [(each, self._slots(each)) for each in streams]
+
+        def send(layer: int) -> None:
+            for piece in self._of_layer.get(layer, ()):
+                for stream, slots in sent:
+                    self._send(stream, piece, slots)
+
+        return LayersToSend(list(self._of_layer), send)
+
+    def _slots(self, stream: StreamedKV) -> Slots:
+        first = stream.start % self._page_size
+        slots = slots_of(stream.pages, self._page_size)
+        return slots[first : first + stream.end - stream.start]
+
+    def _send(self, stream: StreamedKV, piece: int, slots: Slots) -> None:
+        pool = self._memory[piece]
+        most = max(1, MAX_PIECE_BYTES // (pool.shape[0] * pool.shape[2]))
+        for start in range(0, len(slots), most):
+            some = slots[start : start + most]
+            self._sink.send_kv(stream.key, piece, stream.start + start, _copied(pool, some))
+
+
+class LayersToSend:
+    """One step's layers, each of which is sent once: when the model has computed it, or at the
+    end."""
+
+    def __init__(self, layers: Sequence[int], send: Callable[[int], None]) -> None:
+        self._left = dict.fromkeys(layers)
+        self._send = send
+
+    def layer_is_done(self, layer: int) -> None:
+        """The model has computed a layer, and will not change its KV."""
+        if layer in self._left:
+            del self._left[layer]
+            self._send(layer)
+
+    def end(self) -> None:
+        """The model has computed all of them."""
+        for layer in list(self._left):
+            self.layer_is_done(layer)
+
+
+def _copied(pool: Bytes, slots: Slots) -> npt.NDArray[np.uint8]:
+    """[num_vectors, len(slots), vector_bytes]."""
+    first, length = int(slots[0]), len(slots)
+    if np.array_equal(slots, np.arange(first, first + length)):
+        return pool[:, first : first + length].copy()
+    return np.ascontiguousarray(pool[:, slots])

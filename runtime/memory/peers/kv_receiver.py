@@ -1,0 +1,380 @@
+"""The receiving side: KV of prompts that other engines compute, as it comes, layer by layer.
+
+    engine's thread     best peer, ask, release: no I/O, no waiting
+    receiver's thread   the sockets, one a peer; writes pieces into blocks
+
+What comes lies in memory of its own, in blocks as those of a store (block_key.py), and takes no
+page of the pool: pages are given when all is there, by the plan that admits the request. So a
+prefix on its way needs no place in the pool's accounts, and one that never comes leaves nothing
+behind. NOTE: a stream's blocks are written by the thread until `is_done`, and never after.
+
+Nothing here raises, and any doubt ends a stream: a message lost, a piece out of place, another
+epoch than the one that was asked, silence. What was proved before that counts all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import zmq
+
+from ..disk.block_file import Payload
+from ..disk.block_key import BLOCK_TOKENS, BlockLayout
+from . import wire
+from .bell import Bell
+
+__all__ = ["ComingPrefix", "KVReceiver", "Peer"]
+
+log = logging.getLogger(__name__)
+
+MAX_COMING_BYTES = 512 * 2**20  # of prefixes that come, or have come and are not yet released
+MIN_PATIENCE_S = 10.0  # for the first word of a stream, and between two (guess)
+PATIENCE = 4.0  # times what a prompt is expected to take
+_POLL_MS = 100
+_MEMORY = 32  # pieces that the mean cost of a byte remembers
+
+
+@dataclass(slots=True, eq=False)
+class ComingPrefix:
+    """The KV of a prompt's tokens [start, end), on its way from a peer."""
+
+    namespace: str
+    token_ids: array[int]  # 'i', [end]
+    start: int  # a multiple of BLOCK_TOKENS
+    payloads: list[Payload]  # of the blocks from `start` on; the last one may be partly unused
+    num_there: int  # leading tokens whose KV is there and proved; at first `start`
+    patience_s: float  # without a word of it
+    heard_s: float  # time.monotonic()
+    epoch: str  # of the sender when it was asked
+    is_done: bool = False  # final: nothing more is written
+    error: str | None = None
+    num_messages: int = 0
+    num_bytes: int = 0
+    transfer_s: float = 0.0  # that its pieces were on their way, added up
+    last_s: float = 0.0  # the same of the last one, behind which nothing was computed
+
+    @property
+    def end(self) -> int:
+        """The number of tokens that were asked for."""
+        return len(self.token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """An engine that may compute prompts for this one. The thread's, but for what is read."""
+
+    endpoint: str
+    pong: wire.Pong | None = None  # the last one; None while it is gone
+    heard_s: float = 0.0
+    streams: dict[int, ComingPrefix] = field(default_factory=dict)  # guarded by the lock
+
+    def queue_s(self) -> float:
+        """Until it would begin with another prompt, as far as is known."""
+        if self.pong is None:
+            return 0.0
+        num_asked = sum(each.end - each.num_there for each in list(self.streams.values()))
+        return max(self.pong.queue_s, num_asked * self.pong.prompt_token_s)
+
+
+class KVReceiver:
+    """The streams that come to this engine. Lifetime: the engine's."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        layout: BlockLayout,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        max_coming_bytes: int = MAX_COMING_BYTES,
+        silence_s: float = wire.SILENCE_S,
+        min_patience_s: float = MIN_PATIENCE_S,
+    ) -> None:
+        self.layout = layout
+        self.num_ended = 0  # streams; changes before `fileno` is readable
+        self.byte_s = 0.0  # seconds that a byte takes, measured; 0: not known yet
+        self.num_streams = self.num_failed = self.num_late = self.num_bytes = 0
+        self.transfer_s = self.exposed_s = 0.0  # of it: the last layer's, which nothing hides
+        self._digest = layout.digest.hex()
+        self._max_blocks = max_coming_bytes // layout.block_bytes
+        self._silence_s = silence_s
+        self._min_patience_s = min_patience_s
+        self._places = _places(layout)
+        self._context = context or zmq.Context.instance()
+        self._lock = threading.Lock()  # of streams, and of what is written into their blocks
+        self._peers = [Peer(endpoint) for endpoint in endpoints]
+        self._num_blocks = 0  # in use
+        self._outbox: deque[tuple[Peer, list[Any], int | None]] = deque()  # with an asked stream
+        self._numbers = count(1)
+        self._is_closing = False
+        self._bell = Bell()  # of the engine's thread
+        self._wake = Bell()  # of the receiver's
+        self._thread = threading.Thread(target=self._run, name="stemma-kv-receiver", daemon=True)
+        self._thread.start()
+
+    # --- the engine's side ------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Readable when a stream has ended; then call `collect`."""
+        return self._bell.fileno()
+
+    def collect(self) -> None:
+        """Make `fileno` unreadable until another stream ends."""
+        self._bell.hush()
+
+    def best_peer(self) -> Peer | None:
+        """The one that would begin first; None: nobody is there who could."""
+        least_s = time.monotonic() - self._silence_s
+        able = [p for p in self._peers if self._is_able(p.pong) and p.heard_s >= least_s]
+        return min(able, key=Peer.queue_s, default=None)
+
+    def ask(
+        self, peer: Peer, namespace: str, token_ids: array[int], start: int, expected_s: float
+    ) -> ComingPrefix | None:
+        """Have a peer compute these tokens, and send their KV from `start` on, a multiple of
+        BLOCK_TOKENS; None if there is no memory for them. `expected_s`: that this will take."""
+        num_blocks = -(-(len(token_ids) - start) // BLOCK_TOKENS)
+        pong = peer.pong
+        if pong is None or self._num_blocks + num_blocks > self._max_blocks:
+            return None
+        self._num_blocks += num_blocks
+        prefix = ComingPrefix(
+            namespace,
+            token_ids,
+            start,
+            [np.empty(self.layout.block_bytes, np.uint8) for _ in range(num_blocks)],
+            start,
+            max(self._min_patience_s, PATIENCE * expected_s),
+            time.monotonic(),
+            pong.epoch,
+        )
+        number = next(self._numbers)
+        with self._lock:
+            self.num_streams += 1
+            peer.streams[number] = prefix
+        ask = wire.Ask(number, self._digest, namespace, start)
+        self._outbox.append((peer, wire.frames_of(ask, token_ids.tobytes()), number))
+        self._wake.ring()
+        return prefix
+
+    def release(self, prefix: ComingPrefix) -> None:
+        """Its blocks are not needed; before it is done: cancel it. Called once."""
+        self._num_blocks -= len(prefix.payloads)
+        with self._lock:
+            prefix.is_done = True
+            prefix.payloads = []
+            for peer in self._peers:
+                for number in [n for n, each in peer.streams.items() if each is prefix]:
+                    del peer.streams[number]
+                    self._outbox.append((peer, wire.frames_of(wire.Cancel(number)), None))
+        self._wake.ring()
+
+    def close(self) -> None:
+        """Ask and take no more."""
+        self._is_closing = True
+        self._wake.ring()
+        self._thread.join()
+        self._wake.close()
+        self._bell.close()
+
+    def describe(self) -> dict[str, Any]:
+        """State and counters as plain data."""
+        with self._lock:
+            return {
+                "num_peers": len(self._peers),
+                "num_able_peers": sum(self._is_able(peer.pong) for peer in self._peers),
+                "num_coming": sum(len(peer.streams) for peer in self._peers),
+                "num_bytes_held": self._num_blocks * self.layout.block_bytes,
+                "num_streams": self.num_streams,
+                "num_failed": self.num_failed,
+                "num_late_writes": self.num_late,
+                "num_bytes": self.num_bytes,
+                "transfer_s": self.transfer_s,
+                "exposed_s": self.exposed_s,
+            }
+
+    def _is_able(self, pong: wire.Pong | None) -> bool:
+        return pong is not None and pong.accepts and pong.layout == self._digest
+
+    # --- the thread's side ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        sockets = {self._connect(peer): peer for peer in self._peers}
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        for socket in sockets:
+            poller.register(socket, zmq.POLLIN)
+        of_peer = {peer: socket for socket, peer in sockets.items()}
+        ping = wire.frames_of(wire.Ping(self._digest))
+        pinged_s = 0.0
+        while not self._is_closing:
+            ready = dict(poller.poll(_POLL_MS))
+            if self._wake.fileno() in ready:
+                self._wake.hush()
+            for socket in sockets:
+                if socket in ready:
+                    self._receive(socket, sockets[socket])
+            while self._outbox:
+                peer, frames, number = self._outbox.popleft()
+                if not _sent(of_peer[peer], frames) and number is not None:
+                    with self._lock:
+                        self._end(peer, number, "there is no connection to it")
+            now_s = time.monotonic()
+            if now_s - pinged_s >= wire.PING_S:
+                pinged_s = now_s
+                for socket in sockets:
+                    _sent(socket, ping)
+            self._look_for_silence(now_s)
+        for socket in sockets:
+            socket.close(0)
+
+    def _connect(self, peer: Peer) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, b"kv-" + secrets.token_hex(8).encode())
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a peer that is not there
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(peer.endpoint)
+        return socket
+
+    def _receive(self, socket: zmq.Socket[bytes], peer: Peer) -> None:
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message, data = wire.message_of([frame.buffer for frame in frames])
+                with self._lock:
+                    self._take(peer, message, data)
+            except wire.MalformedMessage as error:
+                log.warning("%s is not understood: %s", peer.endpoint, error)
+
+    def _take(self, peer: Peer, message: wire.Message, data: memoryview) -> None:
+        peer.heard_s = time.monotonic()
+        if isinstance(message, wire.Pong):
+            self._take_pong(peer, message)
+        elif isinstance(message, wire.OfStream):
+            prefix = peer.streams.get(message.stream)
+            if prefix is None or prefix.is_done or prefix.epoch != message.epoch:
+                self.num_late += 1
+            elif prefix.num_messages != message.number:
+                self._end(peer, message.stream, "a part of it was lost")
+            else:
+                prefix.num_messages += 1
+                prefix.heard_s = peer.heard_s
+                self._follow(peer, prefix, message, data)
+        else:
+            raise wire.MalformedMessage(f"{type(message).__name__} of a sender")
+
+    def _follow(
+        self, peer: Peer, prefix: ComingPrefix, message: wire.OfStream, data: memoryview
+    ) -> None:
+        if isinstance(message, wire.Piece):
+            if not self._write(prefix, message, data):
+                self._end(peer, message.stream, "a piece has no place in it")
+        elif isinstance(message, wire.Proved):
+            if prefix.start <= message.end <= prefix.end:
+                prefix.num_there = max(prefix.num_there, message.end)
+            if message.end == prefix.end:
+                self.exposed_s += prefix.last_s
+                self.transfer_s += prefix.transfer_s
+        else:
+            is_whole = message.error is None and prefix.num_there == prefix.end
+            self._end(peer, message.stream, None if is_whole else message.error or "it is short")
+
+    def _take_pong(self, peer: Peer, pong: wire.Pong) -> None:
+        if pong.layout != self._digest and (peer.pong is None or peer.pong.layout != pong.layout):
+            log.warning(
+                "%s computes no prompts for this engine: its KV has another layout (model, dtype, "
+                "layers or heads differ)", peer.endpoint,
+            )  # fmt: skip
+        peer.pong = pong
+        for number in [n for n, each in peer.streams.items() if each.epoch != pong.epoch]:
+            self._end(peer, number, "it was started anew")
+
+    def _write(self, prefix: ComingPrefix, piece: wire.Piece, data: memoryview) -> bool:
+        """Put a piece into its blocks; False if it is none of this prefix."""
+        if piece.piece >= len(self._places) or not piece.length:
+            return False
+        first, num_vectors, vector_bytes = self._places[piece.piece]
+        end = piece.start + piece.length
+        if piece.start < prefix.start or end > prefix.end:
+            return False
+        if data.nbytes != num_vectors * piece.length * vector_bytes:
+            return False
+        shape = (num_vectors, piece.length, vector_bytes)
+        kv = np.frombuffer(data, np.uint8).reshape(shape)
+        size = num_vectors * BLOCK_TOKENS * vector_bytes
+        for index in range(piece.start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
+            payload = prefix.payloads[index - prefix.start // BLOCK_TOKENS]
+            block = payload[first : first + size].reshape(num_vectors, BLOCK_TOKENS, vector_bytes)
+            at = index * BLOCK_TOKENS
+            low, high = max(piece.start, at), min(end, at + BLOCK_TOKENS)
+            block[:, low - at : high - at] = kv[:, low - piece.start : high - piece.start]
+        self._note_time(prefix, piece, data.nbytes)
+        return True
+
+    def _note_time(self, prefix: ComingPrefix, piece: wire.Piece, num_bytes: int) -> None:
+        """NOTE: by the clocks of two machines, where there are two: it is a cost, and no proof."""
+        took_s = max(0.0, time.time() - piece.sent_s)
+        prefix.transfer_s += took_s
+        prefix.last_s = took_s
+        prefix.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        byte_s = took_s / num_bytes
+        self.byte_s += (byte_s - self.byte_s) / (_MEMORY if self.byte_s else 1)
+
+    def _end(self, peer: Peer, number: int, error: str | None) -> None:
+        """Nothing more comes of a stream. Called under the lock."""
+        prefix = peer.streams.pop(number, None)
+        if prefix is None:
+            return
+        if error is not None:
+            log.info("a prompt that %s was to compute is computed here: %s", peer.endpoint, error)
+            self.num_failed += 1
+            self._outbox.append((peer, wire.frames_of(wire.Cancel(number)), None))
+        prefix.error = error
+        prefix.is_done = True
+        self.num_ended += 1
+        self._bell.ring()
+
+    def _look_for_silence(self, now_s: float) -> None:
+        with self._lock:
+            for peer in self._peers:
+                if peer.pong is not None and now_s - peer.heard_s > self._silence_s:
+                    peer.pong = None
+                    for number in list(peer.streams):
+                        self._end(peer, number, "it is silent")
+                waiting = list(peer.streams.items())
+                for number in [n for n, p in waiting if now_s - p.heard_s > p.patience_s]:
+                    self._end(peer, number, "nothing has come of it for too long")
+
+
+def _places(layout: BlockLayout) -> list[tuple[int, int, int]]:
+    """Of each piece: its first byte in a block, its vectors, their bytes."""
+    places, first = [], 0
+    for part in layout.kv.parts:
+        for _ in layout.kv.layers_of(part):
+            places.append((first, part.num_vectors, part.vector_bytes))
+            first += part.num_vectors * BLOCK_TOKENS * part.vector_bytes
+    assert first == layout.block_bytes
+    return places
+
+
+def _sent(socket: zmq.Socket[bytes], frames: list[Any]) -> bool:
+    """False where nobody is connected, or takes no more."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.ZMQError:
+        return False
+    return True
