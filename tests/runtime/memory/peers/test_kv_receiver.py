@@ -1,0 +1,325 @@
+"""Prefixes that come from another engine: whole and proved, or not at all, whatever the peer does.
+
+The peer is a KVSender in this process, or frames of a socket that say what no sender would.
+"""
+
+from __future__ import annotations
+
+import select
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from waiting import wait_until
+
+from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, BlockLayout
+from stemma.runtime.memory.kv_layout import KVLayout, KVPart
+from stemma.runtime.memory.peers import wire
+from stemma.runtime.memory.peers.kv_receiver import ComingPrefix, KVReceiver
+from stemma.runtime.memory.peers.kv_sender import Asked, Cancelled, KVSender
+
+PART = KVPart("kv", 2, 2, "bfloat16")
+LAYOUT = BlockLayout("tiny", "bfloat16", KVLayout(3, (PART,)))
+OTHERS = {
+    "revision": replace(LAYOUT, model_revision="other"),
+    "dtype": replace(LAYOUT, arithmetic="float32"),
+    "heads": BlockLayout("tiny", "bfloat16", KVLayout(3, (replace(PART, num_vectors=4),))),
+    "layers": BlockLayout("tiny", "bfloat16", KVLayout(2, (PART,))),
+    "quantized": BlockLayout("tiny", "bfloat16", KVLayout(3, (replace(PART, dtype="int8"),))),
+}
+IDS = array("i", range(600))
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/kv"
+
+
+@pytest.fixture
+def sender(endpoint: str) -> Iterator[KVSender]:
+    sender = KVSender(endpoint, LAYOUT)
+    yield sender
+    sender.close()
+
+
+@pytest.fixture
+def receiver(endpoint: str) -> Iterator[KVReceiver]:
+    receiver = KVReceiver([endpoint], LAYOUT, silence_s=1.0)
+    yield receiver
+    receiver.close()
+    assert not receiver._num_blocks, "memory of a prefix was not given back"
+
+
+def asked(receiver: KVReceiver, start: int = 0) -> ComingPrefix:
+    wait_until(lambda: receiver.best_peer() is not None)
+    peer = receiver.best_peer()
+    assert peer is not None
+    prefix = receiver.ask(peer, "mine", IDS, start, expected_s=0.0)
+    assert prefix is not None
+    return prefix
+
+
+def taken(sender: KVSender, kind: type) -> Any:
+    """The next news, which is of this kind."""
+    assert select.select([sender], [], [], 30.0)[0]
+    (news,) = sender.take()
+    assert isinstance(news, kind)
+    return news
+
+
+def kv_of(piece: int, start: int, end: int) -> np.ndarray[Any, Any]:
+    """[2, length, 4]: bytes that tell the piece, the vector and the token."""
+    tokens = np.arange(start, end)[None, :, None] * 7
+    vectors = np.arange(2)[:, None, None] * 3
+    return (tokens + vectors + 50 * piece + np.arange(4)).astype(np.uint8)
+
+
+def send(sender: KVSender, key: wire.StreamKey, start: int, end: int) -> None:
+    for piece in range(3):
+        sender.send_kv(key, piece, start, kv_of(piece, start, end))
+
+
+def ended(receiver: KVReceiver, prefix: ComingPrefix) -> str | None:
+    """How it ended, awaited as an event loop would; nothing is left of it but what came."""
+    while not prefix.is_done:
+        assert select.select([receiver], [], [], 30.0)[0], "nothing ended in 30 s"
+        receiver.collect()
+    assert receiver.describe()["num_coming"] == 0
+    return prefix.error
+
+
+def assert_right(prefix: ComingPrefix) -> None:
+    """All that counts as there has the bytes that were sent."""
+    for token in range(prefix.start, prefix.num_there):
+        index, at = divmod(token - prefix.start, BLOCK_TOKENS)
+        block = prefix.payloads[index].reshape(3, 2, BLOCK_TOKENS, 4)
+        for piece in range(3):
+            assert (block[piece, :, at] == kv_of(piece, token, token + 1)[:, 0]).all(), token
+
+
+@pytest.mark.parametrize("start", [0, 256, 512])
+def test_chunks_of_any_length_land_where_they_belong(
+    sender: KVSender, receiver: KVReceiver, start: int
+) -> None:
+    prefix = asked(receiver, start)
+    news = taken(sender, Asked)
+    assert (news.namespace, news.token_ids, news.start) == ("mine", IDS, start)
+    edges = [start, start + 1, start + 50, *(e for e in (300, 560) if e > start + 50), 600]
+    for first, last in zip(edges, edges[1:]):
+        send(sender, news.key, first, last)
+        sender.prove(news.key, last)
+    sender.end(news.key, None)
+    assert ended(receiver, prefix) is None and prefix.num_there == 600
+    assert_right(prefix)
+    receiver.release(prefix)
+
+
+def test_what_was_not_proved_does_not_count(sender: KVSender, receiver: KVReceiver) -> None:
+    """A step that failed, or whose sender ended amid it, has sent what may be wrong."""
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 300)
+    sender.prove(key, 300)
+    send(sender, key, 300, 600)
+    sender.end(key, "the step failed")
+    assert ended(receiver, prefix) == "the step failed" and prefix.num_there == 300
+    assert_right(prefix)
+    receiver.release(prefix)
+
+
+def test_a_stream_that_ends_short_is_an_error(sender: KVSender, receiver: KVReceiver) -> None:
+    prefix = asked(receiver)
+    sender.end(taken(sender, Asked).key, None)
+    assert ended(receiver, prefix) == "it is short" and prefix.num_there == 0
+    receiver.release(prefix)
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_another_layout_is_refused_on_both_sides(endpoint: str, how: str) -> None:
+    sender, receiver = KVSender(endpoint, OTHERS[how]), KVReceiver([endpoint], LAYOUT)
+    (peer,) = receiver._peers
+    wait_until(lambda: peer.pong is not None)
+    assert receiver.best_peer() is None
+    prefix = receiver.ask(peer, "", IDS, 0, expected_s=0.0)  # as one that does not look
+    assert prefix is not None
+    assert "another layout" in str(ended(receiver, prefix)) and sender.num_refused == 1
+    assert sender.take() == []
+    receiver.release(prefix)
+    receiver.close()
+    sender.close()
+
+
+def test_a_role_that_computes_for_nobody_is_not_asked(
+    sender: KVSender, receiver: KVReceiver
+) -> None:
+    wait_until(lambda: receiver.best_peer() is not None)
+    sender.accepts = False
+    wait_until(lambda: receiver.best_peer() is None)
+    sender.accepts = True
+    wait_until(lambda: receiver.best_peer() is not None)
+
+
+def test_what_nobody_waits_for_is_cancelled(sender: KVSender, receiver: KVReceiver) -> None:
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    receiver.release(prefix)
+    assert taken(sender, Cancelled).key == key
+    send(sender, key, 0, 600)  # it has not heard of it yet: nothing happens
+    sender.end(key, None)
+    assert sender.describe()["num_streams"] == 0
+
+
+def test_a_receiver_that_is_gone_is_noticed(endpoint: str) -> None:
+    sender = KVSender(endpoint, LAYOUT, silence_s=0.6)
+    receiver = KVReceiver([endpoint], LAYOUT)
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    receiver.close()
+    assert taken(sender, Cancelled).key == key
+    assert sender.describe()["num_peers"] == 0
+    assert not prefix.is_done
+    sender.close()
+
+
+def test_a_peer_that_takes_nothing_ends_its_own_streams(endpoint: str) -> None:
+    sender = KVSender(endpoint, LAYOUT, max_pending_bytes=1000)
+    receiver = KVReceiver([endpoint], LAYOUT)
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 600)  # 4,800 bytes a piece
+    assert "more than 1000 bytes" in str(ended(receiver, prefix))
+    assert taken(sender, Cancelled).key == key
+    receiver.release(prefix)
+    receiver.close()
+    sender.close()
+
+
+def test_no_more_comes_than_there_is_memory_for(endpoint: str, sender: KVSender) -> None:
+    receiver = KVReceiver([endpoint], LAYOUT, max_coming_bytes=5 * LAYOUT.block_bytes)
+    first = asked(receiver)  # three blocks
+    peer = receiver.best_peer()
+    assert peer is not None and receiver.ask(peer, "", IDS, 0, 0.0) is None
+    second = receiver.ask(peer, "", IDS, 256, 0.0)
+    assert second is not None
+    receiver.release(first)
+    receiver.release(second)
+    again = receiver.ask(peer, "", IDS, 0, 0.0)
+    assert again is not None
+    receiver.release(again)
+    receiver.close()
+
+
+class Liar:
+    """A sender that says what it is told to."""
+
+    def __init__(self, endpoint: str, epoch: str = "one") -> None:
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self.socket.bind(endpoint)
+        self.name = b""
+        self.epoch = epoch
+
+    def answer_pings(self) -> wire.Ask:
+        """Until something is asked for."""
+        while True:
+            self.name, *frames = self.socket.recv_multipart()
+            message, _ = wire.message_of(frames)
+            if isinstance(message, wire.Ask):
+                return message
+            self.say(wire.Pong(self.epoch, LAYOUT.digest.hex(), True, 0.0, 0.0))
+
+    def say(self, message: wire.Message, data: bytes | None = None) -> None:
+        self.socket.send_multipart([self.name, *wire.frames_of(message, data)])
+
+
+@pytest.fixture
+def liar(endpoint: str) -> Iterator[Liar]:
+    liar = Liar(endpoint)
+    yield liar
+    liar.socket.close(0)
+
+
+def begun(receiver: KVReceiver, liar: Liar) -> tuple[ComingPrefix, int]:
+    """A prefix that was asked of it, and its number."""
+    (peer,) = receiver._peers
+    liar.name, *_ = liar.socket.recv_multipart()
+    liar.say(wire.Pong(liar.epoch, LAYOUT.digest.hex(), True, 0.0, 0.0))
+    wait_until(lambda: peer.pong is not None)
+    prefix = receiver.ask(peer, "", IDS, 0, 0.0)
+    assert prefix is not None
+    return prefix, liar.answer_pings().stream
+
+
+GOOD = kv_of(0, 0, 10).tobytes()
+LIES = {
+    "beyond the end": (wire.Piece("one", 0, 0, 0, 595, 10, 0.0), GOOD),
+    "no such layer": (wire.Piece("one", 0, 0, 3, 0, 10, 0.0), GOOD),
+    "too short": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD[:-1]),
+    "too long": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD + b"x"),
+    "of no tokens": (wire.Piece("one", 0, 0, 0, 0, 0, 0.0), b""),
+    "one was lost": (wire.Piece("one", 0, 1, 0, 0, 10, 0.0), GOOD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_piece_in_doubt_ends_the_stream(receiver: KVReceiver, liar: Liar, lie: str) -> None:
+    prefix, number = begun(receiver, liar)
+    piece, data = LIES[lie]
+    liar.say(replace(piece, stream=number), data)
+    assert ended(receiver, prefix) and prefix.num_there == 0
+    receiver.release(prefix)
+
+
+def test_late_words_of_another_epoch_are_refused(receiver: KVReceiver, liar: Liar) -> None:
+    prefix, number = begun(receiver, liar)
+    liar.say(wire.Piece("before", number, 0, 0, 0, 10, 0.0), GOOD)
+    liar.say(wire.Proved("before", number, 0, 600))
+    liar.say(wire.Done("before", number, 0, None))
+    wait_until(lambda: receiver.num_late == 3)
+    assert not prefix.is_done and prefix.num_there == 0
+    liar.say(wire.Piece("one", number, 0, 0, 0, 10, 0.0), GOOD)
+    liar.say(wire.Proved("one", number, 1, 10))
+    wait_until(lambda: prefix.num_there == 10)
+    liar.say(wire.Pong("two", LAYOUT.digest.hex(), True, 0.0, 0.0))  # it was started anew
+    assert ended(receiver, prefix) == "it was started anew" and prefix.num_there == 10
+    liar.say(wire.Proved("one", number, 2, 600))
+    wait_until(lambda: receiver.num_late == 4)
+    assert prefix.num_there == 10
+    receiver.release(prefix)
+
+
+def test_silence_ends_a_stream(receiver: KVReceiver, liar: Liar) -> None:
+    prefix, _ = begun(receiver, liar)
+    assert ended(receiver, prefix) == "it is silent" and receiver.best_peer() is None
+    receiver.release(prefix)
+
+
+def test_a_peer_that_talks_of_nothing_else_is_not_waited_for_either(
+    endpoint: str, sender: KVSender
+) -> None:
+    receiver = KVReceiver([endpoint], LAYOUT, min_patience_s=0.5)
+    prefix = asked(receiver)
+    assert ended(receiver, prefix) == "nothing has come of it for too long"
+    receiver.release(prefix)
+    receiver.close()
+
+
+def test_frames_that_are_no_message_change_nothing(receiver: KVReceiver, liar: Liar) -> None:
+    prefix, number = begun(receiver, liar)
+    good = wire.frames_of(wire.Done("one", number, 0, "over"))
+    for frames in (
+        [b"kv"], [b"kv", b"{}"], [b"kv", b"\xff"], [b"what", b"{}"], [b"done", b"[1]"],
+        [b"done", good[1].replace(b'"number": 0', b'"number": "0"')],
+        [b"done", good[1].replace(b'"number": 0', b'"number": -1')],
+        wire.frames_of(wire.Cancel(number)),
+    ):  # fmt: skip
+        liar.socket.send_multipart([liar.name, *frames])
+    liar.socket.send_multipart([liar.name, *good])
+    assert ended(receiver, prefix) == "over"
+    receiver.release(prefix)
+
