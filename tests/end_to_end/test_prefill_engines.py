@@ -1,0 +1,120 @@
+"""Prefill and decode in processes of their own: nothing is lost and nothing leaks when either is
+killed, and what is said is what one engine says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_thread import serving
+from waiting import wait_until
+
+import stemma as st
+from stemma.frontend.client.backend import Backend
+
+OPTIONS: dict[str, Any] = {"dtype": "float64", "max_total_tokens": 16384, "num_threads": 1}
+TEXT = "The quick brown fox jumps over the lazy dog. " * 30
+NUM_KILLS = 3
+
+
+@st.function
+def story(s: st.ProgramState, number: int) -> None:
+    s += f"Story {number}: " + TEXT
+    s += st.gen("a", max_tokens=8, temperature=0.7, ignore_eos=True)
+
+
+def said_by(backend: Backend, first: int) -> list[Any]:
+    """Of four stories that nobody has read before."""
+    arguments = [{"number": first + n} for n in range(4)]
+    states = story.run_batch(arguments, seed=1, backend=backend)
+    return [s.get_meta_info("a")["output_ids"] for s in states]
+
+
+def told(backend: Backend) -> dict[str, Any]:
+    return dict(backend.get_server_info())
+
+
+def assert_nothing_held(backend: Backend, of: str) -> None:
+    """No stream is left, nor memory of one; no page is lost."""
+    wait_until(lambda: not told(backend)[of].get("num_held_requests"))
+    wait_until(lambda: not told(backend)[of].get("num_requests"))
+    info = told(backend)
+    assert not info[of].get("num_bytes_held") and not info[of].get("num_coming")
+    backend.flush_cache()
+    info = told(backend)
+    assert info["free_tokens"] == info["total_tokens"]
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path) -> list[list[Any]]:
+    with serving(checkpoint, max_total_tokens=16384, max_model_len=None) as alone:
+        return [said_by(alone, 10 * each) for each in range(NUM_KILLS)]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/kv"
+
+
+@pytest.fixture
+def engines(checkpoint: Path) -> Iterator[Any]:
+    """Starts engines, that end with the test."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(st.Engine(checkpoint, **OPTIONS | options))
+
+
+def kill(engine: st.Engine) -> None:
+    os.kill(engine.pid, signal.SIGKILL)
+
+
+def test_prefill_engines_are_killed_and_nobody_notices(
+    engines: Any, endpoint: str, truth: list[list[Any]]
+) -> None:
+    """At random times, amid streams; the next one listens at the same place."""
+    rng = random.Random(5)
+    decode = engines(role="decode", prefill_engines=[endpoint])
+    for number in range(NUM_KILLS):
+        prefill = engines(role="prefill", prefill_endpoint=endpoint)
+        wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
+        if number == NUM_KILLS - 1:
+            assert said_by(decode, 10 * number) == truth[number]
+            assert_nothing_held(prefill, "prefills")
+            break
+        num_before = told(decode)["coming"]["num_streams"]
+
+        def kill_amid(engine: st.Engine, num_before: int) -> None:
+            wait_until(lambda: told(decode)["coming"]["num_streams"] > num_before)
+            threading.Event().wait(rng.uniform(0.0, 0.5))
+            kill(engine)
+
+        killer = threading.Thread(target=kill_amid, args=(prefill, num_before))
+        killer.start()
+        assert said_by(decode, 10 * number) == truth[number]
+        killer.join()
+    assert told(decode)["coming"]["num_failed"] > 0, "no kill has hit a stream"
+    assert_nothing_held(decode, "coming")
+
+
+def test_a_decode_engine_is_killed_and_its_prefills_end(
+    engines: Any, endpoint: str, truth: list[list[Any]]
+) -> None:
+    prefill = engines(role="prefill", prefill_endpoint=endpoint)
+    decode = engines(role="decode", prefill_engines=[endpoint])
+    wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
+    doomed = threading.Thread(target=lambda: pytest.raises(st.StemmaError, said_by, decode, 0))
+    doomed.start()
+    wait_until(lambda: told(prefill)["prefills"]["num_requests"] > 0)
+    kill(decode)
+    doomed.join()
+    assert_nothing_held(prefill, "prefills")
+    again = engines(role="decode", prefill_engines=[endpoint])
+    wait_until(lambda: told(again)["coming"]["num_able_peers"] == 1)
+    assert said_by(again, 0) == truth[0]
+    assert told(again)["coming"]["num_failed"] == 0
