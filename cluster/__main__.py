@@ -73,6 +73,11 @@ def _router(
         replicas = remote_replicas(settings, context)
         return Router(replicas, placement=settings.placement, stop_fd=stop_fd)
     config = engine_config(args)
+    if config.prefill_endpoint is not None or config.prefill_engines:
+        raise InvalidRequest.of(
+            "prefill_engines", list(config.prefill_engines),
+            "none with several engines: prefill_replicas says how many compute prompts for others",
+        )  # fmt: skip
     hire = _hire(config, settings, context)
     return Router(
         [hire(number) for number in range(settings.replicas)],
@@ -96,7 +101,7 @@ def _hire(
         return hire_on_ray(config, settings, context)
     with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
         config = located(config, on_progress)
-    return hire_local(config, settings.most, context)
+    return hire_local(config, settings.most, context, settings.prefill_replicas)
 
 
 def _scaling(settings: ClusterSettings, hire: Callable[[int], Replica]) -> Scaling | None:

@@ -120,6 +120,7 @@ class FleetView:
         told = {
             "replica": replica.number,
             "state": "stopped" if replica.is_paused else replica.state.value,
+            "role": replica.role,
             "num_starts": replica.num_starts,
             "num_restarts": max(0, num_starts - 1) if replica.is_own else record.num_losses,
             "num_losses": record.num_losses,

@@ -99,12 +99,15 @@ class Homes:
 
     def takers(self) -> list[Replica]:
         """Those that may be given more."""
-        return [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
+        ready = [r for r in self._replicas if r.state is ReplicaState.READY and not r.is_paused]
+        return [each for each in ready if each.role != "prefill"]
 
     def _candidates(self) -> list[Replica]:
-        """Those, or whoever is there where nobody is ready."""
-        ready = [each for each in self._replicas if each.state is ReplicaState.READY]
-        ready = ready or [each for each in self._replicas if each.is_serving]
+        """Those, or whoever is there where nobody is ready: one that computes prompts for others
+        last of all, though it can do the same as any."""
+        serving = [each for each in self._replicas if each.is_serving]
+        serving = [each for each in serving if each.role != "prefill"] or serving
+        ready = [each for each in serving if each.state is ReplicaState.READY] or serving
         return [each for each in ready if not each.is_paused] or ready
 
     # --- another one ----------------------------------------------------------------------------

@@ -59,6 +59,9 @@ class Membership:
             self._homes.recall_idle(replica)
             if replica.is_paused:
                 self._calls.lose(replica, "its process is stopped")
+        for replica in self._replicas:
+            if replica.role == "prefill" and replica.programs and self._homes.takers():
+                self._move_resting(replica)
         if self._homes.moves:
             self._rebalance()
         if self._scaling is not None:
@@ -126,9 +129,7 @@ class Membership:
     def _drain(self, replica: Replica) -> None:
         """Move what can be moved; end it once nothing is left, or its time has come."""
         if any(each.state is ReplicaState.READY for each in self._replicas):
-            for program in list(replica.programs.values()):
-                if program.is_at_rest:
-                    self._homes.move(program)
+            self._move_resting(replica)
         for part in list(replica.parts.values()):
             if not part.load.num_calls:
                 self._homes.recall(part)
@@ -136,6 +137,12 @@ class Membership:
             return
         reason = "it has left" if replica.leaves_for_good else "it is being started anew"
         self.lose(replica, reason, is_asked=True)
+
+    def _move_resting(self, replica: Replica) -> None:
+        """Have programs that wait for no call go on elsewhere."""
+        for program in list(replica.programs.values()):
+            if program.is_at_rest:
+                self._homes.move(program)
 
     def lose(self, replica: Replica, reason: str, *, is_asked: bool = False) -> None:
         """A replica has ended, or does not answer."""

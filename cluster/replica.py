@@ -25,6 +25,7 @@ from ..frontend.protocol import wire
 from ..frontend.protocol.keys import ClientKeys
 from ..frontend.protocol.program_log import ProgramLog, require_same_model
 from ..radix.fleet import Place
+from ..runtime.config import Role
 from ..runtime.sessions.clients import Client, ClientProgram
 from .placement.load import ProgramLoad, ReplicaLoad
 from .prompt_text import Opening
@@ -130,10 +131,13 @@ class Replica:
         connect_s: float,
         silence_s: float = wire.RUNTIME_TIMEOUT_S,
         is_own: bool = True,
+        role: Role | None = None,
     ) -> None:
         """`start`: starts its engine, each time anew; `connect_s`, `silence_s`: as `Transport`;
-        `is_own`: it is started and ended here, else found where somebody has started it."""
+        `is_own`: it is started and ended here, else found where somebody has started it; `role`:
+        where it has one, that with which it is started."""
         self.number = number
+        self.role = role
         self.is_own = is_own
         self.state = ReplicaState.LOST
         self.why_lost = "it was not started yet"

@@ -15,6 +15,7 @@ import orjson
 
 from ..errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError
 from ..frontend.protocol import wire
+from ..runtime.config import ROLES
 from ..runtime.sessions.clients import Client, Clients
 from .counters import summed, with_counts
 from .fleet_view import FleetView
@@ -132,12 +133,35 @@ class RouterCalls:
             return ready, self._all[method], method, args
         if method in self._one:
             return [self._one[method]()], _first, method, args
+        if method == "set_role":
+            return self._whose_role(args)
         if method == "tree":
             return ready, partial(self._tree, self._view.tree(**args)), "info", {}
         if method == "watch":
             return ready[:1], self._watched, method, args
-        known = sorted([*self._all, *self._one, *self._named, "fleet", "restart_replica"])
+        known = sorted(
+            [*self._all, *self._one, *self._named, "fleet", "restart_replica", "set_role"]
+        )
         raise InvalidProgram.of("method", method, f"one of {known}")
+
+    def _whose_role(self, args: dict[str, Any]) -> tuple[list[Replica], Merge, str, dict[str, Any]]:
+        """The replica that is to have another role. Programs that run on one which is to compute
+        prompts for others go on elsewhere once they wait for no call."""
+        replica, role = self._serving(args.get("replica")), args.get("role")
+        if replica.role is None:
+            reason = "they were started without prefill_replicas"
+            raise InvalidRequest(f"role={role!r} has no effect: {reason}", "role")
+        if role not in ROLES:
+            raise InvalidRequest.of("role", role, f"one of {', '.join(ROLES)}")
+        others = [each for each in self._ready() if each is not replica and each.role != "prefill"]
+        if role == "prefill" and not others:
+            raise InvalidRequest.of("role", role, "another one: no other replica runs programs")
+
+        def is_set(_: list[tuple[int, Any]]) -> dict[str, Any]:
+            replica.role = role
+            return {"replica": replica.number, "role": role}
+
+        return [replica], is_set, "set_role", {"role": role}
 
     def _started_anew(self, args: dict[str, Any]) -> dict[str, Any]:
         """One at a time, so that there is another one for its programs."""

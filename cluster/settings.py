@@ -20,6 +20,11 @@ class ClusterSettings:
         1, "engines of this machine, behind one address; they share its cores and memory",
         integer(1, MAX_REPLICAS), heading="Many engines", metavar="N",
     )  # fmt: skip
+    prefill_replicas: int | None = flag(
+        None, "of --replicas: so many compute long prompts for the others, which run the programs; "
+        "0: none yet, as roles can be changed (default: no replica has a role)",
+        integer(0, MAX_REPLICAS - 1), metavar="N",
+    )  # fmt: skip
     max_replicas: int | None = flag(
         None, "so many while there is enough to do for them, --replicas at least",
         integer(1, MAX_REPLICAS), metavar="N",
@@ -69,6 +74,8 @@ class ClusterSettings:
             raise InvalidRequest.of(
                 "max_replicas", self.most, f"--replicas ({self.replicas}) or more"
             )
+        if self.prefill_replicas is not None:
+            self._check_prefill_replicas(self.prefill_replicas)
         if self.engines and self.most > 1:
             name = "replicas" if self.replicas > 1 else "max_replicas"
             raise InvalidRequest.of(name, self.most, "1 with engines that run already")
@@ -81,6 +88,15 @@ class ClusterSettings:
                 allowed = "addresses as tcp://HOST:PORT or ipc://PATH"
                 raise InvalidRequest.of("engines", endpoint, allowed)
             self.keys_for(endpoint)
+
+    def _check_prefill_replicas(self, number: int) -> None:
+        """Raises InvalidRequest."""
+        if self.max_replicas is not None or self.engines or self.ray is not None:
+            allowed = "none with max_replicas, engines or ray: engines of this machine have roles"
+            raise InvalidRequest.of("prefill_replicas", number, allowed)
+        if number >= self.replicas:
+            allowed = f"fewer than --replicas ({self.replicas}): some run the programs"
+            raise InvalidRequest.of("prefill_replicas", number, allowed)
 
     @property
     def most(self) -> int:

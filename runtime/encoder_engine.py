@@ -16,7 +16,7 @@ from ..frontend.client.progress import byte_progress
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.encoder_config import EncoderConfig
 from .checkpoint.safetensors.revision import model_revision, text_revision
-from .config import EngineConfig, located
+from .config import EngineConfig, Role, located
 from .engine import Engine, LoadedModel
 from .execute.dtype_name import dtype_name
 from .models.encoders.registry import read_encoder
@@ -37,6 +37,7 @@ class LoadedEncoder:
 
     adapters = None  # none are served
     ranks = None  # it is computed by one process
+    role: Role = "both"
     kv_sender = None  # nor is KV sent: nothing of a text is kept
 
     def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:

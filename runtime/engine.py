@@ -638,7 +638,6 @@ class LoadedModel:
                 generates=not model.is_bare,
             ),
             "chat_format": self.template.describe(),
-            "role": self.role,
             "kernels": [
                 {"op": c.op, "implementation": c.implementation, "reason": c.reason}
                 for c in self.runner.kernels.describe()

@@ -205,7 +205,7 @@ class Control:
     def _lora_users(self, load_id: str) -> dict[str, Any]:
         return {"num_requests": self._engine.scheduler.num_adapter_users(str(load_id))}
 
-    def _set_role(self, role: Role) -> None:
+    def _set_role(self, role: Role) -> dict[str, Any]:
         """From the next prompt on."""
         if role not in ROLES:
             raise InvalidRequest.of("role", role, f"one of {', '.join(ROLES)}")
@@ -214,11 +214,13 @@ class Control:
             reason = "it was started with neither prefill_endpoint nor prefill_engines"
             raise InvalidRequest(f"role={role!r} has no effect: {reason}", "role")
         self._loaded.set_role(role)
+        return {"role": role}
 
     def _info(self) -> dict[str, Any]:
         return {
             **self._loaded.describe(),
             **self._engine.describe(),
+            "role": self._loaded.role,
             "prefills": {} if self.prefills is None else self.prefills.describe(),
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,

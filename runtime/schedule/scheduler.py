@@ -34,6 +34,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from ...errors import OutOfPages
 from ..speculate.drafter import Drafting
 from .beams import Beams
+from .cache.coming_prefixes import Here
 from .cache.kv_cache import KVCacheManager
 from .grammar_uptake import GrammarUptake, begin_output
 from .image_encodings import ImageEncodings
@@ -222,7 +223,9 @@ class Scheduler:
         self.join(request)
         if request.beam is not None:
             self.beams.add(request)
-        if not self.kv_cache.look_up(request, self.costs.prompt_token_s):
+        num_ahead = self.deadlines.num_waiting_tokens - request.num_prompt_tokens
+        here = Here(self.costs.prompt_token_s, num_ahead, len(self.running))
+        if not self.kv_cache.look_up(request, here):
             self.waiting.add(request)
         self.grammars.add(request)
         self._is_stalled = False

@@ -23,6 +23,7 @@ _OF_ALL = frozenset(
         "/models/unload",
         "/restart_replica",
         "/server_info",
+        "/set_role",
         "/slots",
         "/tree",
         "/unload_lora_adapter",

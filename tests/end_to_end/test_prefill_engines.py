@@ -17,7 +17,7 @@ from engine_thread import serving
 from waiting import wait_until
 
 import stemma as st
-from stemma.frontend.client.backend import Backend
+from stemma.frontend.backend import Backend
 
 OPTIONS: dict[str, Any] = {"dtype": "float64", "max_total_tokens": 16384, "num_threads": 1}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 30
@@ -108,7 +108,12 @@ def test_a_decode_engine_is_killed_and_its_prefills_end(
     prefill = engines(role="prefill", prefill_endpoint=endpoint)
     decode = engines(role="decode", prefill_engines=[endpoint])
     wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
-    doomed = threading.Thread(target=lambda: pytest.raises(st.StemmaError, said_by, decode, 0))
+
+    def be_lost() -> None:
+        with pytest.raises(st.StemmaError):
+            said_by(decode, 0)
+
+    doomed = threading.Thread(target=be_lost)
     doomed.start()
     wait_until(lambda: told(prefill)["prefills"]["num_requests"] > 0)
     kill(decode)

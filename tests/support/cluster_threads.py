@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from stemma.cluster.scaling import Scaler, Scaling
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.frontend.protocol.program_log import MAX_LOST
-from stemma.runtime.config import EngineConfig
+from stemma.runtime.config import EngineConfig, Role
 from stemma.runtime.gateway.gateway import Gateway
 
 EXACT = {"dtype": "float64", "kernels": "reference", "max_model_len": 400, "speculate": "off"}
@@ -83,8 +83,13 @@ class Cluster:
         scaler: Scaler | None = None,
         endpoint: str = "inproc://cluster",
         spread: Spread = spread,
+        prefill_endpoints: Sequence[str] = (),
+        num_prefill: int = 0,
         **options: Any,
     ) -> None:
+        """`prefill_endpoints`: of all replicas, the last `num_prefill` of which compute prompts for
+        the others."""
+        self._endpoints, self._num_prefill = prefill_endpoints, num_prefill
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoint = endpoint
         self._spread = spread
@@ -106,8 +111,24 @@ class Cluster:
         self._thread.start()
 
     def _hire(self, number: int) -> Replica:
-        start = partial(self._start, number, self._config)
-        return Replica(number, start, context=self.context, connect_s=PATIENCE_S)
+        role: Role | None = None
+        if self._endpoints:
+            role = "prefill" if number >= len(self._endpoints) - self._num_prefill else "decode"
+
+        def start() -> EngineThread:
+            config = self._config
+            if replica.role is not None:
+                others = tuple(e for n, e in enumerate(self._endpoints) if n != number)
+                config = replace(
+                    config,
+                    role=replica.role,
+                    prefill_endpoint=self._endpoints[number],
+                    prefill_engines=others,
+                )
+            return self._start(number, config)
+
+        replica = Replica(number, start, context=self.context, connect_s=PATIENCE_S, role=role)
+        return replica
 
     def _start(self, number: int, config: EngineConfig) -> EngineThread:
         self.engines[number] = engine = EngineThread(config, self.context)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from ....errors import ProtocolError
 from ...sessions.listener import Listener
 from ..disk.block_key import BlockLayout
 from . import wire
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 512 * 2**20
 _BUSY_POLL_MS = 2  # while a peer takes no more
 _IDLE_POLL_MS = 250
+_BIND_S = 10.0  # that an engine which leaves may take to give up its address (guess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class KVSender:
         self._layout = layout.digest.hex()
         self._max_pending = max_pending_bytes
         self._silence_s = silence_s
-        self._listener = Listener(context or zmq.Context.instance(), [endpoint], None)
+        self._listener = _listening(context or zmq.Context.instance(), endpoint)
         self._socket = self._listener.router
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer may connect anew
         self._lock = threading.Lock()
@@ -297,3 +299,15 @@ class KVSender:
             least_s = time.monotonic() - self._silence_s
             for name in [name for name, peer in self._peers.items() if peer.heard_s < least_s]:
                 self._forget(name)
+
+
+def _listening(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Listener:
+    """Where an engine has been that is started anew, once that has gone. Raises ProtocolError."""
+    until_s = time.monotonic() + _BIND_S
+    while True:
+        try:
+            return Listener(context, [endpoint], None)
+        except ProtocolError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)

@@ -5,8 +5,10 @@
     admission    what has come is copied into its pages by the plan that admits it; the rest, the
                  last token at least, is computed here
 
-It pays if the tokens' time here is longer than their way, and the queue there: what is computed
-elsewhere delays nobody who decodes here. All three are measured. Requests that begin alike wait
+It pays if fewer seconds are waited, by all together: here the prompt waits for those before it, and
+while it is computed all who run wait with it; there it waits for that engine's queue, and then for
+its way. Its own time is the same on both sides, and counts here alone, where it takes the place of
+other work. All is measured. Requests that begin alike wait
 for one stream. A stream that ends early, for whatever reason, has no other effect than that the
 request computes the rest itself.
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,20 @@ from ...memory.peers.kv_receiver import ComingPrefix, KVReceiver, Peer
 from ..request import Request
 
 MIN_ASKED_TOKENS = 128  # fewer are computed: the way there and back costs a step's delay (guess)
+
+
+class Here(NamedTuple):
+    """What it costs to compute a prompt on this engine, when a request arrives."""
+
+    prompt_token_s: float | None = None  # None: nothing was measured
+    num_ahead_tokens: int = 0  # of prompts that wait, those that come from elsewhere among them
+    num_running: int = 0  # requests that would wait meanwhile
+
+    def waited_s(self, num_tokens: int, num_coming_tokens: int, token_s: float) -> float:
+        """Seconds that it and others wait for its tokens; `token_s`: where nothing was measured."""
+        token_s = self.prompt_token_s or token_s
+        num_ahead = max(0, self.num_ahead_tokens - num_coming_tokens)
+        return token_s * (num_ahead + num_tokens * (1 + self.num_running))
 
 
 @dataclass(slots=True, eq=False)
@@ -68,18 +84,14 @@ class ComingPrefixes:
         self._num_ended_seen = num_ended
         return False
 
-    def look_up(
-        self, request: Request, num_cached_tokens: int, prompt_token_s: float | None
-    ) -> bool:
+    def look_up(self, request: Request, num_cached_tokens: int, here: Here) -> bool:
         """Have another engine compute the request's tokens beyond the cached ones, if that pays;
-        whether the request must wait until `take_ready` returns it. `prompt_token_s`: what one
-        takes here, if known."""
+        whether the request must wait until `take_ready` returns it."""
         limit = request.match_limit
         if limit - num_cached_tokens < MIN_ASKED_TOKENS or not self.is_on or not _can_go(request):
             return False
-        stream = self._like(request, num_cached_tokens) or self._asked(
-            request, num_cached_tokens, prompt_token_s
-        )
+        stream = self._like(request, num_cached_tokens)
+        stream = stream or self._asked(request, num_cached_tokens, here)
         if stream is None:
             return False
         stream.num_users += 1
@@ -153,15 +165,14 @@ class ComingPrefixes:
                     best, most = stream, num_common
         return best
 
-    def _asked(
-        self, request: Request, num_cached_tokens: int, prompt_token_s: float | None
-    ) -> _Stream | None:
+    def _asked(self, request: Request, num_cached_tokens: int, here: Here) -> _Stream | None:
         """A new stream, if a peer is there and that pays."""
         peer = self.receiver.best_peer()
         if peer is None or peer.pong is None:
             return None
         num_tokens = request.match_limit - num_cached_tokens
-        here_s = num_tokens * (prompt_token_s or peer.pong.prompt_token_s)
+        num_coming = sum(each.num_prompt_tokens for each in self._held)
+        here_s = here.waited_s(num_tokens, num_coming, peer.pong.prompt_token_s)
         there_s = self._delay_s(peer, num_tokens)
         if here_s and here_s <= there_s:
             return None

@@ -25,7 +25,7 @@ from ....radix.owners import note_user
 from ....radix.pages import Pages
 from ....radix.tree import Node
 from ..request import Request, RequestState
-from .coming_prefixes import ComingPrefixes
+from .coming_prefixes import ComingPrefixes, Here
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
 from .stored_prefixes import StoredPrefixes
 from .tiers import InsertedPrefix, withdraw
@@ -367,10 +367,9 @@ class KVCacheManager(PrefixCache):
             self.release_lease(request.lease)
             request.lease = None
 
-    def look_up(self, request: Request, prompt_token_s: float | None = None) -> bool:
+    def look_up(self, request: Request, here: Here) -> bool:
         """Start to fetch tokens of a new request that only the disk store has, or that another
-        engine is to compute; whether the request must wait until `take_fetched` returns it.
-        `prompt_token_s`: what it costs to compute one here, if known."""
+        engine is to compute; whether the request must wait until `take_fetched` returns it."""
         if self.stored is None and self.coming is None:
             return False
         namespace, token_ids, limit = request.namespace, request.token_ids, request.match_limit
@@ -385,7 +384,7 @@ class KVCacheManager(PrefixCache):
             return True
         if self.coming is None or self.states is not None:
             return False
-        return self.coming.look_up(request, num_cached, prompt_token_s)
+        return self.coming.look_up(request, num_cached, here)
 
     @property
     def num_held(self) -> int:

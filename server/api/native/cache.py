@@ -48,6 +48,16 @@ def router(service: Service) -> APIRouter:
         answer: dict[str, Any] = await ask("restart_replica", replica=replica)
         return answer
 
+    @routes.post("/set_role")
+    async def set_role(
+        role: str, replica: int | None = Query(default=None, ge=0)
+    ) -> dict[str, Any]:
+        """Have an engine, of several the one with that number, compute long prompts for others
+        (prefill), run programs (decode), or both."""
+        args = {"role": role} if replica is None else {"role": role, "replica": replica}
+        answer: dict[str, Any] = await ask("set_role", **args)
+        return answer
+
     @routes.get("/server_info")
     @routes.get("/get_server_info")
     async def server_info() -> dict[str, Any]:

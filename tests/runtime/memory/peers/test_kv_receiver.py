@@ -9,6 +9,7 @@ import select
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_chunks_of_any_length_land_where_they_belong(
     news = taken(sender, Asked)
     assert (news.namespace, news.token_ids, news.start) == ("mine", IDS, start)
     edges = [start, start + 1, start + 50, *(e for e in (300, 560) if e > start + 50), 600]
-    for first, last in zip(edges, edges[1:]):
+    for first, last in pairwise(edges):
         send(sender, news.key, first, last)
         sender.prove(news.key, last)
     sender.end(news.key, None)
@@ -322,4 +323,3 @@ def test_frames_that_are_no_message_change_nothing(receiver: KVReceiver, liar: L
     liar.socket.send_multipart([liar.name, *good])
     assert ended(receiver, prefix) == "over"
     receiver.release(prefix)
-
