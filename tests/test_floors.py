@@ -105,6 +105,7 @@ HOST_HALF = (
     "images",
     "memory.copies",
     "memory.disk",
+    "memory.peers",
     "speculate",
     "schedule",
     "programs",

@@ -294,8 +294,9 @@ class Request:
 
     @property
     def is_call(self) -> bool:
-        """Whether somebody asked for it: of a beam search's requests only the first."""
-        return self.beam is None or self.beam.leader is self
+        """Whether a program asked for it: of a beam search's requests only the first, and none that
+        another engine's program waits for."""
+        return self.stream is None and (self.beam is None or self.beam.leader is self)
 
     @property
     def is_finished(self) -> bool:

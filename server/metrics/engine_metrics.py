@@ -84,6 +84,24 @@ HOST_TIER = (
            of("host", "loaded_tokens"), "counter"),
 )  # fmt: skip
 
+COMING = (
+    Figure("stemma_coming_prompts", "Prompts that others compute now.", of("coming", "num_coming")),
+    Figure("stemma_coming_prompts_asked", "Asked for.", of("coming", "num_streams"), "counter"),
+    Figure("stemma_coming_prompts_failed", "Of these: the rest was computed here.",
+           of("coming", "num_failed"), "counter"),
+    Figure("stemma_coming_tokens", "Prompt tokens that others have computed.",
+           of("coming", "num_restored_tokens"), "counter"),
+    Figure("stemma_coming_bytes", "KV that has come.", of("coming", "num_bytes"), "counter"),
+)  # fmt: skip
+
+PREFILLS = (
+    Figure("stemma_prefill_requests_running", "Prompts that others wait for.",
+           of("prefills", "num_requests")),
+    Figure("stemma_prefill_tokens", "Prompt tokens for others, cached ones among them.",
+           of("prefills", "num_tokens"), "counter"),
+    Figure("stemma_prefill_sent_bytes", "KV that was sent.",
+           of("prefills", "num_sent_bytes"), "counter"),
+)  # fmt: skip
 
 LORA = (
     Figure("stemma_lora_adapters_on_device", "Adapters in slots.", of("lora", "num_on_device")),
@@ -107,6 +125,10 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(LORA, info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
+    if info["coming"]:
+        yield from figure_families(COMING, info, labels)
+    if info["prefills"]:
+        yield from figure_families(PREFILLS, info, labels)
     if info["speculation"].get("sources"):
         yield from _by_source(info, labels)
     text = "Requests that have ended."

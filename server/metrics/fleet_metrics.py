@@ -15,6 +15,7 @@ from .samples import Figure, kv_states, of, stat
 Report = Mapping[str, Any]  # of one replica: its place in `replicas` of the `metrics` call
 
 STATES = ("starting", "ready", "stopped", "leaving", "lost")
+ROLES = ("both", "prefill", "decode")
 
 OF_ROUTER = (
     Figure("stemma_replica_calls_in_flight", "Calls that it has not answered.", of("num_calls")),
@@ -56,6 +57,9 @@ def fleet_families(replicas: Sequence[Report]) -> Iterator[Metric]:
     if not replicas:
         return
     yield _by(replicas, "stemma_replica_state", "1 for the state in which it is.", _state, "state")
+    with_roles = [replica for replica in replicas if replica.get("role") is not None]
+    if with_roles:
+        yield _by(with_roles, "stemma_replica_role", "1 for the role that it has.", _role, "role")
     yield from _figures(OF_ROUTER, replicas)
     answering = [replica for replica in replicas if replica.get("total_tokens") is not None]
     yield from _figures(OF_ENGINE, answering)
@@ -75,6 +79,10 @@ def _figures(figures: Sequence[Figure], replicas: Sequence[Report]) -> Iterator[
 
 def _state(replica: Report) -> dict[str, float]:
     return {state: float(replica["state"] == state) for state in STATES}
+
+
+def _role(replica: Report) -> dict[str, float]:
+    return {role: float(replica["role"] == role) for role in ROLES}
 
 
 def _by(

@@ -77,6 +77,7 @@ def test_programs_run_on_decode_replicas_whose_prompts_others_compute(
         told = backend.get_server_info()
         assert [each["role"] for each in told["replicas"]] == ["decode", "prefill"]
         assert told["coming"]["num_restored_tokens"] >= 8 * len(TEXT)
+        assert told["stats"]["num_finished"] == 16, "a prompt for another engine is no call"
         set_role(cluster, 1, "decode")
         set_role(cluster, 0, "prefill")
         wait_until(lambda: have_found_each_other(cluster))

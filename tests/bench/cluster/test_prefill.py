@@ -1,4 +1,4 @@
-"""The benchmark of prompts that another engine computes: each way answers, one of them elsewhere."""
+"""The benchmark of prompts that another engine computes: each way answers, one elsewhere."""
 
 from __future__ import annotations
 

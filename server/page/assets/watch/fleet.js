@@ -64,7 +64,7 @@ function rowOf(number, onClick) {
     show(told) {
       button.dataset.state = told.state;
       button.title = told.why ? `${told.state}: ${told.why}` : `Look at replica ${number}`;
-      state.textContent = told.state;
+      state.textContent = told.role === "prefill" ? `${told.state}, computes prompts` : told.state;
       put(cells.calls, fact(count(told.num_calls), plural(told.num_calls, "call")));
       put(cells.programs, fact(count(told.num_programs), plural(told.num_programs, "program")));
       put(cells.hits, fact(told.rates.hit_rate === null ? "–" : `${Math.round(100 * told.rates.hit_rate)}%`, "hits"));
