@@ -48,6 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--streams", type=count, default=8, help="that run all the time (default: %(default)s)")
     add("--prompts", type=count, default=4, help="long ones in a run (default: %(default)s)")
     add("--repeats", type=count, default=3)
+    add("--without-limited", action="store_true", help="leave that way out: it takes the longest")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     """A row a way, in milliseconds."""
-    gaps: dict[str, list[float]] = {way: [] for way in _WAYS}
+    ways = [way for way in _WAYS if way != "limited" or not args.without_limited]
+    gaps: dict[str, list[float]] = {way: [] for way in ways}
     firsts: dict[str, list[float]] = {"apart": [], "a core": []}
-    worst: dict[str, list[float]] = {way: [] for way in _WAYS}
+    worst: dict[str, list[float]] = {way: [] for way in ways}
     hidden = 0.0
     rng = random.Random("prefill")
     with ExitStack() as stack:
@@ -68,7 +70,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
         vocab = int(engines["apart"].connection.info["vocab_size"])
         prompts = _prompts(rng, vocab)
         for repeat in range(args.repeats + 1):
-            for way in _WAYS:
+            for way in ways:
                 found = _run(engines[way], prompts, args)
                 if repeat:  # in the first one costs are learnt
                     gaps[way].append(percentile(sorted(found), 99))
@@ -82,7 +84,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
             hidden = 1.0 - told["exposed_s"] / told["transfer_s"]
         if told["num_failed"] or not told["num_streams"]:
             raise EngineError(f"prompts were not computed apart: {told}")
-    return [_row(way, gaps, worst, firsts, hidden) for way in (*_WAYS, "a core")]
+    return [_row(way, gaps, worst, firsts, hidden) for way in (*ways, "a core")]
 
 
 def _row(
@@ -123,9 +125,10 @@ def _started(stack: ExitStack, args: argparse.Namespace) -> dict[str, Engine]:
     engines = {
         "apart": start(num_threads=1, role="decode", prefill_engines=[endpoint]),
         "together": start(num_threads=2, **unlimited),
-        "limited": start(num_threads=2),
         "a core": start(num_threads=1),
     }
+    if not args.without_limited:
+        engines["limited"] = start(num_threads=2)
     until_s = time.monotonic() + PATIENCE_S
     while not engines["apart"].get_server_info()["coming"]["num_able_peers"]:
         if time.monotonic() > until_s:

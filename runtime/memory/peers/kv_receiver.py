@@ -133,6 +133,8 @@ class KVReceiver:
 
     def best_peer(self) -> Peer | None:
         """The one that would begin first; None: nobody is there who could."""
+        if not self._thread.is_alive():
+            return None
         least_s = time.monotonic() - self._silence_s
         able = [p for p in self._peers if self._is_able(p.pong) and p.heard_s >= least_s]
         return min(able, key=Peer.queue_s, default=None)
@@ -208,6 +210,17 @@ class KVReceiver:
     # --- the thread's side ------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # a bug: nobody may wait for what this thread would have brought
+            log.exception("no more prompts are computed by other engines")
+        with self._lock:
+            for peer in self._peers:
+                peer.pong = None
+                for number in list(peer.streams):
+                    self._end(peer, number, "this engine takes no more")
+
+    def _serve(self) -> None:
         sockets = {self._connect(peer): peer for peer in self._peers}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
