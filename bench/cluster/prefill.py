@@ -13,7 +13,6 @@ of `a core`. `hidden` is the share of the time of sending in which more of the p
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import threading
 import time
@@ -174,11 +173,10 @@ def _stream(
         s = open_program(engine, stream=True)
         s += tokens(prompt)
         s += gen("said", max_tokens=1024, temperature=0, ignore_eos=True)
-        with contextlib.closing(s.text_iter("said")) as pieces:
-            for _ in pieces:
-                times.append(time.perf_counter())
-                if is_over.is_set():
-                    break
+        for _ in s.text_iter("said"):
+            times.append(time.perf_counter())
+            if is_over.is_set():
+                break
         s.cancel()
 
 

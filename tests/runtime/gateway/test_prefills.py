@@ -15,7 +15,9 @@ from engine_thread import serving
 from waiting import wait_until
 
 import stemma as st
+from stemma.errors import InvalidRequest
 from stemma.frontend.client.backend import Backend
+from stemma.runtime.config import EngineConfig
 
 OPTIONS = {"max_total_tokens": 8192, "max_model_len": None, "chunked_prefill_size": 256}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
@@ -86,3 +88,49 @@ def test_what_another_engine_has_computed_says_the_same(
         assert told["num_bytes_held"] == told["num_coming"] == told["num_held_requests"] == 0
         wait_until(lambda: prefills(prefill)["num_streams"] == 0)
         assert prefills(prefill)["num_tokens"] >= 4 * len(TEXT)
+
+
+def test_an_engine_whose_kv_differs_is_not_asked(
+    checkpoint: Path, endpoint: str, truth: list[Any]
+) -> None:
+    with (
+        prefilling(checkpoint, endpoint, dtype="float32"),
+        decoding(checkpoint, endpoint) as decode,
+    ):
+        wait_until(lambda: coming(decode)["num_peers"] == 1)
+        assert said_by(decode) == truth
+        assert coming(decode)["num_able_peers"] == coming(decode)["num_streams"] == 0
+
+
+def test_a_role_changes_while_an_engine_runs(
+    checkpoint: Path, endpoint: str, truth: list[Any]
+) -> None:
+    with prefilling(checkpoint, endpoint) as prefill, decoding(checkpoint, endpoint) as decode:
+        wait_until(lambda: coming(decode)["num_able_peers"] == 1)
+        assert prefill._channel.call("set_role", role="decode") == {"role": "decode"}
+        wait_until(lambda: coming(decode)["num_able_peers"] == 0)
+        assert said_by(decode) == truth and coming(decode)["num_streams"] == 0
+        assert said_by(prefill) == truth, "an engine of any role runs programs"
+        with pytest.raises(InvalidRequest, match="role='draft'"):
+            prefill._channel.call("set_role", role="draft")
+
+
+def test_a_program_that_is_cancelled_leaves_nothing_on_either_side(
+    checkpoint: Path, endpoint: str
+) -> None:
+    with prefilling(checkpoint, endpoint) as prefill, decoding(checkpoint, endpoint) as decode:
+        wait_until(lambda: coming(decode)["num_able_peers"] == 1)
+        state = story.run(0, backend=decode, stream=True)
+        wait_until(lambda: coming(decode)["num_streams"] == 1)
+        state.cancel()
+        wait_until(lambda: coming(decode)["num_held_requests"] == 0)
+        assert coming(decode)["num_bytes_held"] == 0
+        wait_until(lambda: prefills(prefill)["num_requests"] == 0)
+
+
+def test_addresses_that_others_reach_are_refused() -> None:
+    for fields in ({"prefill_endpoint": "tcp://0.0.0.0:1"}, {"prefill_engines": ["host:1"]}):
+        with pytest.raises(InvalidRequest, match="an address of this host"):
+            EngineConfig(**fields)
+    with pytest.raises(InvalidRequest, match="role='prefill'"):
+        EngineConfig(role="prefill")
