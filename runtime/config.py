@@ -300,6 +300,7 @@ class EngineConfig:
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
+                _require(field, value, self.tp_size == 1, "none with tp_size > 1")
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0
