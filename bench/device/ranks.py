@@ -25,8 +25,7 @@ from ..harness.report import write_report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    import stemma as st
-
+    from ...frontend.backend import Engine
     from ...kernels.ops import Communicator
 
 SIZES = (8 << 10, 64 << 10, 1 << 20, 8 << 20)  # bytes
@@ -106,6 +105,7 @@ def _met(kind: str, rounds: int) -> Iterator[Communicator]:
         store = new_store(2)
         with _peer(kind, store.port, rounds) as peer:
             communicator: Communicator = TorchCommunicator(store, 0, 2)
+            _meet(communicator)
             yield communicator
             peer.kill()
         return
@@ -113,18 +113,27 @@ def _met(kind: str, rounds: int) -> Iterator[Communicator]:
 
     memory = SharedMemory(2)
     with _peer(kind, memory.descriptor, rounds, (memory.descriptor,)) as peer:
-        yield SharedMemoryCommunicator(memory, 0, 2)
+        communicator = SharedMemoryCommunicator(memory, 0, 2)
+        _meet(communicator)
+        yield communicator
         peer.kill()
+
+
+def _meet(communicator: Communicator) -> None:
+    """Wait until both are there."""
+    import torch
+
+    communicator.all_reduce(torch.zeros(1))
 
 
 def _peer(
     kind: str, place: int, rounds: int, descriptors: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", __spec__.name, kind, str(place), str(rounds)]
+    command = [sys.executable, "-m", __spec__.name, kind, str(place), str(rounds * _NUM_SUMS)]
     return subprocess.Popen(command, pass_fds=descriptors)
 
 
-def _sum_as_rank_1(kind: str, place: int, rounds: int) -> None:
+def _sum_as_rank_1(kind: str, place: int, num_sums: int) -> None:
     """As many sums of each size as rank 0 makes, then wait to be killed."""
     import torch
 
@@ -137,9 +146,10 @@ def _sum_as_rank_1(kind: str, place: int, rounds: int) -> None:
         from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 
         communicator = SharedMemoryCommunicator(SharedMemory(2, place), 1, 2)
+    _meet(communicator)
     for size in SIZES:
         x = torch.ones(size // 2, dtype=torch.bfloat16)
-        for _ in range(rounds * _NUM_SUMS):
+        for _ in range(num_sums):
             communicator.all_reduce(x)
     time.sleep(600)
 
@@ -148,7 +158,7 @@ def _sum_as_rank_1(kind: str, place: int, rounds: int) -> None:
 
 
 def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    import stemma as st
+    from ...frontend.backend import Engine
 
     most = max(args.batches)
     options: dict[str, Any] = {
@@ -157,8 +167,8 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "chunked_prefill_size": most * args.prompt_tokens,
     }
     with (
-        st.Engine(args.model, tp_size=2, num_threads=1, **options) as two,
-        st.Engine(args.model, num_threads=2, **options) as one,
+        Engine(args.model, tp_size=2, num_threads=1, **options) as two,
+        Engine(args.model, num_threads=2, **options) as one,
     ):
         for batch in args.batches:
             times: dict[str, list[tuple[float, float]]] = {"two": [], "one": []}
@@ -179,22 +189,24 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _seconds(engine: st.Engine, batch: int, args: argparse.Namespace) -> tuple[float, float]:
+def _seconds(engine: Engine, batch: int, args: argparse.Namespace) -> tuple[float, float]:
     """Of the step with all prompts, and of each one after it: differences of two runs."""
     lengths = (1, 1 + args.max_tokens)
     first, whole = (_run(engine, batch, args.prompt_tokens, length) for length in lengths)
     return first, (whole - first) / args.max_tokens
 
 
-def _run(engine: st.Engine, batch: int, prompt_tokens: int, max_tokens: int) -> float:
-    import stemma as st
+def _run(engine: Engine, batch: int, prompt_tokens: int, max_tokens: int) -> float:
+    from ...frontend.dsl.function import function
+    from ...frontend.dsl.generation import gen
+    from ...frontend.dsl.state import ProgramState
 
     engine.flush_cache()
 
-    @st.function
-    def answer(s: st.ProgramState, number: int) -> None:
+    @function
+    def answer(s: ProgramState, number: int) -> None:
         s += f"{number} " + "a b c d e f g h " * (prompt_tokens // 8)
-        s += st.gen("answer", max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        s += gen("answer", max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
     started = time.perf_counter()
     answer.run_batch([{"number": n} for n in range(batch)], backend=engine)
