@@ -317,7 +317,9 @@ def test_many_clients_share_steps_and_a_bad_one_harms_nobody(http: httpx.Client)
 
 
 def test_options_that_an_encoder_has_no_use_for_are_refused(bge: Path) -> None:
-    for options in ({"enable_lora": True}, {"host_kv_tokens": 64}, {"max_model_len": 1000}):
+    for options in (
+        {"enable_lora": True}, {"host_kv_tokens": 64}, {"max_model_len": 1000}, {"tp_size": 2},
+    ):  # fmt: skip
         with pytest.raises(st.StemmaError, match=next(iter(options))):
             st.Engine(str(bge), **options)
 
