@@ -31,7 +31,7 @@ from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
 from ..models.layers.ranks import Ranks
 from ..schedule.plan import PendingStep, StepPlan
 from .meeting import OpenedMeeting
-from .orders import PlanWriter, Start, frame
+from .orders import PlanWriter, Start, frame, write_all
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -192,7 +192,7 @@ class Leader:
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
         assert process.stdin is not None
         try:
-            process.stdin.write(data)
+            write_all(process.stdin, data)
         except OSError as error:
             raise RankLost("a rank of the model has ended") from error
 
@@ -215,7 +215,9 @@ def _rank_process(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         bufsize=0,
         stdin=subprocess.PIPE,
         pass_fds=descriptors,
-        start_new_session=True,  # its parent handles Ctrl-C
+        # Its parent handles Ctrl-C. And a group in the session of its parent is told by the system
+        # (SIGHUP, SIGCONT) when that ends while it is stopped and could not see its input end.
+        process_group=0,
     )
 
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,13 @@ def frame(message: Start | Order) -> bytes:
 def message_of(payload: bytes) -> Any:
     """What `frame` was given."""
     return pickle.loads(payload)
+
+
+def write_all(stream: IO[bytes], data: bytes) -> None:
+    """To a stream without a buffer, which writes a part when a signal comes, or more than 2 GB."""
+    left = memoryview(data)
+    while left:
+        left = left[stream.write(left) :]
 
 
 @dataclass(frozen=True, slots=True)

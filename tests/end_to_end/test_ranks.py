@@ -13,6 +13,7 @@ from server_process import ServerProcess, children, is_alive
 from waiting import wait_until
 
 import stemma as st
+from stemma.frontend.client.peer_process import is_stopped
 
 FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off")
 PROMPT = "The story begins in a small town"
@@ -70,9 +71,12 @@ def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: Server
 
 
 def test_ranks_end_with_their_engine_however_it_ends() -> None:
+    """One of them is stopped, and sees nothing of it."""
     engine = st.Engine(tp_size=3, max_total_tokens=512)
     pid = engine_with(2)
     ranks = ranks_of(pid)
+    os.kill(ranks[0], signal.SIGSTOP)
+    wait_until(lambda: is_stopped(ranks[0]))
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, ranks)))
     engine.shutdown()

@@ -3,6 +3,11 @@ many as docs/how-it-works/parallelism.md counts."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import threading
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,7 @@ from step_plans import GREEDY, Feed, PlanDriver
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.ranks import Ranks
 from stemma.runtime.models.model_config import read_model_config
-from stemma.runtime.parallel.orders import EXECUTE, PlanReader, PlanWriter, message_of
+from stemma.runtime.parallel.orders import EXECUTE, PlanReader, PlanWriter, message_of, write_all
 from stemma.runtime.schedule.plan import Adjustment, PageUpdate, Row, SharedSegment, StepPlan
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -62,6 +67,31 @@ def test_a_step_of_64_rows_takes_few_bytes() -> None:
         found, num_bytes = received(writer, reader, StepPlan(step, rows))
         assert found.rows == rows
     assert num_bytes < 4096
+
+
+def test_an_order_arrives_whole_where_a_signal_interrupts_its_writing() -> None:
+    data = b"order" * 100_000  # more than a pipe takes
+    outcome, income = os.pipe()
+    received = bytearray()
+
+    def read() -> None:
+        while not select.select([], [income], [], 0) == ([], [], []):
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        while part := os.read(outcome, 1 << 20):
+            received.extend(part)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    reader = threading.Thread(target=read)
+    try:
+        reader.start()
+        with os.fdopen(income, "wb", buffering=0) as stream:
+            write_all(stream, data)
+        reader.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        os.close(outcome)
+    assert bytes(received) == data
 
 
 class Counting(ThreadCommunicator):
