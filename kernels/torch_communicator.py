@@ -3,6 +3,8 @@ without a compiled library. Its sums are the reference of the compiled ones."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,12 +22,24 @@ from ..errors import RankLost
 # A rank that has ended closes its sockets, which ends all waits at once; this is for one that
 # hangs.
 _TIMEOUT = timedelta(minutes=10)
+_HOST = "127.0.0.1"
 
 
 def new_store(num_ranks: int, port: int | None = None) -> TCPStore:
     """Where the ranks of a machine meet. port: of the store that rank 0 made; None: makes it."""
-    is_first = port is None
-    return TCPStore("127.0.0.1", port or 0, num_ranks, is_first, _TIMEOUT, wait_for_workers=False)
+    if port is not None:
+        return TCPStore(_HOST, port, num_ranks, False, _TIMEOUT, wait_for_workers=False)
+    listener = socket.create_server((_HOST, 0))  # by itself it would listen to all networks
+    port = listener.getsockname()[1]
+    return TCPStore(
+        _HOST,
+        port,
+        num_ranks,
+        True,
+        _TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 class TorchCommunicator:
@@ -38,6 +52,9 @@ class TorchCommunicator:
         self._store = store
         self._is_on_gpu = is_on_gpu
         self._is_aborted = False
+        loopbacks = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+        if loopbacks:  # rather than where this machine's name leads to
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopbacks[0])
         backend = "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo"
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=num_ranks, timeout=_TIMEOUT

@@ -111,13 +111,16 @@ def test_more_ranks_than_there_is_room_for_are_refused() -> None:
 
 
 _TORCH_RANK = """
-import sys, numpy as np, torch
+import socket, sys, numpy as np, torch
 from stemma.errors import RankLost
 from stemma.kernels.torch_communicator import TorchCommunicator, new_store
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = new_store(2, port or None)
 if rank == 0:
-    print(store.port, flush=True)
+    try:
+        socket.create_connection(("127.0.0.2", store.port), 5)
+    except OSError:  # it listens to one address, not to those of all networks
+        print(store.port, flush=True)
 ranks = TorchCommunicator(store, rank, 2)
 x = torch.tensor([1.0, 2.0**-9], dtype=torch.bfloat16) * (rank + 1)
 ranks.all_reduce(x)
