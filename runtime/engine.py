@@ -355,6 +355,11 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_states_fit(self.config, self.model_config)
+        if config.ep_size > 1 and self.model_config.experts is None:
+            why = f"{self.model_config.architecture} has no experts to divide"
+            raise InvalidRequest.of(
+                "ep_size", config.ep_size, f"1: {why}; tp_size divides the rest"
+            )
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,

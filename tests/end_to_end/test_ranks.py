@@ -90,3 +90,8 @@ def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
         wait_until(lambda: not is_alive(pid))
         assert engine.get_server_info()["total_tokens"] == 512  # another one's
         assert engine_with(1) != pid
+
+
+def test_groups_of_experts_are_refused_where_a_model_has_none() -> None:
+    with pytest.raises(st.StemmaError, match="ep_size=2 is not allowed"):
+        st.Engine(tp_size=2, ep_size=2)
