@@ -101,7 +101,7 @@ class Leader:
                     rank, opened.meeting, num_expert_groups, model_folder, model_config, own
                 )
                 self._write(process, frame(start))
-            self._communicator = opened.communicator()
+            self._communicator = opened.communicator(self._are_alive)
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process,), daemon=True).start()
             ranks = Ranks(
@@ -176,6 +176,9 @@ class Leader:
         """End the other ranks."""
         self._is_closing = True
         self._end_processes(_END_S)
+
+    def _are_alive(self) -> bool:
+        return all(process.poll() is None for process in self._processes)
 
     def _end_processes(self, limit_s: float) -> None:
         for process in self._processes:

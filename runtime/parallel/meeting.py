@@ -3,12 +3,22 @@ through torch.distributed where there is no compiled library, or where tensors a
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...errors import RankLost
 from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 from ...kernels.ops import Communicator
 from ...kernels.triton.availability import is_interpreted
 from ...native_library import BuildError
+
+_LOOK_S = 0.02
+
+
+def _here(rank: int) -> str:
+    """The store's key that says so."""
+    return f"stemma-rank-{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ class Meeting:
 
         assert self.port is not None, "the ranks meet in one place"
         store = new_store(self.num_ranks, self.port)
+        store.set(_here(rank), "")
         return TorchCommunicator(store, rank, self.num_ranks, is_on_gpu=self.is_on_gpu)
 
 
@@ -57,10 +68,15 @@ class OpenedMeeting:
         self._store = new_store(num_ranks)
         self.meeting = Meeting(num_ranks, port=self._store.port, is_on_gpu=is_on_gpu)
 
-    def communicator(self) -> Communicator:
+    def communicator(self, are_alive: Callable[[], bool]) -> Communicator:
+        """Raises RankLost where another rank ends before it is here: it would be waited for."""
         meeting = self.meeting
         if self._memory is not None:
             return SharedMemoryCommunicator(self._memory, 0, meeting.num_ranks)
         from ...kernels.torch_communicator import TorchCommunicator
 
+        while not self._store.check([_here(rank) for rank in range(1, meeting.num_ranks)]):
+            if not are_alive():
+                raise RankLost("a rank of the model has ended before it was ready")
+            time.sleep(_LOOK_S)
         return TorchCommunicator(self._store, 0, meeting.num_ranks, is_on_gpu=meeting.is_on_gpu)

@@ -127,7 +127,9 @@ ranks.all_reduce(x)
 assert x.tolist() == [3.0, 3 * 2.0**-9], x
 assert ranks.all_gather(np.array([rank, 7])).tolist() == [[0, 7], [1, 7]]
 if rank == 1:
+    store.wait(["gathered"])
     sys.exit()
+store.set("gathered", "")
 try:
     ranks.all_reduce(x)
 except RankLost:
