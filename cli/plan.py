@@ -19,6 +19,7 @@ from ..planning.devices import GPUS
 from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
 from ..planning.model_shape import ModelShape
 from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
+from ..planning.rank_shape import config_of_rank, num_sums
 from ..planning.roofline import CostModel, StepTime
 from ..planning.served_model import ServedModel
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
@@ -43,6 +44,7 @@ _ENGINE_FLAGS = (
     "max_loras_per_batch",
     "max_lora_rank",
     "num_threads",
+    "tp_size",
 )
 
 
@@ -67,6 +69,7 @@ def add_parser(commands: Commands) -> None:
         default="cpu",
         help="this machine's CPU, or a GPU by name (default: %(default)s)",
     )
+    _add_number(parser, "--tp-size", 1, "GPUs of one machine that hold the model together")
     add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
     add(
         "--quantization",
@@ -131,8 +134,9 @@ def run(args: argparse.Namespace) -> int:
     report = {
         "model": str(args.model or "the embedded model"),
         "architecture": costs.model.config.architecture,
-        "parameters": costs.model.shape.num_parameters,
+        "parameters": costs.model.shape.num_parameters,  # of a rank
         "device": costs.device.name,
+        "tp_size": args.tp_size,
         "dtype": costs.model.format.dtype,
         "quantization": costs.model.format.name,
         "kv_cache_dtype": args.kv_cache_dtype,
@@ -175,6 +179,9 @@ def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig
 
 def _check(args: argparse.Namespace) -> None:
     EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
+    if args.tp_size > 1 and args.device not in GPUS:
+        allowed = "1 with --device cpu, which is measured for one process"
+        raise InvalidRequest.of("tp_size", args.tp_size, allowed)
     for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
@@ -220,7 +227,8 @@ def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
     assert device.capability is not None, "it is a GPU"
     known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
     require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
-    return CostModel(_model(args, folder, dtype), device)
+    model = _model(args, folder, dtype)
+    return CostModel(model, device, args.tp_size, num_sums(read_model_config(folder), args.tp_size))
 
 
 def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
@@ -234,7 +242,7 @@ def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
 
 def _model(args: argparse.Namespace, folder: Path, dtype: str) -> ServedModel:
     """Raises InvalidRequest for what loading it would refuse."""
-    config = read_model_config(folder)
+    config = config_of_rank(read_model_config(folder), args.tp_size)
     asked = args.quantization or "none"
     require_quantization(asked, folder, stored_method(folder))
     if asked == "none":
@@ -279,6 +287,7 @@ def _print(report: dict[str, Any]) -> None:
     print(
         f"{report['model']}: {report['architecture']}, {report['parameters'] / 1e6:,.1f} million "
         f"parameters, {report['weight_bytes'] / 1e9:.2f} GB in {report['dtype']}"
+        f"{', of each of ' + str(report['tp_size']) + ' ranks' if report['tp_size'] > 1 else ''}"
     )
     if report["adapter_bytes"]:
         print(f"room for adapters: {report['adapter_bytes'] / 1e9:.2f} GB")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 _READ_SHARE = 0.8
 _PRODUCT_SHARE = 0.6
 _ATTENTION_SHARE = 0.4
+_PCIE_GB_S = 32.0  # 16 lanes of the fourth generation, one way
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class DeviceModel:
     row_s: float  # of a row that samples
     adapter_s: float  # of a linear layer's adapters, besides their arithmetic
     capability: tuple[int, int] | None = None  # as CUDA counts; None: not a GPU
+    link_bytes_s: float = 0.0  # to other devices of the machine, one way; 0: not known
+    sum_s: float = 0.0  # of a sum with them, besides its bytes
 
 
 def _gpu(
@@ -46,6 +49,7 @@ def _gpu(
     memory_gb: int,
     read_tb_s: float,
     bf16_tflops: float,
+    link_gb_s: float = _PCIE_GB_S,
 ) -> DeviceModel:
     read, flop = read_tb_s * 1e12 * _READ_SHARE, bf16_tflops * 1e12 * _PRODUCT_SHARE
     return DeviceModel(
@@ -67,14 +71,16 @@ def _gpu(
         row_s=1e-6,
         adapter_s=5e-6,  # two kernels a linear layer, counted
         capability=capability,
+        link_bytes_s=link_gb_s * 1e9 * _READ_SHARE,
+        sum_s=10e-6 if link_gb_s > _PCIE_GB_S else 20e-6,  # a guess; 8 us is published for NVLink
     )
 
 
 GPUS: Mapping[str, DeviceModel] = {
-    "b200": _gpu("NVIDIA B200", (10, 0), 180, 8.0, 2250),
-    "h200": _gpu("NVIDIA H200", (9, 0), 141, 4.8, 989),
-    "h100": _gpu("NVIDIA H100 SXM", (9, 0), 80, 3.35, 989),
-    "a100": _gpu("NVIDIA A100 80 GB", (8, 0), 80, 2.04, 312),
+    "b200": _gpu("NVIDIA B200", (10, 0), 180, 8.0, 2250, 900),
+    "h200": _gpu("NVIDIA H200", (9, 0), 141, 4.8, 989, 450),
+    "h100": _gpu("NVIDIA H100 SXM", (9, 0), 80, 3.35, 989, 450),
+    "a100": _gpu("NVIDIA A100 80 GB", (8, 0), 80, 2.04, 312, 300),
     "l40s": _gpu("NVIDIA L40S", (8, 9), 48, 0.864, 362),
     "l4": _gpu("NVIDIA L4", (8, 9), 24, 0.3, 121),
     "rtx4090": _gpu("NVIDIA RTX 4090", (8, 9), 24, 1.008, 165),

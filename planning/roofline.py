@@ -40,10 +40,12 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """One model on one device."""
+    """One model on one device; or a rank's part of one on each of several, see `rank_shape`."""
 
     model: ServedModel
     device: DeviceModel
+    num_ranks: int = 1
+    num_sums: int = 0  # of a step, over the ranks
 
     def step_time(self, rows: Sequence[tuple[int, int]], num_sampled: int) -> StepTime:
         """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. If
@@ -61,8 +63,17 @@ class CostModel:
             reading_s,
             computing_s,
             sum(self._attention_s(num, before) for num, before in rows),
-            overhead_s + self._num_adapted * device.adapter_s,
+            overhead_s + self._num_adapted * device.adapter_s + self._sums_s(num_tokens),
         )
+
+    def _sums_s(self, num_tokens: int) -> float:
+        """Each rank sends and receives 2 (n - 1) / n times a sum's bytes (a ring)."""
+        if not self.num_sums:
+            return 0.0
+        itemsize = DTYPE_BYTES[self.model.format.dtype]
+        num_bytes = num_tokens * self.model.config.hidden_size * itemsize
+        way = 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.device.link_bytes_s
+        return self.num_sums * (self.device.sum_s + way)
 
     @property
     def _num_adapted(self) -> int:

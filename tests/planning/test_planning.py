@@ -28,6 +28,7 @@ from stemma.planning.formats import AdapterRoom, stored_quantization
 from stemma.planning.model_shape import AttentionLayers
 from stemma.planning.prediction import NamedStep, predict_load, predict_step
 from stemma.planning.probe import cost_model
+from stemma.planning.rank_shape import config_of_rank, num_sums
 from stemma.planning.resident_memory import PROCESS_BYTES, resident_memory
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
@@ -78,6 +79,30 @@ def test_what_does_not_fit_leaves_no_kv() -> None:
     assert model.fit(model.weight_bytes, is_gpu=True).kv_tokens == 0
     fit = model.fit(model.weight_bytes + 10 * 1000 * model.kv_bytes_per_token, is_gpu=True)
     assert 8_900 <= fit.kv_tokens <= 9_000 and fit.num_requests(4096) == 2
+
+
+def test_ranks_have_their_part_of_weights_kv_and_work_and_sum_over_the_link() -> None:
+    whole = CostModel(ServedModel.of(EIGHT_B, "bfloat16"), GPUS["h100"])
+    for num_ranks, kv_part in ((2, 2), (8, 8), (16, 8)):  # of 16, two have the same KV head
+        model = ServedModel.of(config_of_rank(EIGHT_B, num_ranks), "bfloat16")
+        assert model.weight_bytes == pytest.approx(whole.model.weight_bytes / num_ranks, rel=4e-2)
+        assert model.kv_bytes_per_token == whole.model.kv_bytes_per_token / kv_part
+        sums = num_sums(EIGHT_B, num_ranks)
+        assert sums == 1 + 2 * 32  # as tests/runtime/parallel/test_orders.py counts them
+        alone, together = (CostModel(model, GPUS["h100"], *of) for of in ((), (num_ranks, sums)))
+        for num_tokens in (1, 2048):
+            steps = [
+                predict_step(each, NamedStep("", ((num_tokens, 0),))) for each in (alone, together)
+            ]
+            way_s = 2 * (num_ranks - 1) / num_ranks * num_tokens * 4096 * 2 / (450e9 * 0.8)
+            expected = steps[0].overhead_s + sums * (10e-6 + way_s)
+            assert steps[1].overhead_s == pytest.approx(expected)
+
+
+def test_what_is_not_divided_is_whole_on_each_rank() -> None:
+    odd = replace(EIGHT_B, num_heads=7 * 4, num_kv_heads=7)
+    assert config_of_rank(odd, 8).num_heads == 28 and num_sums(odd, 8) == 1 + 32
+    assert num_sums(EIGHT_B, 1) == 0 and config_of_rank(EIGHT_B, 1) == EIGHT_B
 
 
 def test_a_decode_step_reads_the_weights_once_whatever_the_batch() -> None:

@@ -8,13 +8,17 @@ be divided is computed by every rank as a whole, with the same result.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from ....kernels.ops import Communicator
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.parts import Range
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ....kernels.ops import Communicator
 
 # Sizes of which ranks take multiples where they can, so that numbers which share a scale stay
 # together (256: llama.cpp's K formats).
