@@ -28,7 +28,7 @@ _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
 class SharedMemory:
     """Memory without a name, which a process hands to its children by descriptor; zeros at first.
-    Owns the descriptor and the mapping until `close`."""
+    Owns the mapping until `close`, and the descriptor if it has made it."""
 
     def __init__(self, num_ranks: int, descriptor: int | None = None) -> None:
         """descriptor: inherited from the process that made it; None: makes it.
@@ -41,6 +41,7 @@ class SharedMemory:
         self.num_bytes: int = library_without_threads().stemma_communicator_bytes(
             num_ranks, SLOT_BYTES
         )
+        self._is_maker = descriptor is None
         if descriptor is None:
             descriptor = _anonymous_file()
             os.ftruncate(descriptor, self.num_bytes)
@@ -48,8 +49,10 @@ class SharedMemory:
         self.map = mmap.mmap(descriptor, self.num_bytes)
 
     def close(self) -> None:
+        """Give the memory back; whoever made the descriptor closes it."""
         self.map.close()
-        os.close(self.descriptor)
+        if self._is_maker:
+            os.close(self.descriptor)
 
 
 class SharedMemoryCommunicator:

@@ -102,8 +102,12 @@ class Leader:
                 )
                 self._write(process, frame(start))
             self._communicator = opened.communicator(self._are_alive)
-            for process in self._processes:
-                threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+            self._watches = [
+                threading.Thread(target=self._watch, args=(process,), daemon=True)
+                for process in self._processes
+            ]
+            for watch in self._watches:
+                watch.start()
             ranks = Ranks(
                 0,
                 num_ranks,
@@ -117,6 +121,7 @@ class Leader:
             self.segment_cost_tokens = self.runner.segment_cost_tokens
             self._communicator.all_gather(np.zeros(1))  # all have loaded their parts
         except BaseException:
+            self._is_closing = True
             self._end_processes(0.0)
             raise
 
@@ -173,9 +178,16 @@ class Leader:
         self._communicator.check()
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks. No step may run any more."""
+        if self._is_closing:
+            return
         self._is_closing = True
         self._end_processes(_END_S)
+        for watch in self._watches:
+            watch.join()
+        self._communicator.close()
+        os.close(self._lost_fd)
+        os.close(self._signal_fd)
 
     def _are_alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)

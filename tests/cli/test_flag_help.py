@@ -14,6 +14,7 @@ from stemma.runtime.config import EngineConfig
 COMMON = {
     "--model", "--dtype", "--device", "--max-model-len", "--mem-fraction", "--max-total-tokens",
     "--quantization", "--max-running-requests", "--kv-cache-dtype", "--schedule-policy",
+    "--tp-size",
 }  # fmt: skip
 ALL = [flag.usage.split()[0] for flag in flags_of(EngineConfig)]
 OWN = {"run": "--arg", "generate": "--regex", "chat": "--system", "demo": "--json",

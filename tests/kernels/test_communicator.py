@@ -33,7 +33,11 @@ def on_ranks(num_ranks: int, run: Callable[[SharedMemoryCommunicator], T]) -> li
         SharedMemoryCommunicator(memory, rank, num_ranks) for rank, memory in enumerate(memories)
     ]
     with ThreadPoolExecutor(num_ranks) as pool:
-        return list(pool.map(run, ranks))
+        try:
+            return list(pool.map(run, ranks))
+        finally:
+            for rank in ranks:
+                rank.close()
 
 
 def values(rank: int, size: int, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from stemma.kernels.native.bindings import (
     INSTRUCTION_SETS,
     LIBRARY,
     library,
+    library_without_threads,
     why_not_native,
 )
 from stemma.kernels.registry import select_kernels
@@ -28,9 +29,11 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native_library, "cpu_flags", lambda: INSTRUCTION_SETS[0].cpu_flags)
     library.cache_clear()
+    library_without_threads.cache_clear()
     why_not_native.cache_clear()
     yield tmp_path
     library.cache_clear()
+    library_without_threads.cache_clear()
     why_not_native.cache_clear()
 
 
