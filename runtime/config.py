@@ -14,7 +14,6 @@ from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress
-from ..frontend.protocol.keys import is_local
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .checkpoint.gguf.shards import model_stem
 from .checkpoint.location import EMBEDDED_MODEL, locate_model
@@ -310,6 +309,8 @@ class EngineConfig:
             ("prefill_engines", self.prefill_engines),
         ):
             for endpoint in endpoints:
+                from ..frontend.protocol.keys import is_local  # it needs ZeroMQ, which plans do not
+
                 fits = is_local(endpoint) and endpoint.partition("://")[2] != ""
                 allowed = "ipc://PATH or tcp://127.0.0.1:PORT: an address of this host"
                 _require(field, endpoint, fits, allowed)

@@ -143,6 +143,8 @@ def loading(checkpoint: Path) -> Iterator[Load]:
     yield load_once
     torch.set_num_threads(num_threads)
     for each in loaded.values():
+        assert each.engine.grammars is not None
+        each.engine.grammars.close()  # three descriptors each, in a worker that loads hundreds
         if each.ranks is not None:
             each.ranks.close()
 
