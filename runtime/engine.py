@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..constrained.serving.compiler_service import GrammarCompiler
 from ..constrained.vocabulary import Vocabulary
@@ -47,8 +47,6 @@ from .memory.disk.block_key import (
 )
 from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
-from .memory.peers.kv_receiver import KVReceiver
-from .memory.peers.kv_sender import KVSender
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
 from .models.model_config import read_model_config
@@ -75,6 +73,10 @@ from .speculate.drafters import make_drafting
 from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # they need ZeroMQ, which benchmarks of a runner do without
+    from .memory.peers.kv_receiver import KVReceiver
+    from .memory.peers.kv_sender import KVSender
 
 log = logging.getLogger(__name__)
 
@@ -442,6 +444,8 @@ class LoadedModel:
         config = self.config
         if not config.prefill_engines or self.runner.states is not None:
             return None
+        from .memory.peers.kv_receiver import KVReceiver
+
         receiver = KVReceiver(config.prefill_engines, self._block_layout())
         return ComingPrefixes(receiver, config.page_size)
 
@@ -449,6 +453,8 @@ class LoadedModel:
         """To engines that ask this one to compute prompts."""
         if self.config.prefill_endpoint is None:
             return None
+        from .memory.peers.kv_sender import KVSender
+
         sender = KVSender(self.config.prefill_endpoint, self._block_layout())
         self.runner.stream_to(sender)
         return sender

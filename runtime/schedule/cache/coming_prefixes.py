@@ -20,14 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...memory.copies import BlockRestore
 from ...memory.disk.block_key import BLOCK_TOKENS
-from ...memory.peers.kv_receiver import ComingPrefix, KVReceiver, Peer
 from ..request import Request
+
+if TYPE_CHECKING:  # it needs ZeroMQ, which plans and benchmarks do without
+    from ...memory.peers.kv_receiver import ComingPrefix, KVReceiver, Peer
 
 MIN_ASKED_TOKENS = 128  # fewer are computed: the way there and back costs a step's delay (guess)
 
