@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...frontend.backend import Engine
     from ...kernels.ops import Communicator
 
-SIZES = (8 << 10, 64 << 10, 1 << 20, 8 << 20)  # bytes
+SIZES = (8 << 10, 64 << 10, 1 << 20)  # bytes
 _NUM_SUMS = 200  # of a size, in a round
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,7 +36,8 @@ class VocabEmbedding:
     def __init__(self, build: ModelBuild) -> None:
         config, source = build.config, build.source
         shape = (config.vocab_size, config.hidden_size)
-        self._ranks, self._vocab_size = build.ranks, config.vocab_size
+        self._ranks = build.ranks
+        self._gather_columns = _gathering(config.vocab_size, build.ranks)
         self._share = share = vocab_share(config.vocab_size, build.ranks)
         rows = None if share is None else [share]
         part = WHOLE if rows is None else Part([rows])
@@ -76,17 +79,6 @@ class VocabEmbedding:
             self._scale(x, self._multiplier)
         return x
 
-    def _gathered(self, logits: Tensor) -> Tensor:
-        ranks = self._ranks
-        if self._share is None or ranks.communicator is None:
-            return logits
-        sizes = []
-        for rank in range(ranks.num_ranks):
-            share = vocab_share(self._vocab_size, replace(ranks, rank=rank))
-            assert share is not None, "all ranks have one"
-            sizes.append(share[1] - share[0])
-        return ranks.communicator.gather_columns(logits, sizes)
-
     def _rows(self, input_ids: Tensor) -> Tensor:
         if self._share is None:
             return self._gather(self._table, input_ids)
@@ -102,7 +94,7 @@ class VocabEmbedding:
             logits /= self._logits_divisor
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return self._gathered(logits) if self._ranks.gathers_logits else logits
+        return logits if self._gather_columns is None else self._gather_columns(logits)
 
 
 def vocab_share(vocab_size: int, ranks: Ranks) -> Range | None:
@@ -114,6 +106,19 @@ def vocab_share(vocab_size: int, ranks: Ranks) -> Range | None:
     if share is None:
         return None
     return share[0] * WORD_BITS, min(vocab_size, share[1] * WORD_BITS)
+
+
+def _gathering(vocab_size: int, ranks: Ranks) -> Callable[[Tensor], Tensor] | None:
+    """Makes logits of a rank's share those of all; None: ranks keep theirs, or have all of them."""
+    communicator, sizes = ranks.communicator, []
+    if communicator is None or not ranks.gathers_logits:
+        return None
+    for rank in range(ranks.num_ranks):
+        share = vocab_share(vocab_size, replace(ranks, rank=rank))
+        if share is None:
+            return None
+        sizes.append(share[1] - share[0])
+    return partial(communicator.gather_columns, sizes=sizes)
 
 
 def _num_rows(weight: Weight) -> int:
