@@ -31,6 +31,7 @@ from ...frontend.dsl.function import open_program
 from ...frontend.dsl.generation import gen
 from ..harness.report import percentile, write_report
 from ..harness.workloads import BOS, LOW
+from .shared_kv import first_token
 
 TARGET_RATIO = 2.0
 TARGET_FIRST_RATIO = 1.15
@@ -75,7 +76,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
                     gaps[way].append(percentile(sorted(found), 99))
                     worst[way].append(max(found))
             for way in firsts:
-                seconds = _first_token(engines[way], next(prompts)(args.prompt))
+                seconds, _ = first_token(engines[way], next(prompts)(args.prompt))
                 if repeat:
                     firsts[way].append(seconds)
         told = engines["apart"].get_server_info()["coming"]
@@ -152,7 +153,7 @@ def _run(engine: Engine, prompts: Iterator[Any], args: argparse.Namespace) -> li
         time.sleep(0.01)
     began_s = time.perf_counter()
     for _ in range(args.prompts):
-        _first_token(engine, next(prompts)(args.prompt))
+        first_token(engine, next(prompts)(args.prompt))
     ended_s = time.perf_counter()
     is_over.set()
     for thread in threads:
@@ -178,18 +179,6 @@ def _stream(
             if is_over.is_set():
                 break
         s.cancel()
-
-
-def _first_token(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Seconds."""
-    began_s = time.perf_counter()
-    s = open_program(engine)
-    s += tokens(prompt)
-    s += gen("first", max_tokens=1, temperature=0, ignore_eos=True)
-    s["first"]
-    seconds = time.perf_counter() - began_s
-    s.end()
-    return seconds
 
 
 def _prompts(rng: random.Random, vocab: int) -> Iterator[Any]:

@@ -67,12 +67,12 @@ def measure(url: str, args: argparse.Namespace) -> list[dict[str, object]]:
         vocab = int(first.connection.info["vocab_size"])
         for repeat in range(args.repeats + 1):
             known, new = (_prompt(f"{repeat} {i}", args.prompt, vocab) for i in range(2))
-            _first_token(first, known)
+            first_token(first, known)
             num_prompts = 2 * repeat + 1  # those that the second engine has computed are there, too
             _wait_known(second, num_prompts * (args.prompt // _BLOCK_TOKENS))
             pairs = (("fetched", second, known), ("computed", second, new))
             for name, engine, prompt in (*pairs, ("computed, no store", alone, new)):
-                seconds, num_fetched = _first_token(engine, prompt)
+                seconds, num_fetched = first_token(engine, prompt)
                 if repeat:  # the first prompt of a length pays for what is made once
                     found[name].append((seconds, num_fetched))
     return [_row(name, found, args.prompt) for name in found]
@@ -100,7 +100,7 @@ def _prompt(seed: str, num_tokens: int, vocab: int) -> tuple[int, ...]:
     return (BOS, *numbers.choices(range(min(LOW, vocab // 2), vocab), k=num_tokens - 1))
 
 
-def _first_token(engine: Engine, prompt: tuple[int, ...]) -> tuple[float, int]:
+def first_token(engine: Engine, prompt: tuple[int, ...]) -> tuple[float, int]:
     """Seconds, and how many tokens of the prompt came from the store."""
     began_s = time.perf_counter()
     s = open_program(engine)

@@ -109,7 +109,7 @@ class SharedMemoryCommunicator:
 
     def check(self) -> None:
         """See `ops.Communicator`."""
-        if self._library.stemma_communicator_is_aborted(self._handle):
+        if not self._handle or self._library.stemma_communicator_is_aborted(self._handle):
             raise RankLost("a rank of the model has ended: the engine cannot go on without it")
 
     def close(self) -> None:

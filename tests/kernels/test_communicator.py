@@ -109,6 +109,14 @@ def test_who_waits_for_a_rank_that_has_gone_is_told() -> None:
     assert on_ranks(2, run) == ["told", "gone"]
 
 
+def test_a_closed_one_says_that_the_ranks_are_gone() -> None:
+    ranks = SharedMemoryCommunicator(SharedMemory(1), 0, 1)
+    ranks.close()
+    ranks.abort()
+    with pytest.raises(RankLost):
+        ranks.check()
+
+
 def test_more_ranks_than_there_is_room_for_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=rf"tp_size={MAX_RANKS + 1} is not allowed"):
         SharedMemory(MAX_RANKS + 1)
