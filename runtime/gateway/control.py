@@ -205,8 +205,10 @@ class Control:
     def _lora_users(self, load_id: str) -> dict[str, Any]:
         return {"num_requests": self._engine.scheduler.num_adapter_users(str(load_id))}
 
-    def _set_role(self, role: Role) -> dict[str, Any]:
+    def _set_role(self, role: Role, replica: int = 0) -> dict[str, Any]:
         """From the next prompt on."""
+        if replica != 0:
+            raise _one_engine(replica)
         if role not in ROLES:
             raise InvalidRequest.of("role", role, f"one of {', '.join(ROLES)}")
         sender, receiver = self._loaded.kv_sender, self._engine.kv_receiver
@@ -251,7 +253,7 @@ class Control:
         """The radix tree; of a large one the part used last. With `namespace` only that namespace.
         Includes the text of each edge's first tokens, unless the client decodes them itself."""
         if replica != 0:
-            raise InvalidRequest.of("replica", replica, "0: there is one engine")
+            raise _one_engine(replica)
         scheduler = self._engine.scheduler
         rows: list[dict[str, Any]] = [
             {**node}
@@ -272,6 +274,10 @@ class Control:
 
 def _no_adapters() -> InvalidRequest:
     return InvalidRequest("no adapters are served: the engine needs enable_lora", "lora_name")
+
+
+def _one_engine(replica: object) -> InvalidRequest:
+    return InvalidRequest.of("replica", replica, "0: there is one engine")
 
 
 def _tell_loaded(client: EngineClient, call_id: Any, outcome: Adapter | Exception) -> None:

@@ -236,7 +236,9 @@ class ModelPool:
         """Not one whose turn has just begun, nor before those are in who waited for it."""
         loaded = self._by_last_use()
         had_turn = [
-            each for each in loaded if not each.num_waiting and _now() - each.loaded_s > TURN_S
+            each
+            for each in loaded
+            if each not in self._loads and not each.num_waiting and _now() - each.loaded_s > TURN_S
         ]
         if had_turn and not any(each.is_leaving for each in loaded):
             had_turn[0].is_leaving = True

@@ -211,10 +211,11 @@ def test_labels_on_a_phone_name_who_speaks(open_page: Callable[..., Any], page_s
     page.add_init_script(NOTE_TEXTS)
     page.reload()
     page.wait_for_selector(LIVE)
-    wait_until(lambda: "User: " in page.evaluate("painted"))
+    begins = """painted.includes("User: ")
+        && painted.some((text) => text.startsWith("Hi, my name is"))"""
+    wait_until(lambda: page.evaluate(begins))
     settled(page)
     painted = page.evaluate("painted")
-    assert any(text.startswith("Hi, my name is") for text in painted)
     assert not [text for text in painted if "<|" in text]
     visit.shot("watch-phone-labels")
     page.mouse.click(

@@ -209,8 +209,11 @@ def test_the_tree_shows_what_is_cached_until_it_is_flushed(
     assert any("purple heron" in node["text"] for node in tree["nodes"])
     assert max(len(node["token_ids"]) for node in tree["nodes"]) <= 16
     assert len(http.get("/tree", params={"max_nodes": 1}).json()["nodes"]) < len(tree["nodes"])
-    refused = http.get("/tree", params={"replica": 7})
-    assert refused.status_code == 400 and "there is one engine" in refused.text
+    for refused in (
+        http.get("/tree", params={"replica": 7}),
+        http.post("/set_role", params={"role": "decode", "replica": 7}),
+    ):
+        assert refused.status_code == 400 and "there is one engine" in refused.text
     flushed = http.post("/flush_cache").json()
     assert flushed["status"] == "ok" and flushed["flushed_tokens"] > 0
     nodes = http.get("/tree").json()["nodes"]
