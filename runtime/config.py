@@ -124,6 +124,12 @@ class EngineConfig:
         "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
     )
 
+    pp_size: int = flag(
+        1, "processes that hold the model's layers one behind the other, each a part of them "
+        "(pipeline parallelism; with --tp-size each part is held by so many; default: %(default)s)",
+        integer(1, 62), metavar="N",
+    )
+
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
@@ -268,9 +274,12 @@ class EngineConfig:
             _require("kernels", self.kernels, fits, "another with device=cpu")
         fits = self.tp_size % self.ep_size == 0
         _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
-        if self.tp_size > 1:
+        if self.num_processes > 1:
             without = self.kv_store is None
-            _require("kv_store", self.kv_store, without, "none with tp_size > 1")
+            _require("kv_store", self.kv_store, without, f"none with {self._divided_by}")
+        if self.pp_size > 1:
+            _require("pp_size", self.pp_size, self.device == "cpu", "1 on a GPU: use tp_size")
+            _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
         if self.deterministic:
             _require("deterministic", True, self.device == "cpu", "false on a GPU")
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
@@ -299,7 +308,8 @@ class EngineConfig:
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                _require(field, value, self.tp_size == 1, "none with tp_size > 1")
+                fits = self.num_processes == 1
+                _require(field, value, fits, f"none with {self._divided_by}")
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0
@@ -332,6 +342,15 @@ class EngineConfig:
     def has_lora(self) -> bool:
         """Whether adapters are served."""
         return self.enable_lora or bool(self.lora_paths)
+
+    @property
+    def num_processes(self) -> int:
+        """That hold the model together."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def _divided_by(self) -> str:
+        return "tp_size > 1" if self.tp_size > 1 else "pp_size > 1"
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, **changed: Mapping[str, Any]) -> None:

@@ -97,13 +97,15 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start to compute the plan's tokens. Plans are executed, copies included, in the order in
         which they are submitted; `from_previous` in a plan refers to the plan submitted before.
-        With `can_overlap` a second plan, but no third, may come before the first one's result."""
+        With `can_overlap` a second plan, but no third, may come before the first one's result; to
+        an executor of several stages one more than those, if they are of other requests."""
 
 
 class Engine:
     """A model with its KV pool and scheduler.
 
-    Invariant: between two calls at most one step is pending, none unless the executor can overlap.
+    Invariant: between two calls at most one step is pending, or as many as there are stages; none
+    unless the executor can overlap or has stages.
     Lifetime: the process's. A step that raises ends only its own requests, with an error.
     """
 
@@ -129,6 +131,7 @@ class Engine:
         drafting: Drafting | None = None,
         images: ImageEncodings | None = None,
         num_layers: int = 1,
+        num_stages: int = 1,
     ) -> None:
         """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
@@ -136,7 +139,8 @@ class Engine:
         `images`, `num_layers`: see schedule/scheduler.py.
         `clock`: for deadlines and leases, in seconds. `drafting`: guess tokens and verify them;
         steps are then not planned ahead, nor are those of models with recurrent states: a row
-        that turns out void would have moved its state on."""
+        that turns out void would have moved its state on. `num_stages`: of the executor, through
+        which several steps of other requests each go at a time."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
         has_states = kv_cache is not None and kv_cache.states is not None
@@ -161,6 +165,7 @@ class Engine:
             drafting=drafting,
             images=images,
             num_layers=num_layers,
+            num_stages=num_stages,
         )
         self.hints = KVHints(self.scheduler.kv_cache)
         self.step_log = StepLog()
@@ -232,8 +237,8 @@ class Engine:
         self.scheduler.end_program(program)
 
     def step(self) -> None:
-        """Plan a step, execute it and apply its result; with overlap apply the previous step's
-        result while this one is computed."""
+        """Plan a step, execute it and apply its result; with overlap, or stages, apply an earlier
+        step's result while this one is computed."""
         if self.grammars is not None:
             self.grammars.collect(self._patience_s)
         is_watched = self.step_log.is_on
@@ -248,7 +253,9 @@ class Engine:
             self._pending.append((plan.step_id, self._submit(plan)))
         if self._is_refused:
             self.settle()
-        elif self._pending and (plan is None or len(self._pending) > self.has_overlap):
+        elif self._pending and (
+            plan is None or len(self._pending) >= self.scheduler.max_plans_in_flight
+        ):
             self._take_result()
 
     def settle(self) -> None:
@@ -275,6 +282,8 @@ class Engine:
         step_id, pending = self._pending.popleft()
         try:
             result = pending.result()
+        except RankLost:
+            raise
         except Exception as error:
             log.exception("step %d failed", step_id)
             self._await_void()
@@ -341,6 +350,7 @@ class LoadedModel:
         # It imports torch: not for the host half.
         from .execute.model_runner import why_slow
         from .parallel.leader import load_model
+        from .parallel.places import Division
 
         self.config = config = located(config)
         self.folder = Path(config.model)
@@ -366,8 +376,7 @@ class LoadedModel:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
-                config.tp_size,
-                config.ep_size,
+                Division(config.tp_size, config.ep_size, config.pp_size),
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,
@@ -420,6 +429,7 @@ class LoadedModel:
                 states=self._state_options(),
             ),
             has_overlap=not config.disable_overlap,
+            num_stages=1 if config.disable_overlap else config.pp_size,
             drafting=self._drafting(),
             adapters=self._adapter_slots(),
             images=self._image_encodings(),

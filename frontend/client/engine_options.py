@@ -27,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     device: str
     tp_size: int
     ep_size: int
+    pp_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -105,11 +106,12 @@ _SAME: Mapping[str, str] = {
     "speculative_num_draft_tokens": "speculative_num_tokens",
     "tp": "tp_size",
     "ep": "ep_size",
+    "pp": "pp_size",
     "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
     "endpoint": "listen",
 }
 _REPLICAS = "an engine is one replica; `stemma serve --replicas` starts several behind one address"
-_NO_STAGES = "layers are not divided between processes; tp_size divides each of them"
 _ALWAYS = "KV is always shared; leave it out"
 _NO_DRAFT_MODEL = "no draft model is needed: speculate says what guesses instead"
 _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has none"
@@ -117,8 +119,6 @@ _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has 
 _OTHERWISE: Mapping[str, str] = {
     "dp_size": _REPLICAS,
     "data_parallel_size": _REPLICAS,
-    "pp_size": _NO_STAGES,
-    "pipeline_parallel_size": _NO_STAGES,
     "enforce_eager": "cuda_graph_max_tokens=0 is how it is said here",
     "disable_cuda_graph": "cuda_graph_max_tokens=0 is how it is said here",
     "enable_prefix_caching": _ALWAYS,

@@ -43,7 +43,7 @@ class SharedMemory:
         )
         self._is_maker = descriptor is None
         if descriptor is None:
-            descriptor = _anonymous_file()
+            descriptor = anonymous_file()
             os.ftruncate(descriptor, self.num_bytes)
         self.descriptor = descriptor
         self.map = mmap.mmap(descriptor, self.num_bytes)
@@ -120,7 +120,8 @@ class SharedMemoryCommunicator:
         self._memory.close()
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """A descriptor of memory without a name, to be handed to children."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("stemma-ranks")
     with tempfile.TemporaryFile() as file:

@@ -32,6 +32,8 @@ class _Replay:
         self.batch.input_ids.copy_(batch.input_ids)
         self.batch.positions.copy_(batch.positions)
         self.batch.slot_mapping.copy_(batch.slot_mapping)
+        if self.batch.residual is not None and batch.residual is not None:
+            self.batch.residual.copy_(batch.residual)
         self.captured.replay(batch.attention, batch.adapters)
         return self.captured.result
 
@@ -70,6 +72,7 @@ class CapturedForward:
             input_ids=batch.input_ids.clone(),
             positions=batch.positions.clone(),
             slot_mapping=batch.slot_mapping.clone(),
+            residual=None if batch.residual is None else batch.residual.clone(),
         )
         result, captured = capture(lambda: self._forward(fixed), fixed.attention, fixed.adapters)
         return result, None if captured is None else _Replay(fixed, captured)

@@ -42,6 +42,7 @@ from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
 from ..models.layers.ranks import ALONE, Ranks, head_share
+from ..models.layers.stage import ALL_LAYERS, Stage
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
@@ -50,6 +51,7 @@ from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
 from .layer_streams import KVSink, LayerStreams
+from .neighbours import Neighbours
 from .synchronous import SynchronousSteps
 
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
@@ -95,13 +97,16 @@ class ModelRunner:
         max_adapter_rank: int = 0,
         num_state_checkpoints: int | None = None,
         ranks: Ranks = ALONE,
+        stage: Stage = ALL_LAYERS,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
         free. Steps of up to `graph_max_tokens` tokens are captured on a GPU. A model with
         recurrent layers also gets states for all running requests and `num_state_checkpoints`.
         ranks: with others, this runner holds a part of the weights and of the KV, and all run the
-        same plans; only rank 0's results are whole.
+        same plans; only rank 0's results are whole. stage: with others, model_config is that of its
+        layers, and `neighbours` exchanges with the processes that have those before and behind.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -109,6 +114,8 @@ class ModelRunner:
                 sequence.
         """
         self.ranks = ranks
+        self._stage = stage
+        self._neighbours = neighbours
         self._whole_config = model_config
         share = head_share(model_config, ranks)
         self.config = model_config = replace(
@@ -166,7 +173,7 @@ class ModelRunner:
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
             )
-        num_pages = ranks.least(num_pages)
+        num_pages = ranks.least(num_pages) if neighbours is None else neighbours.least(num_pages)
         num_slots = num_host_slots = 0
         if self.state_layout is not None:
             num_slots = num_state_slots(
@@ -252,8 +259,9 @@ class ModelRunner:
         pages = tuple(range(-(-(length + 2) // self.page_size)))
         prompt = Row(0, 0, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
         self.execute(StepPlan(0, (prompt,)))
+        source = 0 if self.can_overlap else None
         for step in range(2):
-            row = Row(0, 0, length + step, (0,), from_previous=0, sampling=_GREEDY)
+            row = Row(0, 0, length + step, (0,), from_previous=source, sampling=_GREEDY)
             self.execute(StepPlan(1 + step, (row,)))
         if not isinstance(self.steps, AsynchronousSteps):
             return
@@ -335,6 +343,7 @@ class ModelRunner:
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
             ranks=self.ranks,
+            neighbours=self._neighbours,
         )
 
     def _queued(
@@ -414,12 +423,14 @@ class ModelRunner:
             self.max_model_len,
             self._adapters,
             self.ranks,
+            self._stage,
         )
         model = build_model(build)
         if self.config.labels is not None:
             shape = (len(self.config.labels.names), self.config.hidden_size)
             self.score_head = source.take("score.weight", shape, torch.float64).cpu()
-        source.finish()
+        if self._stage.is_whole:
+            source.finish()
         return model
 
 

@@ -30,6 +30,7 @@ from .inputs import (
     wanted_logits,
 )
 from .layer_streams import LayerStreams
+from .neighbours import Neighbours
 from .sampler import Sampler
 from .vocabulary import vocabulary_of
 
@@ -51,9 +52,11 @@ class SynchronousSteps:
         num_adapter_slots: int = 0,
         states: StatePool | None = None,
         ranks: Ranks = ALONE,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """states: of a model with recurrent layers, whose passes are not recorded."""
         self._ranks = ranks
+        self._neighbours = neighbours
         self._vocabulary = vocabulary_of(kernels, config.vocab_size, ranks)
         self._model = model
         self._kernels = kernels
@@ -90,6 +93,10 @@ class SynchronousSteps:
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
         hidden = self._computed(plan, self._batch(plan, inputs))
+        if self._neighbours is not None and self._neighbours.has_next:
+            self._ranks.check()
+            self._neighbours.send(hidden)
+            return FinishedStep(StepResult(plan.step_id, (), None, transfer_s, payloads))
         if self._states is not None:
             self._states.copy(plan.state_saves)
         logits = None
@@ -133,7 +140,15 @@ class SynchronousSteps:
             recurrence=self._recurrence(inputs),
             index_keys=self._pool.index_keys,
             images=None if self._images is None else self._images.rows(plan, inputs.layout),
+            residual=self._residual(inputs.num_tokens),
         )
+
+    def _residual(self, num_tokens: int) -> torch.Tensor | None:
+        """From the stage before; None: this is the first."""
+        neighbours = self._neighbours
+        if neighbours is None or not neighbours.has_previous:
+            return None
+        return neighbours.receive(num_tokens)
 
     def _recurrence(self, inputs: StepInputs) -> object | None:
         if self._states is None:

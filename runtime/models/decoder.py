@@ -11,7 +11,7 @@ from .decoder_layers import decoder_layer
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
-from .layers.norm import norm_of
+from .layers.norm import Norm, norm_of
 from .layers.rotary import LayerRotary
 from .vision.tower import VisionTower
 
@@ -22,14 +22,18 @@ class Decoder:
     """Decoder-only language model; immutable after construction, KV lives in the batch's pool."""
 
     def __init__(self, build: ModelBuild) -> None:
-        config = build.config
+        config, stage = build.config, build.stage
         name = f"{config.weight_prefix}model"
         self._vocab = VocabEmbedding(build)
+        self._first_layer = stage.first_layer
         self._layers = [
-            decoder_layer(build, f"{name}.layers.{index}", index)
+            decoder_layer(build, f"{name}.layers.{stage.first_layer + index}", index)
             for index in range(config.num_layers)
         ]
-        self._norm = norm_of(build, f"{name}.{config.final_norm}", config.hidden_size)
+        self._norm: Norm | None = None
+        if stage.is_last:
+            self._norm = norm_of(build, f"{name}.{config.final_norm}", config.hidden_size)
+        self._add = build.kernels.add_in_place
         self._rotary = LayerRotary(build)
         self.vision: VisionTower | None = None
         unread_weights = config.unread_weights
@@ -44,24 +48,30 @@ class Decoder:
             logger.info("%s: not loaded: %s", config.architecture, unread)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """input_ids [T] int64, positions as the batch's -> hidden [T, hidden_size], normed, in the
-        model's dtype.
+        """input_ids [T] int64, positions as the batch's -> hidden [T, hidden_size] in the model's
+        dtype: normed, or, with stages behind it, the residual stream.
 
         Writes the T tokens' KV to `batch.kv_layers`, and the rows' states to `batch.states`.
         """
         rotaries = self._rotary.at(positions)
-        residual = self._vocab.embed(input_ids)
-        images = batch.images
-        if images is not None:
-            residual[images.places] = images.features[0]
+        images, residual = batch.images, batch.residual
+        if residual is None:
+            residual = self._vocab.embed(input_ids)
+            if images is not None:
+                residual[images.places] = images.features[0]
         x: Tensor | None = None
-        for index, (layer, rotary) in enumerate(zip(self._layers, rotaries, strict=True), 1):
+        layers = zip(self._layers, rotaries, strict=True)
+        for index, (layer, rotary) in enumerate(layers, self._first_layer + 1):
             x = layer(x, residual, rotary, batch)
             if images is not None and index < len(images.features):
                 x[images.places] += images.features[index]
             if batch.on_layer is not None:
                 batch.on_layer(index - 1)
-        return self._norm(x, residual) if x is not None else self._norm(residual)
+        assert x is not None, "it has layers"
+        if self._norm is not None:
+            return self._norm(x, residual)
+        self._add(residual, x)
+        return residual
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] -> [N, vocab_size] float32 (float64 for a float64 model)."""

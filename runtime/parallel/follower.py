@@ -1,5 +1,5 @@
-"""`python -m stemma.runtime.parallel.follower`: another rank than 0 of a model. Started by the
-`Leader`, whose orders it carries out until there are no more."""
+"""`python -m stemma.runtime.parallel.follower`: a process of a model beside the engine's.
+Started by the `Leader`, whose orders it carries out until there are no more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...piped_process import read_frame
 from ..execute.torch_import import import_torch
 
 if TYPE_CHECKING:
-    from .orders import Start
+    from .places import Place
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +26,18 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     gc.disable()  # see runtime/__main__.py
     import_torch()
-    from .orders import Start
+    from .places import Place
 
     orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
-    start = orders.get()
-    assert isinstance(start, Start), "the first order"
+    place = orders.get()
+    assert isinstance(place, Place), "the first order"
     try:
-        _follow(start, orders)
+        _follow(place, orders)
     except StemmaError as error:
-        print(f"error: rank {start.rank}: {error}", file=sys.stderr)
+        print(f"error: {place.name}: {error}", file=sys.stderr)
     except Exception:
-        log.exception("rank %d", start.rank)
+        log.exception("%s", place.name)
     os._exit(1)
 
 
@@ -50,30 +50,19 @@ def _read(orders: queue.SimpleQueue[Any]) -> None:
     os._exit(0)
 
 
-def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
-    import numpy as np
-
-    from ..models.layers.ranks import Ranks
+def _follow(place: Place, orders: queue.SimpleQueue[Any]) -> None:
     from .rank_runner import RankRunner
 
-    communicator = start.meeting.join(start.rank)
+    seat = place.take()
     try:
-        ranks = Ranks(
-            start.rank,
-            start.meeting.num_ranks,
-            communicator,
-            gathers_logits=start.options["device"] != "cpu",
-            num_expert_groups=start.num_expert_groups,
-        )
-        runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
+        runner = RankRunner(seat.runner())
         gc.freeze()
         gc.enable()
-        communicator.all_gather(np.zeros(1))
         while True:
             name, *arguments = orders.get()
             getattr(runner, name)(*arguments)
     finally:
-        communicator.abort()
+        seat.abort()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Rank 0 of a model that several processes hold together (tensor parallelism).
+"""Rank 0 of a model that several processes hold together: by parts of each layer (tensor
+parallelism), by layers (pipeline parallelism), or both.
 
-It is the engine's executor: what the engine asks of it, it first orders of the other ranks, its
-children, which then compute the same step on their parts of the weights and of the KV. Sums between
-them keep all in step. If one of them ends, or a step fails on any, the engine ends: its owner
-starts all of them again.
+It is the engine's executor: what the engine asks of it, it first orders of the other processes, its
+children, which then compute the same step on their part of the model. It is of the last stage,
+which samples: a step is queued by being ordered, and computed here when its result is asked for. If
+one of the processes ends, or a step fails on any, the engine ends: its owner starts all again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from ...errors import RankLost
 from ...kernels.triton.availability import is_interpreted
@@ -28,10 +29,9 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.model_runner import GraphProgress, ModelRunner
 from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
-from ..models.layers.ranks import Ranks
-from ..schedule.plan import PendingStep, StepPlan
-from .meeting import OpenedMeeting
-from .orders import PlanWriter, Start, frame, write_all
+from ..schedule.plan import PendingStep, StepPlan, StepResult
+from .orders import PlanWriter, frame, write_all
+from .places import Division, OpenedPlaces, Place
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,21 +41,16 @@ _END_S = 5.0  # for a rank to end once its input has ended
 
 
 def load_model(
-    model_folder: Path,
-    model_config: ModelConfig,
-    num_ranks: int,
-    num_expert_groups: int,
-    **options: Any,
+    model_folder: Path, model_config: ModelConfig, division: Division, **options: Any
 ) -> tuple[ModelRunner, Leader | None]:
-    """The runner of this process, which is rank 0; and, where there are other ranks, what executes
-    plans on all. num_expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
-    does."""
-    if num_ranks == 1:
+    """The runner of this process; and, where there are others, what executes plans on all. options:
+    of `ModelRunner`. Raises as `Leader` does."""
+    if division.num_processes == 1:
         return ModelRunner(model_folder, model_config, **options), None
-    if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
+    if options["device"] == "cpu":  # all processes' KV lies in the memory of one machine
         fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
-        options["mem_fraction"] = fraction / num_ranks
-    leader = Leader(model_folder, model_config, num_ranks, num_expert_groups, **options)
+        options["mem_fraction"] = fraction / division.num_processes
+    leader = Leader(model_folder, model_config, division, **options)
     return leader.runner, leader
 
 
@@ -68,58 +63,47 @@ class _RankedAdapter:
 
 
 class Leader:
-    """Owns the other ranks' processes and the communicator, until `close`. Not thread-safe, but for
+    """Owns the other processes and what they share, until `close`. Not thread-safe, but for
     `prepare_adapter`.
 
-    A source for the gateway's poller: it has something to collect when a rank has ended.
+    A source for the gateway's poller: it has something to collect when a process has ended.
     """
 
     def __init__(
         self,
         model_folder: Path,
         model_config: ModelConfig,
-        num_ranks: int,
-        num_expert_groups: int,
+        division: Division,
         *,
         device: str,
         on_progress: Any = None,
         **options: Any,
     ) -> None:
-        """options: of `ModelRunner`, the same for all ranks. Raises as it does, and RankLost where
-        another rank cannot load its part."""
-        opened = OpenedMeeting(num_ranks, device)
+        """options: of `ModelRunner`, the same for all. Raises as it does, InvalidRequest where the
+        model cannot be divided so, and RankLost where another process cannot load its part."""
+        options = {"device": device, **options}
         self._lost_fd, self._signal_fd = os.pipe()
-        self._is_closing = False
+        self._num_stages = division.num_stages
+        self._is_closing = self._is_lost = False
         self._is_on_gpu = device != "cpu" and not is_interpreted()
         self._plans = PlanWriter()
-        self._processes = [_rank_process(opened.meeting.descriptors) for _ in range(1, num_ranks)]
-        options = {"device": device, **options}
+        self._pending: deque[_StagedStep] = deque()  # ordered, and not computed here yet
+        opened = OpenedPlaces(division, model_folder, model_config, options)
+        self._opened = opened
+        self._processes = [_process_of(place) for place in opened.others]
+        opened.hand_over()
         try:
-            for rank, process in enumerate(self._processes, 1):
-                own = {**options, "device": _device_of(device, rank)}
-                start = Start(
-                    rank, opened.meeting, num_expert_groups, model_folder, model_config, own
-                )
-                self._write(process, frame(start))
-            self._communicator = opened.communicator(self._are_alive)
+            for process, place in zip(self._processes, opened.others, strict=True):
+                self._write(process, frame(place))
+            self._seat = opened.take_own(self._are_alive, self._lost_fd)
             self._watches = [
-                threading.Thread(target=self._watch, args=(process,), daemon=True)
-                for process in self._processes
+                threading.Thread(target=self._watch, args=(index,), daemon=True)
+                for index in range(len(self._processes))
             ]
             for watch in self._watches:
                 watch.start()
-            ranks = Ranks(
-                0,
-                num_ranks,
-                self._communicator,
-                gathers_logits=device != "cpu",
-                num_expert_groups=num_expert_groups,
-            )
-            self.runner = ModelRunner(
-                model_folder, model_config, ranks=ranks, on_progress=on_progress, **options
-            )
+            self.runner = self._seat.runner(on_progress)
             self.segment_cost_tokens = self.runner.segment_cost_tokens
-            self._communicator.all_gather(np.zeros(1))  # all have loaded their parts
         except BaseException:
             self._is_closing = True
             self._end_processes(0.0)
@@ -132,10 +116,22 @@ class Leader:
         return self.runner.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        return self._together(lambda: self.runner.submit(plan), self._plans.frame(plan))
+        self._order(self._plans.frame(plan))
+        if self._num_stages == 1:
+            return self._guarded(lambda: self.runner.submit(plan))
+        step = _StagedStep(plan, self._compute)
+        self._pending.append(step)
+        return step
+
+    def _compute(self, last: _StagedStep) -> None:
+        """The steps up to this one, in their order."""
+        while last.outcome is None:
+            step = self._pending.popleft()
+            step.outcome = self._guarded(partial(self.runner.execute, step.plan))
 
     def warm_up(self, on_graph: GraphProgress | None = None) -> None:
-        self._together(lambda: self.runner.warm_up(on_graph), frame(("warm_up",)))
+        self._order(frame(("warm_up",)))
+        self._guarded(lambda: self.runner.warm_up(on_graph))
 
     def prepare_adapter(self, modules: Sequence[AdapterModule]) -> object:
         plain = [
@@ -148,44 +144,50 @@ class Leader:
         weights = adapter.weights
         assert isinstance(weights, _RankedAdapter), "prepared here"
         own = replace(adapter, weights=weights.own)
-        order = frame(("load_adapter", slot, weights.modules))
-        self._together(lambda: self.runner.load_adapter(slot, own), order)
+        self._order(frame(("load_adapter", slot, weights.modules)))
+        self._guarded(lambda: self.runner.load_adapter(slot, own))
 
-    def _together(self, run: Callable[[], T], order: bytes) -> T:
-        """Run it here, and the order there; an error on one rank would leave the others waiting."""
-        self._communicator.check()
+    def _order(self, order: bytes) -> None:
+        """Have the others do what this process is about to do as well."""
+        self.collect()
+        for process in self._processes:
+            self._write(process, order)
+
+    def _guarded(self, run: Callable[[], T]) -> T:
+        """An error here would leave the others waiting."""
+        self.collect()
         try:
-            for process in self._processes:
-                self._write(process, order)
             result = run()
         except RankLost:
             raise
         except Exception as error:
-            self._communicator.abort()
+            self._seat.abort()
             failed = f"a step failed on rank 0: {type(error).__name__}: {error}"
             raise RankLost(failed) from error
-        self._communicator.check()
+        self.collect()
         return result
 
-    # --- the other ranks --------------------------------------------------------------------------
+    # --- the other processes ----------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Readable when a rank has ended."""
+        """Readable when a process has ended."""
         return self._lost_fd
 
     def collect(self) -> None:
-        """Raises RankLost when a rank has ended."""
-        self._communicator.check()
+        """Raises RankLost when a process has ended."""
+        if self._is_lost:
+            raise RankLost("a process of the model has ended: the engine cannot go on without it")
+        self._seat.check()
 
     def close(self) -> None:
-        """End the other ranks. No step may run any more."""
+        """End the other processes. No step may run any more."""
         if self._is_closing:
             return
         self._is_closing = True
         self._end_processes(_END_S)
         for watch in self._watches:
             watch.join()
-        self._communicator.close()
+        self._seat.close()
         os.close(self._lost_fd)
         os.close(self._signal_fd)
 
@@ -211,37 +213,45 @@ class Leader:
         except OSError as error:
             raise RankLost("a rank of the model has ended") from error
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, index: int) -> None:
         """In a thread of its own: until the process has ended."""
-        process.wait()
+        self._processes[index].wait()
         if self._is_closing:
             return
-        log.error("rank %d of the model has ended", self._processes.index(process) + 1)
-        self._communicator.abort()
+        log.error("%s of the model has ended", self._opened.others[index].name)
+        self._is_lost = True
+        self._seat.abort()
         os.write(self._signal_fd, b"\0")
         if self._is_on_gpu:  # where a sum that comes to nothing is waited for without end
             time.sleep(_GRACE_S)
             os._exit(1)
 
 
-def _rank_process(descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+class _StagedStep:
+    """A step that the stages before compute meanwhile, see `PendingStep`."""
+
+    def __init__(self, plan: StepPlan, compute: Callable[[_StagedStep], None]) -> None:
+        self.plan = plan
+        self.outcome: StepResult | None = None
+        self._compute = compute
+
+    def result(self) -> StepResult:
+        """Compute it here."""
+        self._compute(self)
+        assert self.outcome is not None
+        return self.outcome
+
+
+def _process_of(place: Place) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "stemma.runtime.parallel.follower"],
         bufsize=0,
         stdin=subprocess.PIPE,
-        pass_fds=descriptors,
+        pass_fds=place.descriptors,
         # Its parent handles Ctrl-C. And a group in the session of its parent is told by the system
         # (SIGHUP, SIGCONT) when that ends while it is stopped and could not see its input end.
         process_group=0,
     )
-
-
-def _device_of(device: str, rank: int) -> str:
-    """GPUs of one machine, one after the other."""
-    if device == "cpu":
-        return device
-    first = int(device.partition(":")[2] or 0)
-    return f"cuda:{first + rank}"
 
 
 def _without_view(stored: StoredTensor) -> StoredTensor:

@@ -49,7 +49,8 @@ class Meeting:
 
 
 class OpenedMeeting:
-    """Rank 0's side. `communicator` may wait for the others, which are to be started before."""
+    """The side of who starts the ranks. As rank 0 it joins by `communicator`, which may wait for
+    the others."""
 
     def __init__(self, num_ranks: int, device: str) -> None:
         """Raises InvalidRequest for more ranks than there is room for."""
@@ -80,3 +81,8 @@ class OpenedMeeting:
                 raise RankLost("a rank of the model has ended before it was ready")
             time.sleep(_LOOK_S)
         return TorchCommunicator(self._store, 0, meeting.num_ranks, is_on_gpu=meeting.is_on_gpu)
+
+    def hand_over(self) -> None:
+        """Those who meet have been started, and this process is none of them."""
+        if self._memory is not None:
+            self._memory.close()

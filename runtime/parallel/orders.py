@@ -1,26 +1,24 @@
-"""What rank 0 tells the other ranks, which decide nothing: frames on their standard input.
+"""What the engine's process tells the others, which decide nothing: frames on their standard input.
 
-The first frame is a `Start`; each one after it names a method of `ModelRunner`, with its arguments.
-Ranks carry orders out one after the other. They answer through the communicator alone.
+The first frame is a `Place`; each one after it names a method of `ModelRunner`, with its arguments.
+They carry orders out one after the other, and answer by what they exchange in steps alone.
 """
 
 from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...piped_process import framed
-from ..checkpoint.config.model_config import ModelConfig
 from ..schedule.plan import ImageSource, PageUpdate, Row, StepPlan
 from ..schedule.sampling_params import SamplingParams
-from .meeting import Meeting
+from .places import Place
 
 _SENT_BEFORE = 0  # in place of sampling parameters
 
@@ -30,19 +28,7 @@ Order = tuple[Any, ...]
 EXECUTE = "execute"  # whose argument is written by a `PlanWriter`
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a rank is told first."""
-
-    rank: int
-    meeting: Meeting
-    num_expert_groups: int
-    model_folder: Path
-    model_config: ModelConfig
-    options: Mapping[str, Any]  # of `ModelRunner`
-
-
-def frame(message: Start | Order) -> bytes:
+def frame(message: Place | Order) -> bytes:
     """As it is written to a rank, which is a process of this package: pickled."""
     return framed(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 

@@ -1,15 +1,12 @@
-"""What another rank than 0 does: the same steps as rank 0, of its own part."""
+"""What another process than the engine's does: the same steps, of its own part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import AdapterModule
 from ..execute.model_runner import ModelRunner
-from ..models.layers.ranks import Ranks
 from ..schedule.plan import StepPlan
 from .orders import PlanReader
 
@@ -17,10 +14,8 @@ from .orders import PlanReader
 class RankRunner:
     """Its methods are orders, see `orders`."""
 
-    def __init__(
-        self, folder: Path, config: ModelConfig, ranks: Ranks, options: Mapping[str, Any]
-    ) -> None:
-        self._runner = ModelRunner(folder, config, ranks=ranks, **options)
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
         self._plans = PlanReader()
 
     def execute(self, plan: StepPlan, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -1,9 +1,13 @@
-"""Plans without a result yet: while the device computes one, the next is made (overlap).
+"""Plans without a result yet: while the device computes one, the next is made (overlap), or while
+each stage of a pipeline computes one, those behind them.
 
 The host plans step t + 1 while the device computes t, so that the device never waits for a plan:
 NanoFlow's asynchronous scheduling (arXiv:2408.12757), as in SGLang and vLLM. The tokens sampled in
 t are not known yet: a continuing row names the row of t whose token is its input. Whether that
 token ends the request is known one step late; if so, its row of t + 1 is void.
+
+Through the stages of a pipeline go plans of other requests each, one more than there are stages so
+that none waits for a plan; a prompt may be in several of them, chunk behind chunk.
 
     a request's tokens   0 ....... num_computed ....... num_tokens . num_scheduled
                          |  results are in  | plans in flight compute |  1, being sampled  |
@@ -71,13 +75,15 @@ class InFlightStep:
 class InFlight:
     """Owns the plans in flight, oldest first.
 
-    Invariant: at most two, and no page or table row used by one of them is given to another request
-    before its result is in. While `is_closed`, no plan is added until there is none.
+    Invariant: at most `max_plans`, and no page or table row used by one of them is given to another
+    request before its result is in. While `is_closed`, no plan is added until there is none.
     """
 
-    def __init__(self, *, has_overlap: bool) -> None:
+    def __init__(self, *, has_overlap: bool, num_stages: int = 1) -> None:
+        """has_overlap: requests may continue from tokens that are not known yet, with one stage."""
         self._plans: deque[InFlightStep] = deque()
-        self._has_overlap = has_overlap
+        self._has_overlap = has_overlap and num_stages == 1
+        self.max_plans = num_stages + 1 if num_stages > 1 else 1 + self._has_overlap
         self.max_waiting_share = MAX_WAITING_SHARE
         self.is_closed = False
 
@@ -108,7 +114,7 @@ class InFlight:
 
     def add(self, planned: InFlightStep) -> None:
         """Add a plan just made."""
-        assert len(self._plans) <= self._has_overlap, "the plan before was not taken in"
+        assert len(self._plans) < self.max_plans, "the plan before was not taken in"
         self._plans.append(planned)
         if self._has_overlap:
             num_waiting = _find_continued(planned)
@@ -138,11 +144,11 @@ class InFlight:
         return naming[-1] if naming else None
 
     def is_proven(self, request: Request, planned: InFlightStep) -> bool:
-        """Whether all that a running request reads was there before `planned`, which is no longer
-        in flight, or was read by its row there, which succeeded. Otherwise it may have since
-        adopted KV that another row of that plan was to write."""
-        newest = self.newest
-        row = None if newest is None else newest.row_of(request)
+        """Whether all that a running request reads was there before `planned`, the oldest plan,
+        which is no longer in flight, or was read by its row there, which succeeded. Otherwise it
+        may have since adopted KV that another row of that plan was to write."""
+        rows = (newer.row_of(request) for newer in self._plans)
+        row = next((row for row in rows if row is not None), None)
         if request.num_published > request.num_scheduled_tokens:
             return False  # it has not read all that it adopted
         if row is None and request not in planned.requests:
@@ -152,7 +158,7 @@ class InFlight:
 
     def check(self, running: Sequence[Request]) -> None:
         """Raises AssertionError when the plans do not agree with the requests."""
-        assert len(self._plans) <= 1 + self._has_overlap
+        assert len(self._plans) <= self.max_plans
         ends: dict[Request, int] = {}
         rows = {held.table_row for held in self.held}
         for planned in self._plans:

@@ -23,7 +23,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     which hypotheses go on        beams.py
     which images are encoded      image_encodings.py
 
-A plan may be made while the one before is computed (`in_flight.py`); nobody is preempted then.
+A plan may be made while others are computed (`in_flight.py`); nobody is preempted then.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ from .running import RunningRequests
 from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
 
+LEAST_STAGE_TOKENS = 256  # with fewer a step of a prompt takes longer a token (guess)
+
 
 class Scheduler:
     """Owns all requests that have not finished, and the order in which they run.
 
-    Invariant: at most `max_running_requests` run; each has a table row of its own; at most one plan
-    is in flight, two with `has_overlap`. `running` is in the policy's order: the last is the next
-    to be preempted.
+    Invariant: at most `max_running_requests` run; each has a table row of its own; at most
+    `max_plans_in_flight` are. `running` is in the policy's order: the last is the next to be
+    preempted.
     """
 
     def __init__(
@@ -85,13 +87,16 @@ class Scheduler:
         drafting: Drafting | None = None,
         images: ImageEncodings | None = None,
         num_layers: int = 1,
+        num_stages: int = 1,
     ) -> None:
         """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
         seconds. `drafting`: there is no overlap then. `images`: needed where requests have any;
-        `num_layers`: the decoder's, by which what an image costs is measured."""
+        `num_layers`: the decoder's, by which what an image costs is measured. `num_stages`: of a
+        pipeline, which compute a plan each; requests with images or recurrent states go through
+        one plan at a time."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -130,7 +135,11 @@ class Scheduler:
             assert not has_overlap, "drafts need the tokens before them"
             self.speculation = Speculation(drafting, self._mask_words, self.stats)
         self.beams = Beams(kv_cache, self.new_tokens, self.stats, self)
-        self._in_flight = InFlight(has_overlap=has_overlap)
+        if images is not None or kv_cache.states is not None:
+            num_stages = 1
+        self._num_stages = num_stages
+        self._step_tokens = _share_of_stage(token_budget, num_stages)
+        self._in_flight = InFlight(has_overlap=has_overlap, num_stages=num_stages)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
@@ -141,6 +150,11 @@ class Scheduler:
     def running(self) -> list[Request]:
         """The requests that run, in the policy's order: the last is the next to be preempted."""
         return self._running.requests
+
+    @property
+    def max_plans_in_flight(self) -> int:
+        """Plans that may be made before the first one's result is in."""
+        return self._in_flight.max_plans
 
     @property
     def num_waiting(self) -> int:
@@ -264,7 +278,7 @@ class Scheduler:
         while not draft.rows and self._preempt_reported():
             draft.fill(self._share_out(continued), continued)
         if self.speculation is not None:
-            draft.add_drafts(self.speculation, self.token_budget)
+            draft.add_drafts(self.speculation, self._step_tokens)
         self._is_stalled = False
         dropped, encodes = self._image_work()
         if not draft.rows and not encodes and not self._in_flight:
@@ -316,7 +330,7 @@ class Scheduler:
 
     def _share_out(self, continued: Container[Request]) -> Iterator[tuple[Request, int]]:
         """Requests with the number of tokens each computes; pages are reserved when yielded."""
-        budget = self.token_budget
+        budget = self._step_tokens
         claimant = self._make_way()
         self.admission.begin_step()
         num_preemptions = self.stats.num_preemptions
@@ -387,9 +401,13 @@ class Scheduler:
     def _ready(self, continued: Container[Request]) -> tuple[list[Request], list[Request]]:
         """The running requests with one token to compute, and those with more."""
         filling = [r for r in self.running if r.num_ready > 1]
-        if not (filling or self.grammars or self._in_flight or self.beams):
+        is_mixed = filling or self.grammars or self._in_flight or self.beams
+        if not is_mixed and self._num_stages == 1:
             return self.running[:], filling
-        return [r for r in self.running if r.num_ready == 1 or r in continued], filling
+        decoding = [r for r in self.running if r.num_ready == 1 or r in continued]
+        if self._num_stages > 1:  # so many for each of them
+            decoding = decoding[: -(-(len(self.running) - len(filling)) // self._num_stages)]
+        return decoding, filling
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
         """Reserve pages for `end` tokens; False when the request had to be preempted itself, or,
@@ -525,9 +543,9 @@ class Scheduler:
 
     def fail(self, error: str) -> None:
         """The oldest plan in flight could not be executed: its requests end, its inserts are
-        undone. So are those of a plan behind it, whose other requests begin again.
+        undone. So are those of plans behind it, whose other requests begin again.
 
-        NOTE: the device must be done with both.
+        NOTE: the device must be done with all of them.
         """
         plans = self._in_flight.take_all()
         if self.images is not None:
@@ -558,16 +576,16 @@ class Scheduler:
         ended = [request for request in errors if request.state is RequestState.RUNNING]
         for request in ended:
             self._leave(request, keep=False)
-        newer = self._in_flight.newest
-        bad = [p for plan in (planned, newer) if plan for p in plan.publications_of(errors)]
+        newest = self._in_flight.newest
+        bad = [p for plan in (planned, *self._in_flight) for p in plan.publications_of(errors)]
         if bad:
             for request in [r for r in self.running if not self._in_flight.is_proven(r, planned)]:
                 self._leave(request, keep=False)
                 self._begin_again(request)
-            if newer is None:
+            if newest is None:
                 self.kv_cache.unpublish(bad)
             else:
-                newer.suspects += bad
+                newest.suspects += bad
                 self.kv_cache.suspect(bad)
                 self._in_flight.close()
         self._end_failed({request: errors[request] for request in ended})
@@ -668,3 +686,11 @@ class Scheduler:
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
         self._running.check([left.table_row for left in held])
+
+
+def _share_of_stage(token_budget: int, num_stages: int) -> int:
+    """Tokens a step, so that a prompt of one step's budget keeps all stages busy for most of the
+    time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost."""
+    if num_stages == 1:
+        return token_budget
+    return min(token_budget, max(LEAST_STAGE_TOKENS, token_budget // (2 * num_stages)))

@@ -44,6 +44,7 @@ class EngineHarness:
     kv_cache: KVCacheOptions | None = None
     is_hopeful: bool = False  # admits as if hardly anything were generated: many preemptions
     has_overlap: bool = False
+    num_stages: int = 1
     waiting_share: float = MAX_WAITING_SHARE  # with overlap, see schedule/in_flight.py
     clock: Callable[[], float] = time.perf_counter
     requests: list[Request] = field(default_factory=list)
@@ -51,7 +52,8 @@ class EngineHarness:
     def __post_init__(self) -> None:
         self.executor = ScriptedExecutor(
             self.page_size,
-            can_overlap=self.has_overlap,
+            can_overlap=self.has_overlap or self.num_stages > 1,
+            num_stages=self.num_stages,
             has_states=self.kv_cache is not None and self.kv_cache.states is not None,
         )
         self.engine = Engine(
@@ -65,6 +67,7 @@ class EngineHarness:
             vocab_size=VOCAB_SIZE,
             kv_cache=self.kv_cache,
             clock=self.clock,
+            num_stages=self.num_stages,
         )
         self.engine.scheduler._in_flight.max_waiting_share = self.waiting_share
         if self.is_hopeful:

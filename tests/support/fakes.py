@@ -204,9 +204,16 @@ class ScriptedExecutor:
     segment_cost_tokens = 0  # every run that two rows share is a segment
 
     def __init__(
-        self, page_size: int, *, can_overlap: bool = False, has_states: bool = False
+        self,
+        page_size: int,
+        *,
+        can_overlap: bool = False,
+        has_states: bool = False,
+        num_stages: int = 1,
     ) -> None:
+        """num_stages: with several, plans are of other requests each, and more may be pending."""
         self.page_size = page_size
+        self.max_pending = num_stages + 1 if num_stages > 1 else 2
         self.has_states = has_states
         self.states: dict[int, int] = {}  # slot -> the chain behind its tokens; 0: worthless
         self.behind_drafts: dict[int, list[int]] = {}  # by the last step: behind one draft, two ...
@@ -235,7 +242,7 @@ class ScriptedExecutor:
         outcome = self._outcome(plan)
         named = {row.request_id: self._pages_of(row) for row in plan.rows}
         self.pending.append(ScriptedStep(self, plan, outcome, named))
-        assert len(self.pending) <= 2, "a third step was submitted"
+        assert len(self.pending) <= self.max_pending, "a step too many was submitted"
         return self.pending[-1]
 
     def _outcome(self, plan: StepPlan) -> PendingStep:

@@ -11,6 +11,7 @@ from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.weight_source import WeightSource
 from .adapter_tables import AdapterTables
 from .ranks import ALONE, Ranks
+from .stage import ALL_LAYERS, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,4 @@ class ModelBuild:
     max_model_len: int
     adapters: AdapterTables | None = None  # None: linear layers take no adapters
     ranks: Ranks = ALONE
+    stage: Stage = ALL_LAYERS

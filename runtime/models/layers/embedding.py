@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....kernels.ops import Weight
+from ....kernels.ops import Linear, Weight
 from ...checkpoint.parts import WHOLE, Part, Range
 from ...checkpoint.weight_parts import part_of
 from .build import ModelBuild
@@ -30,39 +30,57 @@ class VocabEmbedding:
     CPU packing makes it 4 times faster at one row, see kernels/cpu/linear.py). A checkpoint may
     store a tied matrix under either name or both; two that differ are not tied, whatever its config
     says: Hugging Face treats a fine-tuned or merged head so. Between ranks the vocabulary is
-    divided.
+    divided; of the stages of a pipeline the first has the one matrix and the last the other.
     """
 
     def __init__(self, build: ModelBuild) -> None:
-        config, source = build.config, build.source
-        shape = (config.vocab_size, config.hidden_size)
+        config, stage = build.config, build.stage
         self._ranks = build.ranks
-        self._gather_columns = _gathering(config.vocab_size, build.ranks)
-        self._share = share = vocab_share(config.vocab_size, build.ranks)
-        rows = None if share is None else [share]
-        part = WHOLE if rows is None else Part([rows])
+        self._share = vocab_share(config.vocab_size, build.ranks)
         self._gather = build.kernels.gather_rows
         self._gather_share = build.kernels.gather_share
         self._scale = build.kernels.scale_in_place
         # Rounded to the dtype, as in Gemma's training: sqrt(3072) is 55.5 in bfloat16.
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
-        self._logits_divisor = config.logits_divisor
-        self._soft_cap = config.logits_soft_cap
-        self._bias: Tensor | None = None
+        self._output: Linear | None = None
+        table, is_tied = None, config.tie_word_embeddings
+        if stage.is_first or (stage.is_last and is_tied):
+            table, is_tied = self._take_table(build)
+        if stage.is_last:
+            self._take_output(build, table if is_tied else None)
+        self._table = table if stage.is_first else None
+
+    def _take_table(self, build: ModelBuild) -> tuple[Tensor, bool]:
+        """The embedding, and whether it is the output projection too."""
+        config, source = build.config, build.source
+        shape = (config.vocab_size, config.hidden_size)
+        rows = None if self._share is None else [self._share]
         table, output = (f"{config.weight_prefix}{name}" for name in (EMBEDDING_NAME, OUTPUT_NAME))
         head, is_tied = f"{output}.weight", config.tie_word_embeddings
         if is_tied and head in source and table not in source:
             table = head
-        self._table = source.take_rows(table, shape, rows)
+        taken = source.take_rows(table, shape, rows)
         if is_tied and head in source and table != head:
             # Compared before anything else is loaded, while there is room for both.
-            is_tied = torch.equal(self._table, source.take_rows(head, shape, rows))
+            is_tied = torch.equal(taken, source.take_rows(head, shape, rows))
             is_tied = build.ranks.agree(is_tied)
             if not is_tied:
                 logger.warning("%s and %s differ: not tied, whatever the config says", head, table)
-        if is_tied:
-            weight = source.tie_weight(self._table)
-            if share is not None and _num_rows(weight) == config.vocab_size:
+        return taken, is_tied
+
+    def _take_output(self, build: ModelBuild, table: Tensor | None) -> None:
+        """table: the embedding, where it is the same matrix."""
+        config, source = build.config, build.source
+        output = f"{config.weight_prefix}{OUTPUT_NAME}"
+        rows = None if self._share is None else [self._share]
+        part = WHOLE if rows is None else Part([rows])
+        self._gather_columns = _gathering(config.vocab_size, build.ranks)
+        self._logits_divisor = config.logits_divisor
+        self._soft_cap = config.logits_soft_cap
+        self._bias: Tensor | None = None
+        if table is not None:
+            weight = source.tie_weight(table)
+            if self._share is not None and _num_rows(weight) == config.vocab_size:
                 weight = part_of([output], weight, [config.vocab_size], part)
         else:
             sizes = [config.vocab_size]
@@ -80,6 +98,7 @@ class VocabEmbedding:
         return x
 
     def _rows(self, input_ids: Tensor) -> Tensor:
+        assert self._table is not None, "it is the first stage's"
         if self._share is None:
             return self._gather(self._table, input_ids)
         return self._ranks.sum(self._gather_share(self._table, input_ids, self._share[0]))
@@ -87,6 +106,7 @@ class VocabEmbedding:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary unless ranks
         gather them, float32, or float64 for a float64 model."""
+        assert self._output is not None, "it is the last stage's"
         logits = self._output(hidden)
         if self._bias is not None:
             logits += self._bias

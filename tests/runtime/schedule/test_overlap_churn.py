@@ -1,4 +1,5 @@
-"""Random work with a second plan while the first is computed: the same outputs, nothing leaked.
+"""Random work with a second plan while the first is computed, or with several on their way through
+the stages of a pipeline: the same outputs, nothing leaked.
 
 The scripted device withholds a step's result until it is asked for, and checks that nobody else
 writes what a pending step names.
@@ -31,6 +32,7 @@ from stemma.runtime.schedule.request import HiddenSum, Scoring
 SMALL_POOL = st.sampled_from([None, KVCacheOptions(num_host_pages=40)])
 OVERLAPPED = houses(
     has_overlap=st.just(True),
+    num_stages=st.sampled_from([1, 1, 2, 3]),
     waiting_share=st.sampled_from([0.0, 0.5, 1.0]),
     kv_cache=SMALL_POOL,
 )
@@ -67,6 +69,7 @@ def churn(seed: int, *, fails: bool) -> EngineHarness:
         max_running=rng.choice([2, 5, 8]),
         is_hopeful=rng.random() < 0.5,
         has_overlap=True,
+        num_stages=rng.choice([1, 1, 2, 3]),
         waiting_share=rng.choice([0.0, 0.5, 1.0]),
         kv_cache=rng.choice([None, KVCacheOptions(num_host_pages=40)]),
     )
