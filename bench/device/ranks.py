@@ -1,8 +1,9 @@
 """A model on two processes: what their sums cost, and the engine against one with as many threads.
 
 Sums over shared memory, beside a copy of as many bytes into shared memory and out of it (what no
-exchange can do without) and beside gloo. Engines: two ranks with a thread each, one rank with two
-threads; rounds take turns. Medians.
+exchange can do without) and beside gloo. Engines: two ranks, or two stages, with a thread each, and
+one process with two threads; rounds take turns. Medians. Of two stages also how long one waits for
+the other while a prompt goes through them, beside what it must be: of m chunks 1 / (m + 1).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.config import EngineConfig
 from ..harness.report import write_report
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    rows = [*_sums(args.rounds), *_engines(args)]
+    rows = [*_sums(args.rounds), *_engines(args), *_bubbles(args)]
     write_report("ranks", rows, args)
     return 0
 
@@ -68,11 +70,11 @@ def _sums(rounds: int) -> Iterator[dict[str, Any]]:
             medians = {name: statistics.median(each) * 1e6 for name, each in times.items()}
             yield {
                 "what": f"sum of {size >> 10} KiB on two ranks, us",
-                "two ranks": medians["ours"],
+                "here": medians["ours"],
                 "beside": medians["copy"],
                 "beside is": "a copy in and out",
-                "two ranks / beside": medians["ours"] / medians["copy"],
-                "gloo / two ranks": medians["gloo"] / medians["ours"],
+                "here / beside": medians["ours"] / medians["copy"],
+                "gloo / here": medians["gloo"] / medians["ours"],
             }
 
 
@@ -167,26 +169,58 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "chunked_prefill_size": most * args.prompt_tokens,
     }
     with (
-        Engine(args.model, tp_size=2, num_threads=1, **options) as two,
+        Engine(args.model, tp_size=2, num_threads=1, **options) as ranks,
+        Engine(args.model, pp_size=2, num_threads=1, **options) as stages,
         Engine(args.model, num_threads=2, **options) as one,
     ):
+        engines = {"two ranks": ranks, "two stages": stages, "one": one}
         for batch in args.batches:
-            times: dict[str, list[tuple[float, float]]] = {"two": [], "one": []}
+            times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
             for _ in range(args.rounds):
-                times["two"].append(_seconds(two, batch, args))
-                times["one"].append(_seconds(one, batch, args))
+                for name, engine in engines.items():
+                    times[name].append(_seconds(engine, batch, args))
             for index, what in enumerate(("prompts", "tokens one by one")):
-                of_two, of_one = (
-                    statistics.median(each[index] for each in times[name]) for name in times
-                )
-                yield {
-                    "what": f"{what}, batch {batch}, ms a step",
-                    "two ranks": of_two * 1e3,
-                    "beside": of_one * 1e3,
-                    "beside is": "one rank, two threads",
-                    "two ranks / beside": of_two / of_one,
-                    "gloo / two ranks": None,
+                medians = {
+                    name: statistics.median(each[index] for each in found)
+                    for name, found in times.items()
                 }
+                of_one = medians.pop("one")
+                for name, seconds in medians.items():
+                    yield {
+                        "what": f"{what}, batch {batch}, {name}, ms a step",
+                        "here": seconds * 1e3,
+                        "beside": of_one * 1e3,
+                        "beside is": "one process, two threads",
+                        "here / beside": seconds / of_one,
+                        "gloo / here": None,
+                    }
+
+
+def _bubbles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Of a prompt as long as the model takes."""
+    from ...frontend.backend import Engine
+    from ...runtime.schedule.scheduler import share_of_stage
+
+    with (
+        Engine(args.model, pp_size=2, num_threads=1, speculate="off") as two,
+        Engine(args.model, num_threads=1, speculate="off") as one,
+    ):
+        length = min(two.get_server_info()["max_model_len"] - 16, 2048) // 8 * 8
+        times: dict[str, list[float]] = {"two": [], "one": []}
+        for _ in range(args.rounds):
+            times["two"].append(_run(two, 1, length, 1))
+            times["one"].append(_run(one, 1, length, 1))
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        num_chunks = length / share_of_stage(EngineConfig().chunked_prefill_size, 2)
+        lost, least = 1 - medians["one"] / (2 * medians["two"]), 1 / (num_chunks + 1)
+        yield {
+            "what": f"two stages wait, of a prompt of {length} tokens, %",
+            "here": lost * 100,
+            "beside": least * 100,
+            "beside is": f"1 / (m + 1), m = {num_chunks:.1f} chunks",
+            "here / beside": lost / least,
+            "gloo / here": None,
+        }
 
 
 def _seconds(engine: Engine, batch: int, args: argparse.Namespace) -> tuple[float, float]:

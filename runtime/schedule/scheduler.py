@@ -58,7 +58,7 @@ from .running import RunningRequests
 from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
 
-LEAST_STAGE_TOKENS = 256  # with fewer a step of a prompt takes longer a token (guess)
+_LEAST_STAGE_TOKENS = 256  # with fewer a token of a prompt takes longer (guess)
 
 
 class Scheduler:
@@ -138,7 +138,7 @@ class Scheduler:
         if images is not None or kv_cache.states is not None:
             num_stages = 1
         self._num_stages = num_stages
-        self._step_tokens = _share_of_stage(token_budget, num_stages)
+        self._step_tokens = share_of_stage(token_budget, num_stages)
         self._in_flight = InFlight(has_overlap=has_overlap, num_stages=num_stages)
         self._step_id = 0
         self._is_stalled = False  # the last plan was empty: they all wait
@@ -688,9 +688,9 @@ class Scheduler:
         self._running.check([left.table_row for left in held])
 
 
-def _share_of_stage(token_budget: int, num_stages: int) -> int:
+def share_of_stage(token_budget: int, num_stages: int) -> int:
     """Tokens a step, so that a prompt of one step's budget keeps all stages busy for most of the
     time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost."""
     if num_stages == 1:
         return token_budget
-    return min(token_budget, max(LEAST_STAGE_TOKENS, token_budget // (2 * num_stages)))
+    return min(token_budget, max(_LEAST_STAGE_TOKENS, token_budget // (2 * num_stages)))

@@ -1,5 +1,5 @@
-"""A model that two processes hold together, served: what it says, and what becomes of it when one
-of them ends."""
+"""A model that two or three processes hold together, served: what it says, and what becomes of it
+when one of them ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off")
 PROMPT = "The story begins in a small town"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("ranks"), *FLAGS, "--tp-size", "2") as server:
+@pytest.fixture(scope="module", params=["--tp-size 2", "--pp-size 3"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    division = request.param.split()
+    with ServerProcess(tmp_path_factory.mktemp("ranks"), *FLAGS, *division) as server:
         yield server
 
 
@@ -60,19 +63,20 @@ def test_a_program_says_what_it_says_on_one_process(server: ServerProcess) -> No
 def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: ServerProcess) -> None:
     before = server.generate(8, prompt=PROMPT).json()["choices"][0]["text"]
     engine = server.engine_pid
-    (rank,) = ranks_of(engine)
+    others = ranks_of(engine)
     with server.stream(200, prompt=PROMPT) as events:
-        os.kill(rank, signal.SIGKILL)
+        os.kill(others[0], signal.SIGKILL)
         assert any("error" in event for event in events)
-    wait_until(lambda: not is_alive(engine))
+    wait_until(lambda: not any(map(is_alive, (engine, *others))))
     server.wait_healthy()
     assert server.generate(8, prompt=PROMPT).json()["choices"][0]["text"] == before
-    assert server.engine_pid != engine and len(ranks_of(server.engine_pid)) == 1
+    assert server.engine_pid != engine and len(ranks_of(server.engine_pid)) == len(others)
 
 
-def test_ranks_end_with_their_engine_however_it_ends() -> None:
+@pytest.mark.parametrize("division", [{"tp_size": 3}, {"pp_size": 3}], ids=str)
+def test_ranks_end_with_their_engine_however_it_ends(division: dict[str, int]) -> None:
     """One of them is stopped, and sees nothing of it."""
-    engine = st.Engine(tp_size=3, max_total_tokens=512)
+    engine = st.Engine(**division, max_total_tokens=512)
     pid = engine_with(2)
     ranks = ranks_of(pid)
     os.kill(ranks[0], signal.SIGSTOP)

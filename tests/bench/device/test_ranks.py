@@ -23,6 +23,6 @@ def test_sums_and_steps_are_measured_beside_what_they_compete_with(
     sizes = ["--rounds", "1", "--batches", "2", "--prompt-tokens", "16", "--max-tokens", "4"]
     assert run_command(["bench", "ranks", *sizes, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ranks.json").read_text())["rows"]
-    sums = [row for row in rows if row["gloo / two ranks"] is not None]
-    assert len(sums) == len(ranks.SIZES) and len(rows) == len(sums) + 2
-    assert all(row["two ranks"] > 0 for row in sums)
+    sums = [row for row in rows if row["gloo / here"] is not None]
+    assert len(sums) == len(ranks.SIZES) and len(rows) == len(sums) + 5
+    assert all(row["here"] > 0 for row in sums)

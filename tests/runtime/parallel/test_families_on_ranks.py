@@ -1,7 +1,7 @@
 """Models that two ranks hold say what they say on one: one of each way in which layers differ.
 
 The ranks are threads here, which makes no difference to a model; in processes of their own they are
-in test_tensor_exactness.py and test_ranks.py.
+in test_divided_exactness.py and test_ranks.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exactness (see test_exactness.py, part a) of a model that two or three processes hold together:
+"""Exactness (see test_exactness.py, part a) of a model that two to four processes hold together:
 its tokens are those of one process, under the same circumstances.
 
 In float64 through the reference kernels, which sum in the order of the ranks.
@@ -33,6 +33,13 @@ from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 from stemma.runtime.schedule.request import Scoring
 
 
+DIVISIONS: dict[str, dict[str, Any]] = {
+    "ranks": {"tp_size": 2},
+    "stages": {"pp_size": 2},
+    "ranks of stages": {"tp_size": 2, "pp_size": 2},
+}
+
+
 @pytest.fixture(scope="module")
 def load(checkpoint: Path) -> Iterator[Load]:
     yield from loading(checkpoint)
@@ -48,23 +55,30 @@ def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
     return said_alone(load, jobs)
 
 
+@pytest.mark.parametrize("division", DIVISIONS)
 def test_tokens_are_identical_alone_together_and_on_a_cache_hit(
-    load: Load, jobs: list[Job], alone: list[list[int]]
+    load: Load, jobs: list[Job], alone: list[list[int]], division: str
 ) -> None:
-    loaded = load(tp_size=2)
-    outputs = [outputs_of(serve(load(tp_size=2), [job]))[0] for job in jobs]
+    loaded = load(**DIVISIONS[division])
+    outputs = [outputs_of(serve(loaded, [job]))[0] for job in jobs]
     assert outputs == alone
     assert outputs_of(serve(loaded, jobs)) == alone
     assert outputs_of(serve(loaded, jobs)) == alone
 
 
+@pytest.mark.parametrize("division", ["tp_size", "pp_size"])
 def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
-    load: Load, jobs: list[Job], alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    division: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four heads on three ranks: each has all of attention, and a part of the rest."""
     jobs, alone = jobs[3:], alone[3:]
+    size = {division: 3 if division == "tp_size" else 2}
     loaded = load(
-        tp_size=3, page_size=16, max_total_tokens=144, chunked_prefill_size=23, host_kv_tokens=1024
+        **size, page_size=16, max_total_tokens=144, chunked_prefill_size=23, host_kv_tokens=1024
     )
     scheduler = loaded.engine.scheduler
     stats, host = scheduler.stats, scheduler.kv_cache.host
