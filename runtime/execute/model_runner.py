@@ -253,7 +253,8 @@ class ModelRunner:
 
         NOTE: writes to pages from 0 on; call it before any page is in use.
         """
-        length = min(16, self.max_model_len - 2, self.num_pages * self.page_size - 2)
+        most = min(self.max_model_len, self.num_pages * self.page_size) - 2
+        length = min(16, self._max_step_tokens, most)
         if length < 1:
             return
         pages = tuple(range(-(-(length + 2) // self.page_size)))

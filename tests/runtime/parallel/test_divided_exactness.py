@@ -32,7 +32,6 @@ from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 from stemma.runtime.schedule.request import Scoring
 
-
 DIVISIONS: dict[str, dict[str, Any]] = {
     "ranks": {"tp_size": 2},
     "stages": {"pp_size": 2},
