@@ -8,23 +8,27 @@
 
 namespace stemma {
 
-inline Floats widen(Halfwords narrow) { return as_floats(zero_extend(narrow) << 16); }
+STEMMA_INLINE Floats widen(Halfwords narrow) { return as_floats(zero_extend(narrow) << 16); }
 
-inline Floats load_bf16(const bf16* from) { return widen(load_halfwords(from)); }
-inline Floats load_bf16(const bf16* from, Mask lanes) { return widen(load_halfwords(from, lanes)); }
-inline void store_bf16(bf16* to, Floats wide) { store_halfwords(to, narrow(wide)); }
-inline void store_bf16(bf16* to, Floats wide, Mask lanes) {
+STEMMA_INLINE Floats load_bf16(const bf16* from) { return widen(load_halfwords(from)); }
+STEMMA_INLINE Floats load_bf16(const bf16* from, Mask lanes) {
+    return widen(load_halfwords(from, lanes));
+}
+STEMMA_INLINE void store_bf16(bf16* to, Floats wide) { store_halfwords(to, narrow(wide)); }
+STEMMA_INLINE void store_bf16(bf16* to, Floats wide, Mask lanes) {
     store_halfwords(to, narrow(wide), lanes);
 }
 
-inline Floats load_numbers(const bf16* from, Mask lanes) { return load_bf16(from, lanes); }
-inline Floats load_numbers(const float* from, Mask lanes) { return load(from, lanes); }
-inline void store_numbers(bf16* to, Floats value, Mask lanes) { store_bf16(to, value, lanes); }
-inline void store_numbers(float* to, Floats value, Mask lanes) { store(to, value, lanes); }
+STEMMA_INLINE Floats load_numbers(const bf16* from, Mask lanes) { return load_bf16(from, lanes); }
+STEMMA_INLINE Floats load_numbers(const float* from, Mask lanes) { return load(from, lanes); }
+STEMMA_INLINE void store_numbers(bf16* to, Floats value, Mask lanes) {
+    store_bf16(to, value, lanes);
+}
+STEMMA_INLINE void store_numbers(float* to, Floats value, Mask lanes) { store(to, value, lanes); }
 
 // 2^x within 3e-6 for x <= 0 (0 below 2^-126, and for -inf): the whole part by the exponent field, 2^fraction by a
 // polynomial (minimax on [-0.5, 0.5]).
-inline Floats exp2_nonpositive(Floats x) {
+STEMMA_INLINE Floats exp2_nonpositive(Floats x) {
     const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
     const Choice is_normal = less(splat(-126.0f), x);
     const Floats shifted = x + shift;
@@ -39,7 +43,7 @@ inline Floats exp2_nonpositive(Floats x) {
 }
 
 // The same within 1e-7: Taylor's polynomial of degree 7.
-inline Floats exp2_nonpositive_exactly(Floats x) {
+STEMMA_INLINE Floats exp2_nonpositive_exactly(Floats x) {
     const Floats shift = splat(12582912.0f);
     const Choice is_normal = less(splat(-126.0f), x);
     const Floats shifted = x + shift;
@@ -53,16 +57,16 @@ inline Floats exp2_nonpositive_exactly(Floats x) {
 }
 
 // For results in the given type.
-inline Floats exp_nonpositive(const bf16*, Floats x) {
+STEMMA_INLINE Floats exp_nonpositive(const bf16*, Floats x) {
     return exp2_nonpositive(x * splat(1.44269504f));
 }
-inline Floats exp_nonpositive(const float*, Floats x) {
+STEMMA_INLINE Floats exp_nonpositive(const float*, Floats x) {
     return exp2_nonpositive_exactly(x * splat(1.44269504f));
 }
 
 // tanh within 3e-7 of it, relative: a quotient of an odd and an even polynomial over [-7.9, 7.9],
 // past which float32 has 1 (the coefficients are Eigen's, generic_fast_tanh_float).
-inline Floats tanh(Floats x) {
+STEMMA_INLINE Floats tanh(Floats x) {
     const Floats limit = splat(7.90531110763549805f);
     const Floats near = max(min(x, limit), zero_floats() - limit);
     const Floats square = near * near;

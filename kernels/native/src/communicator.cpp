@@ -31,7 +31,7 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kMaxRanks = 62;  // mirrored by communicator.py: the header takes a page
 constexpr int64_t kHeaderBytes = 4096;
 constexpr int kLookMs = 20;
-constexpr int64_t kBlock = 512;  // elements that are summed at a time, in the first-level cache
+constexpr int kYieldUs = 5;  // then a rank that waits lets others have its core, the awaited one perhaps
 
 struct alignas(kLine) Arrivals {
     std::atomic<uint32_t> count;
@@ -110,13 +110,16 @@ class Communicator {
     bool wait(int64_t rank) {
         Arrivals& other = header_->arrivals[rank];
         if (has_arrived(other)) return true;
-        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us_);
-        do {
+        using Clock = std::chrono::steady_clock;
+        const auto began = Clock::now();
+        for (auto waited = began - began; waited < std::chrono::microseconds(spin_us_);
+             waited = Clock::now() - began) {
             for (int i = 0; i < 32; ++i) {
                 pause();
                 if (has_arrived(other)) return true;
             }
-        } while (std::chrono::steady_clock::now() < until);
+            if (waited > std::chrono::microseconds(kYieldUs)) std::this_thread::yield();
+        }
         while (!is_aborted()) {
             other.num_asleep.fetch_add(1);
             const uint32_t seen = other.count.load();
@@ -147,33 +150,28 @@ class Communicator {
 
 Communicator& of(void* communicator) { return *static_cast<Communicator*>(communicator); }
 
-// x: the sum of all ranks' slots, in their order, rounded once.
-void sum_slots(const Communicator& all, bf16* x, int64_t begin, int64_t end) {
-    alignas(kLine) float sums[kBlock];
-    for (int64_t first = begin; first < end; first += kBlock) {
-        const int64_t size = std::min(kBlock, end - first);
-        for (int64_t rank = 0; rank < all.num_ranks(); ++rank) {
-            const bf16* from = reinterpret_cast<const bf16*>(all.slot(rank)) + first;
-            for (int64_t i = 0; i < size; i += 16) {
-                const Mask lanes = lanes_below(size - i);
-                const Floats value = load_bf16(from + i, lanes);
-                store(sums + i, rank == 0 ? value : load(sums + i, lanes) + value, lanes);
-            }
-        }
-        for (int64_t i = 0; i < size; i += 16) {
-            const Mask lanes = lanes_below(size - i);
-            store_bf16(x + first + i, load(sums + i, lanes), lanes);
-        }
+// x [size]: the sum of all ranks' slots, in their order, rounded once.
+void sum_slots(const Communicator& all, bf16* x, int64_t size) {
+    const auto slot = [&](int64_t rank) { return reinterpret_cast<const bf16*>(all.slot(rank)); };
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16) {
+        Floats sum = load_bf16(slot(0) + i);
+        for (int64_t rank = 1; rank < all.num_ranks(); ++rank) sum = sum + load_bf16(slot(rank) + i);
+        store_bf16(x + i, sum);
     }
+    if (i == size) return;
+    const Mask lanes = lanes_below(size - i);
+    Floats sum = load_bf16(slot(0) + i, lanes);
+    for (int64_t rank = 1; rank < all.num_ranks(); ++rank) sum = sum + load_bf16(slot(rank) + i, lanes);
+    store_bf16(x + i, sum, lanes);
 }
 
 template <class T>
-void sum_slots(const Communicator& all, T* x, int64_t begin, int64_t end) {
-    std::memcpy(x + begin, reinterpret_cast<const T*>(all.slot(0)) + begin,
-                (end - begin) * sizeof(T));
+void sum_slots(const Communicator& all, T* x, int64_t size) {
+    std::memcpy(x, all.slot(0), size * sizeof(T));
     for (int64_t rank = 1; rank < all.num_ranks(); ++rank) {
         const T* from = reinterpret_cast<const T*>(all.slot(rank));
-        for (int64_t i = begin; i < end; ++i) x[i] += from[i];
+        for (int64_t i = 0; i < size; ++i) x[i] += from[i];
     }
 }
 
@@ -185,7 +183,7 @@ void all_reduce(Communicator& all, T* x, int64_t count) {
         const int64_t size = std::min(at_once, count - first);
         all.give(x + first, size * sizeof(T));
         if (!all.wait_for_all()) return;
-        sum_slots(all, x + first, 0, size);
+        sum_slots(all, x + first, size);
     }
 }
 

@@ -63,7 +63,7 @@ void attend(const Attention& a, Row& row, const float* keys, const float* values
     }
     const float largest = std::max(row.largest, largest_of(top));
     const Floats shift = splat(largest) * factor;
-    const auto power = [&](Floats score) {
+    const auto power = [&](Floats score) __attribute__((always_inline)) {
         return exp2_nonpositive_exactly(fmsub(score, factor, shift));
     };
     alignas(64) float probs[kKeys];

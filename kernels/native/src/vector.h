@@ -10,6 +10,9 @@
 
 #include <cstdint>
 
+// For functions of 16 lanes: where those take several registers, a call passes them through memory.
+#define STEMMA_INLINE inline __attribute__((always_inline))
+
 namespace stemma {
 
 using bf16 = uint16_t;

@@ -19,7 +19,6 @@ struct Choice {
     IntPart part[kParts];
 };
 
-#define STEMMA_INLINE inline __attribute__((always_inline))
 #define STEMMA_EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
 #define STEMMA_OPERATOR(Type, op)                                \
     STEMMA_INLINE Type operator op(Type a, Type b) {             \
