@@ -7,6 +7,7 @@ They carry orders out one after the other, and answer by what they exchange in s
 from __future__ import annotations
 
 import pickle
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from ..schedule.sampling_params import SamplingParams
 from .places import Place
 
 _SENT_BEFORE = 0  # in place of sampling parameters
+# From so many bytes on, those of a prompt: to deflate them takes a thousandth of its step.
+_LARGE = 4096
+_DEFLATED = 0x78  # how zlib begins, and a pickle does not
 
 Order = tuple[Any, ...]
 """A method's name, then its arguments."""
@@ -30,12 +34,13 @@ EXECUTE = "execute"  # whose argument is written by a `PlanWriter`
 
 def frame(message: Place | Order) -> bytes:
     """As it is written to a rank, which is a process of this package: pickled."""
-    return framed(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return framed(zlib.compress(payload, 1) if len(payload) >= _LARGE else payload)
 
 
 def message_of(payload: bytes) -> Any:
     """What `frame` was given."""
-    return pickle.loads(payload)
+    return pickle.loads(zlib.decompress(payload) if payload[0] == _DEFLATED else payload)
 
 
 def write_all(stream: IO[bytes], data: bytes) -> None:

@@ -4,6 +4,7 @@ many as docs/how-it-works/parallelism.md counts."""
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import threading
@@ -67,6 +68,16 @@ def test_a_step_of_64_rows_takes_few_bytes() -> None:
         found, num_bytes = received(writer, reader, StepPlan(step, rows))
         assert found.rows == rows
     assert num_bytes < 4096
+
+
+def test_a_chunk_of_a_prompt_takes_few_bytes() -> None:
+    rng = random.Random(3)
+    ids = tuple(rng.choices(range(1000), k=1900) + rng.choices(range(128_000), k=148))
+    runs = rng.sample(range(0, 60_000, 64), 32)
+    pages = array("i", [first + place for first in runs for place in range(64)])
+    rows = (Row(1, 0, 0, ids, PageUpdate(0, pages), sampling=PARAMS[0]),)
+    found, num_bytes = received(PlanWriter(), PlanReader(), StepPlan(0, rows))
+    assert found.rows == rows and num_bytes < 10_000
 
 
 def test_an_order_arrives_whole_where_a_signal_interrupts_its_writing() -> None:

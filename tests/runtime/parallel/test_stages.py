@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,3 +159,22 @@ def test_a_model_that_cannot_be_divided_is_refused(
     make_mixture(tmp_path, family)
     with pytest.raises(InvalidRequest, match=said):
         stages_of(read_model_config(tmp_path), num_stages)
+
+
+def test_all_stages_together_read_each_byte_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, num_layers=4, has_tokenizer=False, tie_word_embeddings=False)
+    counts: list[int] = []
+    read = os.preadv
+
+    def counted(*args: Any) -> int:
+        counts.append(read(*args))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "preadv", counted)
+    whole = scores(tmp_path)
+    of_whole = sum(counts)
+    counts.clear()
+    assert scores_through_stages(tmp_path, 3)[0] == whole
+    assert sum(counts) == of_whole
