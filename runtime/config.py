@@ -124,6 +124,11 @@ class EngineConfig:
         "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
     )
 
+    cp_size: int = flag(
+        1, "processes that divide the tokens of a step and the KV, each with all weights (context "
+        "parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+    )
+
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
@@ -268,9 +273,13 @@ class EngineConfig:
             _require("kernels", self.kernels, fits, "another with device=cpu")
         fits = self.tp_size % self.ep_size == 0
         _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
-        if self.tp_size > 1:
+        if self.cp_size > 1:
+            _require("cp_size", self.cp_size, self.tp_size == 1, "1 with tp_size > 1")
+            _require("cp_size", self.cp_size, self.device == "cpu", "1 with a GPU")
+            _require("cp_size", self.cp_size, not self.deterministic, "1 with deterministic")
+        if self.num_ranks > 1:
             without = self.kv_store is None
-            _require("kv_store", self.kv_store, without, "none with tp_size > 1")
+            _require("kv_store", self.kv_store, without, f"none with {self._divided}")
         if self.deterministic:
             _require("deterministic", True, self.device == "cpu", "false on a GPU")
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
@@ -293,13 +302,22 @@ class EngineConfig:
         fits = self.chunked_prefill_size >= self.page_size
         _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold the model together."""
+        return self.tp_size * self.cp_size
+
+    @property
+    def _divided(self) -> str:
+        return "tp_size > 1" if self.tp_size > 1 else "cp_size > 1"
+
     def _check_prefills(self) -> None:
         """Raises InvalidRequest."""
         named = {"prefill_endpoint": self.prefill_endpoint, "prefill_engines": self.prefill_engines}
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                _require(field, value, self.tp_size == 1, "none with tp_size > 1")
+                _require(field, value, self.num_ranks == 1, f"none with {self._divided}")
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0

@@ -27,6 +27,7 @@ class EngineOptions(TypedDict, total=False):
     device: str
     tp_size: int
     ep_size: int
+    cp_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -105,6 +106,8 @@ _SAME: Mapping[str, str] = {
     "speculative_num_draft_tokens": "speculative_num_tokens",
     "tp": "tp_size",
     "ep": "ep_size",
+    "cp": "cp_size",
+    "context_parallel_size": "cp_size",
     "tensor_parallel_size": "tp_size",
     "endpoint": "listen",
 }

@@ -1,4 +1,4 @@
-"""Rank 0 of a model that several processes hold together (tensor parallelism).
+"""Rank 0 of a model that several processes hold together (tensor or context parallelism).
 
 It is the engine's executor: what the engine asks of it, it first orders of the other ranks, its
 children, which then compute the same step on their parts of the weights and of the KV. Sums between
@@ -45,17 +45,26 @@ def load_model(
     model_config: ModelConfig,
     num_ranks: int,
     num_expert_groups: int,
+    *,
+    divides_tokens: bool = False,
     **options: Any,
 ) -> tuple[ModelRunner, Leader | None]:
     """The runner of this process, which is rank 0; and, where there are other ranks, what executes
-    plans on all. num_expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
-    does."""
+    plans on all. num_expert_groups, divides_tokens: see `Ranks`; options: of `ModelRunner`. Raises
+    as `Leader` does."""
     if num_ranks == 1:
         return ModelRunner(model_folder, model_config, **options), None
     if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
         fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
         options["mem_fraction"] = fraction / num_ranks
-    leader = Leader(model_folder, model_config, num_ranks, num_expert_groups, **options)
+    leader = Leader(
+        model_folder,
+        model_config,
+        num_ranks,
+        num_expert_groups,
+        divides_tokens=divides_tokens,
+        **options,
+    )
     return leader.runner, leader
 
 
@@ -81,6 +90,7 @@ class Leader:
         num_ranks: int,
         num_expert_groups: int,
         *,
+        divides_tokens: bool,
         device: str,
         on_progress: Any = None,
         **options: Any,
@@ -98,7 +108,13 @@ class Leader:
             for rank, process in enumerate(self._processes, 1):
                 own = {**options, "device": _device_of(device, rank)}
                 start = Start(
-                    rank, opened.meeting, num_expert_groups, model_folder, model_config, own
+                    rank,
+                    opened.meeting,
+                    num_expert_groups,
+                    divides_tokens,
+                    model_folder,
+                    model_config,
+                    own,
                 )
                 self._write(process, frame(start))
             self._communicator = opened.communicator(self._are_alive)
@@ -114,6 +130,7 @@ class Leader:
                 self._communicator,
                 gathers_logits=device != "cpu",
                 num_expert_groups=num_expert_groups,
+                divides_tokens=divides_tokens,
             )
             self.runner = ModelRunner(
                 model_folder, model_config, ranks=ranks, on_progress=on_progress, **options

@@ -37,6 +37,7 @@ class Start:
     rank: int
     meeting: Meeting
     num_expert_groups: int
+    divides_tokens: bool
     model_folder: Path
     model_config: ModelConfig
     options: Mapping[str, Any]  # of `ModelRunner`
