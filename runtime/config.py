@@ -130,6 +130,11 @@ class EngineConfig:
         integer(1, 62), metavar="N",
     )
 
+    cp_size: int = flag(
+        1, "processes that divide the tokens of a step and the KV, each with all weights (context "
+        "parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+    )
+
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
@@ -276,10 +281,15 @@ class EngineConfig:
         _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
         if self.num_processes > 1:
             without = self.kv_store is None
-            _require("kv_store", self.kv_store, without, f"none with {self._divided_by}")
+            _require("kv_store", self.kv_store, without, f"none with {self._divided}")
         if self.pp_size > 1:
             _require("pp_size", self.pp_size, self.device == "cpu", "1 on a GPU: use tp_size")
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
+        if self.cp_size > 1:
+            _require("cp_size", self.cp_size, self.tp_size == 1, "1 with tp_size > 1")
+            _require("cp_size", self.cp_size, self.pp_size == 1, "1 with pp_size > 1")
+            _require("cp_size", self.cp_size, self.device == "cpu", "1 with a GPU")
+            _require("cp_size", self.cp_size, not self.deterministic, "1 with deterministic")
         if self.deterministic:
             _require("deterministic", True, self.device == "cpu", "false on a GPU")
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
@@ -308,8 +318,7 @@ class EngineConfig:
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                fits = self.num_processes == 1
-                _require(field, value, fits, f"none with {self._divided_by}")
+                _require(field, value, self.num_processes == 1, f"none with {self._divided}")
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0
@@ -344,13 +353,19 @@ class EngineConfig:
         return self.enable_lora or bool(self.lora_paths)
 
     @property
-    def num_processes(self) -> int:
-        """That hold the model together."""
-        return self.tp_size * self.pp_size
+    def num_ranks(self) -> int:
+        """Processes that divide each layer, or a step's tokens."""
+        return self.tp_size * self.cp_size
 
     @property
-    def _divided_by(self) -> str:
-        return "tp_size > 1" if self.tp_size > 1 else "pp_size > 1"
+    def num_processes(self) -> int:
+        """That hold the model together."""
+        return self.num_ranks * self.pp_size
+
+    @property
+    def _divided(self) -> str:
+        sizes = ("tp_size", "cp_size", "pp_size")
+        return " and ".join(f"{size} > 1" for size in sizes if getattr(self, size) > 1)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, **changed: Mapping[str, Any]) -> None:

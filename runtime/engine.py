@@ -376,7 +376,7 @@ class LoadedModel:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
-                Division(config.tp_size, config.ep_size, config.pp_size),
+                Division(config.num_ranks, config.ep_size, config.cp_size > 1, config.pp_size),
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,
@@ -644,6 +644,7 @@ class LoadedModel:
             "tp_size": self.config.tp_size,
             "ep_size": self.config.ep_size,
             "pp_size": self.config.pp_size,
+            "cp_size": self.config.cp_size,
             "kv_cache_dtype": self.config.kv_cache_dtype,
             "shares_kv": str(self.config.kv_store).startswith(REMOTE_SCHEMES),
             "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,

@@ -171,9 +171,10 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with (
         Engine(args.model, tp_size=2, num_threads=1, **options) as ranks,
         Engine(args.model, pp_size=2, num_threads=1, **options) as stages,
+        Engine(args.model, cp_size=2, num_threads=1, **options) as halves,
         Engine(args.model, num_threads=2, **options) as one,
     ):
-        engines = {"two ranks": ranks, "two stages": stages, "one": one}
+        engines = {"two ranks": ranks, "two stages": stages, "tokens divided": halves, "one": one}
         for batch in args.batches:
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
             for _ in range(args.rounds):

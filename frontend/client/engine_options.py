@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     tp_size: int
     ep_size: int
     pp_size: int
+    cp_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -107,6 +108,8 @@ _SAME: Mapping[str, str] = {
     "tp": "tp_size",
     "ep": "ep_size",
     "pp": "pp_size",
+    "cp": "cp_size",
+    "context_parallel_size": "cp_size",
     "tensor_parallel_size": "tp_size",
     "pipeline_parallel_size": "pp_size",
     "endpoint": "listen",

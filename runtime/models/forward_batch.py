@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...kernels.context_share import ALL_TOKENS, TokenShare
 from ...kernels.ops import KVLayer, RecurrentState
 
 
@@ -22,7 +23,11 @@ class ImageRows:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """All of a model's input to `forward`. T tokens, R rows."""
+    """All of a model's input to `forward`. T tokens, R rows.
+
+    Where ranks divide a step's tokens, input_ids, adapters and images are of this rank's own, which
+    its layers compute; the rest is of all T.
+    """
 
     input_ids: Tensor  # [T] int64
     # [T] int64, of each token in its own sequence; [3, T] if some are in an image's grid: time,
@@ -38,6 +43,7 @@ class ForwardBatch:
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
     index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary
+    tokens: TokenShare = ALL_TOKENS
     # [T, hidden_size], which the pass changes: the residual stream behind the layers of other
     # stages; None: this is the first.
     residual: Tensor | None = None

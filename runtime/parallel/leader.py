@@ -1,5 +1,5 @@
 """Rank 0 of a model that several processes hold together: by parts of each layer (tensor
-parallelism), by layers (pipeline parallelism), or both.
+parallelism), by tokens (context parallelism), by layers (pipeline parallelism).
 
 It is the engine's executor: what the engine asks of it, it first orders of the other processes, its
 children, which then compute the same step on their part of the model. It is of the last stage,

@@ -35,8 +35,9 @@ _SPARE_SLOTS = 2  # of a channel, beside those in flight: one that is read, one 
 class Division:
     """Into how many parts a model is divided, and by what."""
 
-    num_ranks: int = 1  # each layer
+    num_ranks: int = 1  # each layer, or tokens and KV
     num_expert_groups: int = 1  # of ranks, see `Ranks`
+    divides_tokens: bool = False  # rather than each layer, see `Ranks`
     num_stages: int = 1  # the layers, one behind the other
 
     @property
@@ -84,6 +85,7 @@ class Place:
                 communicator,
                 gathers_logits=self.options["device"] != "cpu",
                 num_expert_groups=division.num_expert_groups,
+                divides_tokens=division.divides_tokens,
             )
         neighbours = None
         if division.num_stages > 1:

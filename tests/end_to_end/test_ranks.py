@@ -96,6 +96,13 @@ def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
         assert engine_with(1) != pid
 
 
+def test_a_program_says_the_same_where_ranks_divide_tokens_and_kv() -> None:
+    options = {"dtype": "float64", "kernels": "cpu", "max_total_tokens": 4096}
+    with st.Engine(**options) as one, st.Engine(cp_size=2, **options) as two:
+        expected, found = (story.run(backend=backend, seed=4) for backend in (one, two))
+        assert found.text() == expected.text()
+
+
 def test_groups_of_experts_are_refused_where_a_model_has_none() -> None:
     with pytest.raises(st.StemmaError, match="ep_size=2 is not allowed"):
         st.Engine(tp_size=2, ep_size=2)

@@ -69,6 +69,7 @@ def scores(
     folder: Path,
     communicator: ThreadCommunicator | None = None,
     num_expert_groups: int = 1,
+    divides_tokens: bool = False,
     **options: Any,
 ) -> list[tuple[float, ...]]:
     """Log-probabilities of the prompts' tokens, computed together in two steps."""
@@ -79,6 +80,7 @@ def scores(
             communicator.num_ranks,
             communicator,
             num_expert_groups=num_expert_groups,
+            divides_tokens=divides_tokens,
         )
     runner = ModelRunner(
         folder,
@@ -109,6 +111,27 @@ def test_log_probabilities_are_those_of_one_rank(name: str, tmp_path: Path) -> N
     for of_rank in on_ranks(2, lambda communicator: scores(tmp_path, communicator)):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-9)
+
+
+# In which something else than full attention to all keys, or another state, meets divided tokens.
+DIVIDED = {
+    "windows, soft caps, two norms a block": _dense("gemma2"),
+    "chunks": _mixture("Llama4"),
+    "one block a layer, recurrent layers": _mixture("NemotronH"),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", [*MODELS, *WHOLE_ATTENTION, *DIVIDED])
+def test_log_probabilities_are_those_of_one_rank_where_ranks_divide_tokens_and_kv(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
+    """53 tokens and 18 in a step, which three ranks share unevenly; pages lie anywhere."""
+    (MODELS | WHOLE_ATTENTION | DIVIDED)[name](tmp_path)
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, divides_tokens=True)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
