@@ -168,8 +168,9 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "speculate": "off",
         "chunked_prefill_size": most * args.prompt_tokens,
     }
+    divided: dict[str, Any] = {args.divide: 2, "num_threads": 1}
     with (
-        Engine(args.model, num_threads=1, **{args.divide: 2}, **options) as two,
+        Engine(args.model, **divided, **options) as two,
         Engine(args.model, num_threads=2, **options) as one,
     ):
         for batch in args.batches:
