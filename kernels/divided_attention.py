@@ -27,18 +27,24 @@ from .model_options import DEFAULT_OPTIONS, AttentionOptions
 from .ops import Communicator, KVLayer
 from .quantized_tensors import QuantizedKV
 from .reference.dense import widen
-from .registry import Kernels
+from .registry import KernelChoice, Kernels
 
 # Of a block of a row with several queries: its scores are in memory at once, with 32 heads in
 # float32 32 MB (guesses).
 _BLOCK_QUERIES, _BLOCK_KEYS = 128, 2048
 _NO_SEGMENT_PAYS = 1 << 30
+_DIVIDED = ("paged_attention", "latent_attention")  # as the doctor names them
 
 
 def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kernels:
     """The kernels, with attention that takes the queries of all tokens of a step and returns the
     results of this rank's (`TokenShare`), as rows name pages of all ranks (`PageShare`)."""
     divided = _DividedAttention(communicator)
+    own = ("torch", "the KV is divided between ranks")
+    choices = tuple(
+        KernelChoice(choice.op, *own) if choice.op in _DIVIDED else choice
+        for choice in kernels.choices
+    )
     return replace(
         kernels,
         plan_attention=divided.plan,
@@ -48,6 +54,7 @@ def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kern
         capture=None,  # it exchanges outside of kernels
         segment_cost_tokens=_NO_SEGMENT_PAYS,
         latent_segment_cost_tokens=_NO_SEGMENT_PAYS,
+        choices=choices,
     )
 
 
