@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from ..cluster.placement.load import AllHabits, ProgramLoad, ReplicaLoad
@@ -249,7 +250,8 @@ class FleetSimulation:
         self.num_calls = 0
         self.num_moved = 0
         self.jobs: list[_Job] = []
-        self.times: list[CallTimes] = []  # of the calls that have ended
+        self.asked_s: list[float] = []  # of all calls
+        self.times: list[CallTimes] = []  # of those that have ended
         self.streams: SimulatedStreams | None = None
         if apart is not None:
             from .simulated_streams import SimulatedStreams
@@ -272,14 +274,14 @@ class FleetSimulation:
         """Have something happen then."""
         heappush(self._events, (time_s, next(self._numbers), event))
 
-    def run(self, starts: Sequence[Start]) -> None:
-        """Run a trace to its end."""
+    def run(self, starts: Sequence[Start], until_s: float = inf) -> None:
+        """Run a trace to its end, or until then."""
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
         self._num_open = len(starts)
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
-        while self._events and self._num_open:
+        while self._events and self._num_open and self.now_s < until_s:
             self.now_s, _, event = heappop(self._events)
             event()
 
@@ -369,6 +371,7 @@ class FleetSimulation:
         load.begin_call(call.max_tokens)
         job.num_submitted += 1
         self.num_calls += 1
+        self.asked_s.append(self.now_s)
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
         record = _Call(call, job, output, replica, load, is_placed, self.now_s)
         request = Request(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .traces import Call, Job, Start, single
 
 _CLIENT = "client"
-_CHAT_TURNS = (2, 8)
+_CHAT_TURNS = (2, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _chat(rng: random.Random) -> Callable[[random.Random], Job]:
         history = rng.choice(systems)[:]
         for turn in range(rng.randint(*_CHAT_TURNS)):
             history = history + _tokens(rng, rng.randint(32, 224))
-            delay_s = rng.expovariate(0.5) if turn else 0.0
+            delay_s = rng.expovariate(1.0) if turn else 0.0
             (out,) = yield [_call(history, rng.randint(150, 450), delay_s)]
             history = history + out
 
@@ -77,7 +77,7 @@ def _code(rng: random.Random) -> Callable[[random.Random], Job]:
 MIXES: Sequence[Mix] = (
     Mix(
         "chat",
-        "2 to 8 turns of 32 to 224 tokens behind 512 common ones, answers of 150 to 450",
+        "2 to 6 turns of 32 to 224 tokens after 512 common ones, answers of 150 to 450",
         _chat,
         sum(_CHAT_TURNS) / 2,
     ),

@@ -7,22 +7,24 @@ model's steps, on a simulated clock.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..cluster.placement.policies import policy_of
 from ..runtime.memory.copies import BlockRestore
 from ..runtime.memory.disk.block_key import BlockLayout
 from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.schedule.plan import StepPlan
-from .fleet_simulation import CallTimes, Chunking, FleetSimulation, Routing
+from .devices import Link
+from .fleet_simulation import DEFAULT_CHUNKING, CallTimes, Chunking, FleetSimulation, Routing
 from .mixes import Mix
 from .roofline import CostModel
-from .simulated_streams import Apart, Link
+from .simulated_streams import Apart
 
-_WARM_SHARE = 0.25  # of a run, whose calls do not count: the fleet fills
-STEP = 1.25  # between two rates that are tried
+_WARM_SHARE = 0.4  # of a run, whose calls do not count: the fleet fills
+_PATIENCE = 1.5  # times a run's duration, until which calls must have ended
+_STEPS = 4  # rates that are tried between one and its double
+_MAX_DOUBLINGS = 8  # either way from the first rate
 _ROUTING = Routing(lambda: policy_of("program"))
 
 
@@ -33,10 +35,10 @@ class Limits:
     ttft_s: float
     tpot_s: float
 
-    def share(self, times: Sequence[CallTimes]) -> float:
-        """Of calls that are; 0 for none."""
-        good = sum(t.ttft_s <= self.ttft_s and t.tpot_s <= self.tpot_s for t in times)
-        return good / len(times) if times else 0.0
+    def share(self, run: Run) -> float:
+        """Of calls that are; 1 where there were none."""
+        good = sum(t.ttft_s <= self.ttft_s and t.tpot_s <= self.tpot_s for t in run.times)
+        return good / run.num_calls if run.num_calls else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,15 @@ class Layout:
 
     name: str
     num_prefill: int = 0
-    chunking: Chunking = Chunking()
+    chunking: Chunking = DEFAULT_CHUNKING
 
 
 def layouts(num_engines: int) -> list[Layout]:
     """Those that are compared: two settings of engines that do both, and every ratio."""
-    together = [
-        Layout("together", 0),
-        Layout("together, steps of 512", 0, Chunking(512, 0.0)),
+    apart = [
+        Layout(f"{num} prefill, {num_engines - num} decode", num) for num in range(1, num_engines)
     ]
-    apart = range(1, num_engines)
-    return together + [Layout(f"{n} prefill, {num_engines - n} decode", n) for n in apart]
+    return [Layout("together"), Layout("together, steps of 512", 0, Chunking(512, 0.0)), *apart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +103,16 @@ class Fleet:
             chunking=layout.chunking,
             apart=apart,
         )
-        fleet.run(mix.starts(seed, rate, duration_s))
-        begin_s = _WARM_SHARE * duration_s
-        times = [each for each in fleet.times if begin_s <= each.asked_s < duration_s]
-        busy = [replica.busy_s / fleet.now_s for replica in fleet.replicas]
-        streams = fleet.streams
+        fleet.run(mix.starts(seed, rate, duration_s), _PATIENCE * duration_s)
+        begin_s, streams = _WARM_SHARE * duration_s, fleet.streams
         return Run(
             rate,
-            times,
-            busy,
+            fleet.num_calls,
+            sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s),
+            [each for each in fleet.times if begin_s <= each.asked_s < duration_s],
+            [replica.busy_s / fleet.now_s for replica in fleet.replicas],
             0 if streams is None else streams.num_asked,
-            1.0 if streams is None else streams.hidden_share,
+            None if streams is None else streams.hidden_share,
         )
 
 
@@ -122,53 +121,60 @@ class Run:
     """What became of a rate."""
 
     rate: float
-    times: list[CallTimes]  # of calls that were sent after the fleet had filled
+    num_all: int  # calls
+    num_calls: int  # that were sent after the fleet had filled
+    times: list[CallTimes]  # of those of them that ended in time
     busy: list[float]  # share of the time, of each engine
     num_asked: int  # prompts computed elsewhere
-    hidden: float  # of sending
+    hidden: float | None  # of sending; None: nothing was sent
 
 
-def sweep(
-    fleet: Fleet,
-    layout: Layout,
-    mix: Mix,
-    all_limits: Sequence[Limits],
-    *,
-    share: float,
-    first_rate: float,
-    seed: int = 0,
-    duration_s: float = 40.0,
-) -> list[Run]:
-    """Runs at rising rates, until no limit is met any more by `share` of the calls, and at falling
-    ones until each is, or the rate is tiny."""
-    runs: list[Run] = []
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The largest rate that was good enough; `run`: of the rate below it, None if none was."""
 
-    def tried(rate: float) -> bool:
-        run = fleet.run(layout, mix, rate, seed=seed, duration_s=duration_s)
-        runs.append(run)
-        return any(limits.share(run.times) >= share for limits in all_limits)
-
-    rate = first_rate
-    while tried(rate):
-        rate *= STEP
-    rate = first_rate
-    while rate > first_rate / 64 and any(
-        all(limits.share(run.times) < share for run in runs) for limits in all_limits
-    ):
-        rate /= STEP
-        tried(rate)
-    return sorted(runs, key=lambda run: run.rate)
+    rate: float
+    run: Run | None
 
 
-def goodput(runs: Sequence[Run], limits: Limits, share: float) -> float:
-    """Calls a second of which `share` are good, between the two rates around it by the logarithm
-    of the rate; 0 where the lowest one misses already."""
-    shares = [limits.share(run.times) for run in runs]
-    good = [index for index, each in enumerate(shares) if each >= share]
-    if not good:
-        return 0.0
-    last = good[-1]
-    if last + 1 == len(runs):
-        return runs[last].rate
-    part = (shares[last] - share) / (shares[last] - shares[last + 1])
-    return runs[last].rate * math.exp(part * math.log(runs[last + 1].rate / runs[last].rate))
+class Search:
+    """Of one layout under one mix. Each rate is simulated once, whatever limits are asked for."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        layout: Layout,
+        mix: Mix,
+        *,
+        first_rate: float,
+        seed: int = 0,
+        duration_s: float = 24.0,
+    ) -> None:
+        self._try = partial(fleet.run, layout, mix, seed=seed, duration_s=duration_s)
+        self._first_rate = first_rate
+        self._runs: dict[int, Run] = {}  # by the power of 2 ** (1 / _STEPS)
+
+    def goodput(self, limits: Limits, share: float) -> Goodput:
+        """The rate in calls a second of which `share` are within limits: between the two rates
+        tried that lie around it, by its logarithm. Raises no error where there is none: 0."""
+        low, high = 0, _STEPS
+        most = _MAX_DOUBLINGS * _STEPS
+        while limits.share(self._run(low)) < share:
+            low, high = low - _STEPS, low
+            if low < -most:
+                return Goodput(0.0, None)
+        while high <= most and limits.share(self._run(high)) >= share:
+            low, high = high, high + _STEPS
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_good = limits.share(self._run(middle)) >= share
+            low, high = (middle, high) if is_good else (low, middle)
+        run = self._run(low)
+        there, beyond = limits.share(run), limits.share(self._run(high))
+        part = (there - share) / max(1e-9, there - beyond)
+        return Goodput(run.rate * 2 ** (part / _STEPS), run)
+
+    def _run(self, power: int) -> Run:
+        if power not in self._runs:
+            self._runs[power] = self._try(self._first_rate * 2 ** (power / _STEPS))
+        return self._runs[power]

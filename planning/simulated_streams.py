@@ -25,20 +25,12 @@ from ..runtime.memory.peers.kv_sender import Asked, Backlog, KVSender
 from ..runtime.memory.peers.wire import PING_S, Pong, StreamKey
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
 from ..runtime.schedule.plan import StreamedKV
+from .devices import Link
 
 if TYPE_CHECKING:
     from .fleet_simulation import FleetSimulation
 
 _NO_PAYLOAD = np.empty(0, np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """From an engine to the others, one way."""
-
-    name: str
-    bytes_s: float
-    delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
