@@ -101,7 +101,10 @@ class Link:
 
 
 def links_of(device: DeviceModel) -> Mapping[str, Link]:
-    """By name: those over which an engine on such a GPU may send KV. Delays are guesses."""
+    """By name, the fastest first: those over which an engine on such a device may send KV. Delays
+    are guesses, and so is what two processes of a host send each other."""
+    if device.capability is None:
+        return {"host": Link("host", 2e9, 1e-3)}
     links = [
         Link("pcie", _PCIE_GB_S * 1e9 * _LINK_SHARE, 30e-6),
         Link("ethernet", _ETHERNET_GB_S * 1e9 * _LINK_SHARE, 100e-6),

@@ -67,6 +67,15 @@ class Chunking:
     token_budget: int = 2048  # --chunked-prefill-size
     decode_slowdown: float = DEFAULT_SLOWDOWN
 
+    def flags(self) -> list[str]:
+        """Those that are not as they are by default."""
+        flags = []
+        if self.token_budget != DEFAULT_CHUNKING.token_budget:
+            flags.append(f"--chunked-prefill-size {self.token_budget}")
+        if self.decode_slowdown != DEFAULT_CHUNKING.decode_slowdown:
+            flags.append(f"--decode-slowdown {self.decode_slowdown:g}")
+        return flags
+
 
 DEFAULT_CHUNKING = Chunking()
 

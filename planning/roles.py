@@ -137,6 +137,24 @@ class Goodput:
     run: Run | None
 
 
+@dataclass(frozen=True, slots=True)
+class RoughTimes:
+    """Of a call on one of a fleet's engines, from which a search may start."""
+
+    alone_s: float  # with nobody beside it
+    share_s: float  # of an engine's time, in a batch
+
+    @classmethod
+    def of(cls, device: RooflineDevice, prompt_tokens: int, output_tokens: int) -> RoughTimes:
+        """`prompt_tokens`: that are not cached."""
+        costs, num_rows = device.costs, min(32, device.max_running_requests)
+        prompt_s = costs.step_time([(prompt_tokens, 0)], 1).total_s
+        row = (1, prompt_tokens)
+        batch_s = costs.step_time([row] * num_rows, num_rows).total_s
+        alone_s = prompt_s + output_tokens * costs.step_time([row], 1).total_s
+        return cls(alone_s, prompt_s + output_tokens * batch_s / num_rows)
+
+
 class Search:
     """Of one layout under one mix. Each rate is simulated once, whatever limits are asked for."""
 
@@ -148,10 +166,14 @@ class Search:
         *,
         first_rate: float,
         seed: int = 0,
-        duration_s: float = 24.0,
+        duration_s: float,
+        num_calls: int = 0,
     ) -> None:
-        self._try = partial(fleet.run, layout, mix, seed=seed, duration_s=duration_s)
+        """A rate is simulated for so long at least, and for about so many calls."""
+        self._try = partial(fleet.run, layout, mix, seed=seed)
         self._first_rate = first_rate
+        self._duration_s = duration_s
+        self._num_calls = num_calls
         self._runs: dict[int, Run] = {}  # by the power of 2 ** (1 / _STEPS)
 
     def goodput(self, limits: Limits, share: float) -> Goodput:
@@ -176,5 +198,7 @@ class Search:
 
     def _run(self, power: int) -> Run:
         if power not in self._runs:
-            self._runs[power] = self._try(self._first_rate * 2 ** (power / _STEPS))
+            rate = self._first_rate * 2 ** (power / _STEPS)
+            duration_s = max(self._duration_s, self._num_calls / rate)
+            self._runs[power] = self._try(rate, duration_s=duration_s)
         return self._runs[power]
