@@ -83,7 +83,9 @@ def plan_roles(args: argparse.Namespace, costs: CostModel) -> list[dict[str, Any
     fit = costs.model.fit(
         memory_bytes, is_gpu=is_gpu, max_running_requests=args.max_running_requests
     )
-    device = RooflineDevice(costs, fit.kv_tokens, args.max_running_requests)
+    enough = 4 * args.max_running_requests * (args.prompt_tokens + args.output_tokens)
+    kv_tokens = min(fit.kv_tokens, enough)  # more would change nothing but the time to plan
+    device = RooflineDevice(costs, kv_tokens, args.max_running_requests)
     fleet = Fleet(device, args.engines, next(iter(links_of(costs.device).values())))
     limits = Limits(args.ttft_ms / 1e3, args.tpot_ms / 1e3)
     return [_row(args, fleet, layout, limits) for layout in layouts(args.engines)]
