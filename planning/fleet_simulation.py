@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..cluster.placement.load import AllHabits, ProgramLoad, ReplicaLoad
 from ..cluster.placement.moves import better_home
@@ -25,17 +25,15 @@ from ..cluster.placement.policies import Newcomer, Policy
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
 from ..runtime.engine import Engine
+from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
 from ..runtime.schedule.cache.kv_cache import KVCacheOptions
-from ..runtime.schedule.plan import FinishedStep, Row, RowResult, StepPlan, StepResult
+from ..runtime.schedule.plan import FinishedStep, Row, RowResult, StepPlan, StepResult, StreamedKV
 from ..runtime.schedule.program_record import ProgramRecord
 from ..runtime.schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from ..runtime.schedule.request import FinishReason, Request
 from ..runtime.schedule.sampling_params import SamplingParams
 from .simulation import LEASE_TTL_S
 from .traces import Call, Job, Start
-
-if TYPE_CHECKING:  # it needs ZeroMQ
-    from .simulated_streams import Apart, SimulatedStreams
 
 _TOKEN_BYTES = 4
 REBALANCE_S = 1.0
@@ -58,6 +56,21 @@ class FleetDevice(Protocol):
 
     def step_s(self, plan: StepPlan) -> float:
         """How long a step takes."""
+
+
+class Streams(Protocol):
+    """Prompts that some of the engines, the last ones, compute for the others."""
+
+    num_prefill: int
+
+    def join(self, fleet: FleetSimulation) -> None:
+        """They are of this fleet, whose replicas are made next."""
+
+    def coming(self, number: int) -> ComingPrefixes | None:
+        """What is computed for a replica elsewhere; None: it computes for others."""
+
+    def send(self, number: int, streams: Sequence[StreamedKV], duration_s: float) -> None:
+        """A replica begins a step whose layers are sent as they are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +262,10 @@ class FleetSimulation:
         seed: int = 0,
         joins_s: float = 0.0,
         chunking: Chunking = DEFAULT_CHUNKING,
-        apart: Apart | None = None,
+        streams: Streams | None = None,
     ) -> None:
-        """`joins_s`: when the last replica begins to take programs. `apart`: how many, the last
-        ones, compute prompts for the others, and take no programs."""
+        """`joins_s`: when the last replica begins to take programs. `streams`: of replicas that
+        take no programs."""
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
@@ -261,13 +274,11 @@ class FleetSimulation:
         self.jobs: list[_Job] = []
         self.asked_s: list[float] = []  # of all calls
         self.times: list[CallTimes] = []  # of those that have ended
-        self.streams: SimulatedStreams | None = None
-        if apart is not None:
-            from .simulated_streams import SimulatedStreams
-
-            self.streams = SimulatedStreams(self, apart, num_replicas)
+        self.streams = streams
+        if streams is not None:
+            streams.join(self)
         self.replicas = [SimulatedReplica(self, n, device, chunking) for n in range(num_replicas)]
-        self._num_homes = num_replicas - (0 if apart is None else apart.num_prefill)
+        self._num_homes = num_replicas - (0 if streams is None else streams.num_prefill)
         self._routing = routing
         self._policy = routing.policy()
         self._joins_s = joins_s

@@ -19,7 +19,7 @@ from .devices import Link
 from .fleet_simulation import DEFAULT_CHUNKING, CallTimes, Chunking, FleetSimulation, Routing
 from .mixes import Mix
 from .roofline import CostModel
-from .simulated_streams import Apart
+from .simulated_streams import Apart, SimulatedStreams
 
 _WARM_SHARE = 0.4  # of a run, whose calls do not count: the fleet fills
 _PATIENCE = 1.5  # times a run's duration, until which calls must have ended
@@ -91,20 +91,21 @@ class Fleet:
     def run(self, layout: Layout, mix: Mix, rate: float, *, seed: int, duration_s: float) -> Run:
         """Calls of so many seconds."""
         model = self.device.costs.model
-        apart = None
+        streams = None
         if layout.num_prefill:
             kv = KVLayout.of(model.config, model.format.dtype)
             apart = Apart(layout.num_prefill, self.link, BlockLayout("", "", kv))
+            streams = SimulatedStreams(apart, self.num_engines)
         fleet = FleetSimulation(
             self.device,
             self.num_engines,
             _ROUTING,
             seed=seed,
             chunking=layout.chunking,
-            apart=apart,
+            streams=streams,
         )
         fleet.run(mix.starts(seed, rate, duration_s), _PATIENCE * duration_s)
-        begin_s, streams = _WARM_SHARE * duration_s, fleet.streams
+        begin_s = _WARM_SHARE * duration_s
         return Run(
             rate,
             fleet.num_calls,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from ..runtime.memory.peers.wire import PING_S, Pong, StreamKey
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
 from ..runtime.schedule.plan import StreamedKV
 from .devices import Link
-
-if TYPE_CHECKING:
-    from .fleet_simulation import FleetSimulation
+from .fleet_simulation import FleetSimulation
 
 _NO_PAYLOAD = np.empty(0, np.uint8)
 
@@ -45,20 +43,24 @@ class Apart:
 class SimulatedStreams:
     """The wire of a fleet. Lifetime: the fleet's."""
 
-    def __init__(self, fleet: FleetSimulation, apart: Apart, num_replicas: int) -> None:
-        first = num_replicas - apart.num_prefill
-        self.senders = {n: _Sender(fleet, n, apart) for n in range(first, num_replicas)}
-        self.receivers = {n: _Receiver(fleet, n, apart, self.senders) for n in range(first)}
-        for sender in self.senders.values():
-            sender.receivers = self.receivers
+    def __init__(self, apart: Apart, num_replicas: int) -> None:
+        self.apart = apart
+        self.num_prefill = apart.num_prefill
+        self._num_replicas = num_replicas
+        self.senders: dict[int, _Sender] = {}
+        self.receivers: dict[int, _Receiver] = {}
+
+    def join(self, fleet: FleetSimulation) -> None:
+        """See Streams, as of all below."""
+        first = self._num_replicas - self.num_prefill
+        self.senders |= {n: _Sender(fleet, n, self) for n in range(first, self._num_replicas)}
+        self.receivers |= {n: _Receiver(fleet, n, self) for n in range(first)}
 
     def coming(self, number: int) -> ComingPrefixes | None:
-        """What is computed for a replica elsewhere; None: it computes for others."""
         receiver = self.receivers.get(number)
         return None if receiver is None else ComingPrefixes(cast(KVReceiver, receiver), 1)
 
     def send(self, number: int, streams: Sequence[StreamedKV], duration_s: float) -> None:
-        """A replica begins a step whose layers are sent as they are computed."""
         self.senders[number].send(streams, duration_s)
 
     @property
@@ -76,13 +78,13 @@ class SimulatedStreams:
 class _Sender:
     """Of a replica that computes prompts; a KVSender to `Prefills`."""
 
-    def __init__(self, fleet: FleetSimulation, number: int, apart: Apart) -> None:
-        self.receivers: dict[int, _Receiver] = {}
+    def __init__(self, fleet: FleetSimulation, number: int, streams: SimulatedStreams) -> None:
         self.backlog: Any = Backlog
         self.sent_s = self.exposed_s = 0.0
         self._fleet = fleet
         self._number = number
-        self._apart = apart
+        self._receivers = streams.receivers
+        self._apart = streams.apart
         self._asked: list[Asked] = []
         self._free_s = 0.0  # when the link is free
         self._there_s: dict[StreamKey, float] = {}  # when all that was sent will have come
@@ -133,7 +135,7 @@ class _Sender:
         self._there_s.pop(key, None)
 
     def _say(self, key: StreamKey, what: Any) -> None:
-        receiver = self.receivers[int(key.peer)]
+        receiver = self._receivers[int(key.peer)]
         at_s = max(self._fleet.now_s + self._apart.link.delay_s, self._there_s.get(key, 0.0))
         self._fleet.at(at_s, partial(what, receiver))
 
@@ -141,18 +143,16 @@ class _Sender:
 class _Receiver:
     """Of a replica that decodes; a KVReceiver to `ComingPrefixes`."""
 
-    def __init__(
-        self, fleet: FleetSimulation, number: int, apart: Apart, senders: dict[int, _Sender]
-    ) -> None:
-        self.layout = apart.layout
-        self.byte_s = 1.0 / apart.link.bytes_s
+    def __init__(self, fleet: FleetSimulation, number: int, streams: SimulatedStreams) -> None:
+        self.layout = streams.apart.layout
+        self.byte_s = 1.0 / streams.apart.link.bytes_s
         self.num_ended = 0
         self.num_asked = 0
         self._fleet = fleet
         self._number = number
-        self._delay_s = apart.link.delay_s
-        self._senders = senders
-        self._peers = {n: Peer(str(n), heard_s=-inf) for n in senders}
+        self._delay_s = streams.apart.link.delay_s
+        self._senders = streams.senders
+        self._peers = {n: Peer(str(n), heard_s=-inf) for n in streams.senders}
         self._streams: dict[int, ComingPrefix] = {}
         self._numbers = count(1)
 

@@ -26,9 +26,10 @@ from ...planning.roles import Fleet, Goodput, Layout, Limits, RooflineDevice, Se
 from ...planning.roofline import CostModel
 from ...planning.served_model import ServedModel
 from ...runtime.models.model_config import read_model_config
+from ..harness.model import Shape, checkpoint_config
 from ..harness.report import percentile, write_report
-from ..roofline.sizes import LLAMA_8B
 
+_LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128_256, 131_072)  # Llama-3.1-8B
 _MAX_RUNNING = 256
 _TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}
 _TPOT_S = (0.010, 0.015, 0.030)
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _device(args: argparse.Namespace) -> RooflineDevice:
     with TemporaryDirectory(prefix="stemma-bench-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        (Path(folder) / "config.json").write_text(json.dumps(checkpoint_config(_LLAMA_8B)))
         config = read_model_config(args.model or Path(folder))
     costs = CostModel(ServedModel.of(config, "bfloat16"), GPUS[args.device])
     fit = costs.model.fit(costs.device.memory_bytes, is_gpu=True, max_running_requests=_MAX_RUNNING)

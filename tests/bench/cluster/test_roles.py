@@ -1,4 +1,4 @@
-"""The benchmark of roles: a row for each way to use the engines and each limit, ratios among them."""
+"""The benchmark of roles: a row for each way to use the engines and each limit."""
 
 from __future__ import annotations
 
