@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import argparse
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -196,14 +196,14 @@ def _run(
     """Send each when its time has come, and wait for all."""
     engine.flush_cache()
     began_s = time.perf_counter()
-    threads = []
-    for arrival in arrivals:
-        time.sleep(max(0.0, began_s + arrival.at_s - time.perf_counter()))
-        arguments = engine, arrival, make(arrival.prompt_tokens), seen
-        threads.append(threading.Thread(target=_stream, args=arguments))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(arrivals)) as threads:
+        streams = []
+        for arrival in arrivals:
+            time.sleep(max(0.0, began_s + arrival.at_s - time.perf_counter()))
+            prompt = make(arrival.prompt_tokens)
+            streams.append(threads.submit(_stream, engine, arrival, prompt, seen))
+        for stream in streams:
+            stream.result()
 
 
 def _stream(engine: Engine, arrival: _Arrival, prompt: tuple[int, ...], seen: _Seen) -> None:
