@@ -16,14 +16,15 @@ from ..flags import Parser
 from .connect import Commands
 
 BENCHMARKS = (
-    "serving.serving", "constrained.masks", "constrained.conformance", "constrained.grammar_load",
-    "cache.radix", "scheduling.schedule", "scheduling.placement", "cluster.router",
-    "cluster.replicas", "cluster.shared_kv", "cluster.prefill", "device.step", "scheduling.stall",
-    "serving.startup", "serving.threads", "gpu", "scheduling.dsl", "serving.latency",
-    "serving.load", "scheduling.programs", "harness.limits", "serving.watch", "serving.plan",
-    "serving.memory", "device.quantization", "device.determinism", "speculation.speculation",
-    "speculation.drafting", "speculation.drafting_peers", "speculation.oracle", "device.beam",
-    "device.encoding", "device.kernels", "device.ranks",
+    "serving.serving", "constrained.masks", "constrained.conformance",
+    "constrained.grammar_load", "cache.radix", "scheduling.schedule", "scheduling.placement",
+    "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
+    "cluster.roles", "device.step", "scheduling.stall", "serving.startup", "serving.threads",
+    "gpu", "scheduling.dsl", "serving.latency", "serving.load", "scheduling.programs",
+    "harness.limits", "serving.watch", "serving.plan", "serving.memory", "device.quantization",
+    "device.determinism", "speculation.speculation", "speculation.drafting",
+    "speculation.drafting_peers", "speculation.oracle", "device.beam", "device.encoding",
+    "device.kernels", "device.ranks",
 )  # fmt: skip
 TOOLS = (  # which write no report
     "harness.model", "constrained.vocabularies", "harness.workloads", "harness.compare",

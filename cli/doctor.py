@@ -50,6 +50,13 @@ def add_parser(commands: Commands) -> None:
         default="cpu",
         help="what the engine is to compute on (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tp-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with a model: of each of N ranks that hold it together (default: %(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -67,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_model(args: argparse.Namespace) -> int:
     """1 where the model does not fit in any format."""
+    EngineConfig(tp_size=args.tp_size)  # the same limits
     configure_threads(len(os.sched_getaffinity(0)), None)
     from ..runtime.execute.model_runner import resolve_dtype
     from .model_report import examine_model, print_model
@@ -74,6 +82,9 @@ def _run_model(args: argparse.Namespace) -> int:
     with described_model(args) as folder:
         encoder = read_encoder(folder)
         if encoder is not None:
+            if args.tp_size > 1:
+                allowed = "1: an encoder is one process's"
+                raise InvalidRequest.of("tp_size", args.tp_size, allowed)
             return _tell_encoder(args, folder, encoder)
         report = examine_model(
             args.model,
@@ -81,6 +92,7 @@ def _run_model(args: argparse.Namespace) -> int:
             dtype_name(resolve_dtype("auto", args.device)),
             _memory_bytes(args.device),
             is_gpu=args.device != "cpu",
+            tp_size=args.tp_size,
         )
     if args.json:
         print(json.dumps(report))

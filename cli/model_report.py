@@ -8,6 +8,7 @@ from typing import Any
 from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..planning.formats import stored_quantization
+from ..planning.rank_shape import config_of_rank
 from ..planning.resident_memory import resident_memory
 from ..planning.served_model import ServedModel
 from ..planning.stored_weights import stored_weights
@@ -20,12 +21,15 @@ REQUEST_TOKENS = 4096
 
 
 def examine_model(
-    model: str, folder: Path, dtype: str, memory_bytes: int, *, is_gpu: bool
+    model: str, folder: Path, dtype: str, memory_bytes: int, *, is_gpu: bool, tp_size: int = 1
 ) -> dict[str, Any]:
-    """As plain data; `model` as it was asked for, dtype a resolved one. Raises ModelLoadError for
-    what cannot be served."""
-    config = read_model_config(folder)
-    plain = ServedModel.of(config, dtype)
+    """As plain data; `model` as it was asked for, dtype a resolved one, `memory_bytes` of the host
+    or of each GPU. With `tp_size` ranks what is needed and fits is of the largest one, which on a
+    host has its part of the memory. Raises ModelLoadError for what cannot be served."""
+    whole = read_model_config(folder)
+    config = config_of_rank(whole, tp_size) if tp_size > 1 else whole
+    plain = ServedModel.of(whole, dtype)
+    memory_bytes = memory_bytes if is_gpu else memory_bytes // tp_size
     stored = stored_weights(folder)
     own = stored_quantization(folder, plain.shape)
     request_tokens = min(REQUEST_TOKENS, config.context_length)
@@ -35,6 +39,7 @@ def examine_model(
         "parameters": plain.shape.num_parameters,
         "active_parameters": plain.shape.num_active_parameters,
         "context_length": config.context_length,
+        "tp_size": tp_size,
         "dtype": dtype,
         "stored_quantization": own,
         "stored": None
@@ -49,7 +54,7 @@ def examine_model(
             name: 1000 * ServedModel.of(config, dtype, "none", name).kv_bytes_per_token
             for name in _kv_dtypes(config)
         },
-        "state_bytes": plain.state_bytes,
+        "state_bytes": ServedModel.of(config, dtype).state_bytes,
         "memory_bytes": memory_bytes,
         "request_tokens": request_tokens,
         "fits": [
@@ -99,7 +104,9 @@ def print_model(report: dict[str, Any]) -> None:
     print(f"KV       {', '.join(kv)} for 1,000 tokens")
     if report["state_bytes"]:
         print(f"states   {_size(report['state_bytes'])} for each sequence, and each kept prefix")
-    print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had")
+    num_ranks = report["tp_size"]
+    rank = "" if num_ranks == 1 else f"; KV and all below are of each of {num_ranks} ranks"
+    print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had{rank}")
     is_floating = report["stored_quantization"] == "none"
     print_table(
         f"in {report['dtype']}, {'by --quantization' if is_floating else 'quantized as stored'}",

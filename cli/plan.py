@@ -36,6 +36,7 @@ from ..runtime.models.encoders.registry import read_encoder
 from ..runtime.models.model_config import read_model_config
 from .connect import Commands, add_model_argument, described_model
 from .encoder_report import examine_encoder, print_encoder
+from .plan_roles import add_roles_flags, check_roles, plan_roles
 
 # That an engine has too, with the same limits.
 _ENGINE_FLAGS = (
@@ -83,6 +84,7 @@ def add_parser(commands: Commands) -> None:
         help="of the KV (default: %(default)s)",
     )
     _add_load_flags(parser)
+    add_roles_flags(parser)
     _add_adapter_flags(parser)
     _add_number(parser, "--chunked-prefill-size", 2048, "token budget of a step")
     _add_number(parser, "--max-running-requests", 128, "requests in a batch")
@@ -148,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
         "loads": [
             _load_row(clients, _load(args, costs, clients, kv_tokens)) for clients in args.clients
         ],
+        "roles": plan_roles(args, costs),
     }
     if args.json:
         print(json.dumps(report))
@@ -179,6 +182,7 @@ def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig
 
 def _check(args: argparse.Namespace) -> None:
     EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
+    check_roles(args)
     if args.tp_size > 1 and args.device not in GPUS:
         allowed = "1 with --device cpu, which is measured for one process"
         raise InvalidRequest.of("tp_size", args.tp_size, allowed)
@@ -299,3 +303,7 @@ def _print(report: dict[str, Any]) -> None:
         print(f"recurrent state of a sequence: {report['state_bytes'] / 1e6:.1f} MB")
     print_table("steps", report["steps"])
     print_table("loads", report["loads"])
+    print_table("roles", report["roles"])
+    if report["roles"]:
+        best = max(report["roles"], key=lambda row: row["calls/s"])
+        print(f"the most calls within the limits: {best['flags']}")

@@ -15,6 +15,8 @@ _READ_SHARE = 0.8
 _PRODUCT_SHARE = 0.6
 _ATTENTION_SHARE = 0.4
 _PCIE_GB_S = 32.0  # 16 lanes of the fourth generation, one way
+_LINK_SHARE = 0.8
+_ETHERNET_GB_S = 12.5  # 100 Gbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def _gpu(
         row_s=1e-6,
         adapter_s=5e-6,  # two kernels a linear layer, counted
         capability=capability,
-        link_bytes_s=link_gb_s * 1e9 * _READ_SHARE,
+        link_bytes_s=link_gb_s * 1e9 * _LINK_SHARE,
         sum_s=10e-6 if link_gb_s > _PCIE_GB_S else 20e-6,  # a guess; 8 us is published for NVLink
     )
 
@@ -87,3 +89,26 @@ GPUS: Mapping[str, DeviceModel] = {
     "rtx3090": _gpu("NVIDIA RTX 3090", (8, 6), 24, 0.936, 71),
 }
 """By the name for `stemma plan --device`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From an engine to the others, one way."""
+
+    name: str
+    bytes_s: float
+    delay_s: float  # of a message
+
+
+def links_of(device: DeviceModel) -> Mapping[str, Link]:
+    """By name, the fastest first: those over which an engine on such a device may send KV. Delays
+    are guesses, and so is what two processes of a host send each other."""
+    if device.capability is None:
+        return {"host": Link("host", 2e9, 1e-3)}
+    links = [
+        Link("pcie", _PCIE_GB_S * 1e9 * _LINK_SHARE, 30e-6),
+        Link("ethernet", _ETHERNET_GB_S * 1e9 * _LINK_SHARE, 100e-6),
+    ]
+    if device.link_bytes_s > links[0].bytes_s:
+        links.insert(0, Link("nvlink", device.link_bytes_s, 20e-6))
+    return {link.name: link for link in links}

@@ -2,7 +2,8 @@
 
 Time is simulated; each engine makes its steps beside the others. A policy places whole programs,
 or, as routers that do not know them must, each call by itself. What replicas have cached is what
-their trees have and what is on its way there, or all that was sent to them.
+their trees have and what is on its way there, or all that was sent to them. With roles, some of the
+engines compute long prompts for the others, where those find that it pays (simulated_streams.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
+from typing import Protocol
 
 from ..cluster.placement.load import AllHabits, ProgramLoad, ReplicaLoad
 from ..cluster.placement.moves import better_home
@@ -22,15 +25,91 @@ from ..cluster.placement.policies import Newcomer, Policy
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
 from ..runtime.engine import Engine
-from ..runtime.schedule.plan import FinishedStep, Row, RowResult, StepPlan, StepResult
+from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
+from ..runtime.schedule.cache.kv_cache import KVCacheOptions
+from ..runtime.schedule.plan import FinishedStep, Row, RowResult, StepPlan, StepResult, StreamedKV
 from ..runtime.schedule.program_record import ProgramRecord
+from ..runtime.schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
 from ..runtime.schedule.request import FinishReason, Request
 from ..runtime.schedule.sampling_params import SamplingParams
-from .simulation import LEASE_TTL_S, Device
+from .simulation import LEASE_TTL_S
 from .traces import Call, Job, Start
 
 _TOKEN_BYTES = 4
 REBALANCE_S = 1.0
+
+
+class FleetDevice(Protocol):
+    """What each engine computes on."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of KV."""
+
+    @property
+    def max_running_requests(self) -> int:
+        """In a batch."""
+
+    @property
+    def prefill_token_ms(self) -> float:
+        """About what a prompt's token takes."""
+
+    def step_s(self, plan: StepPlan) -> float:
+        """How long a step takes."""
+
+
+class Streams(Protocol):
+    """Prompts that some of the engines, the last ones, compute for the others."""
+
+    num_prefill: int
+
+    def join(self, fleet: FleetSimulation) -> None:
+        """They are of this fleet, whose replicas are made next."""
+
+    def coming(self, number: int) -> ComingPrefixes | None:
+        """What is computed for a replica elsewhere; None: it computes for others."""
+
+    def send(self, number: int, streams: Sequence[StreamedKV], duration_s: float) -> None:
+        """A replica begins a step whose layers are sent as they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How the engines cut prompts, as the flags of an engine say it."""
+
+    token_budget: int = 2048  # --chunked-prefill-size
+    decode_slowdown: float = DEFAULT_SLOWDOWN
+
+    def flags(self) -> list[str]:
+        """Those that are not as they are by default."""
+        flags = []
+        if self.token_budget != DEFAULT_CHUNKING.token_budget:
+            flags.append(f"--chunked-prefill-size {self.token_budget}")
+        if self.decode_slowdown != DEFAULT_CHUNKING.decode_slowdown:
+            flags.append(f"--decode-slowdown {self.decode_slowdown:g}")
+        return flags
+
+
+DEFAULT_CHUNKING = Chunking()
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """When a call was sent, had its first token, and its last. Seconds."""
+
+    asked_s: float
+    first_s: float
+    ended_s: float
+    num_tokens: int  # generated
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.asked_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds a token after the first; 0 for a single one."""
+        return (self.ended_s - self.first_s) / max(1, self.num_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +133,13 @@ class _Call:
     engine: SimulatedReplica
     load: ProgramLoad
     is_placed: bool  # by itself; else its program was
+    asked_s: float
+    first_s: float = 0.0
     num_tokens: int = 0
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         if not self.num_tokens:
+            self.first_s = self.engine.fleet.now_s
             self.engine.fleet.note_arrival(self)
         self.num_tokens += 1
         return FinishReason.STOP if self.num_tokens == len(self.output) else None
@@ -90,27 +172,36 @@ class SimulatedReplica:
     can_overlap = False
     segment_cost_tokens = 32
 
-    def __init__(self, fleet: FleetSimulation, number: int, device: Device) -> None:
+    def __init__(
+        self, fleet: FleetSimulation, number: int, device: FleetDevice, chunking: Chunking
+    ) -> None:
         self.fleet = fleet
         self.number = number
         self.load = ReplicaLoad()
         self.is_busy = False
         self.calls: dict[int, _Call] = {}
+        self.busy_s = 0.0
         self._device = device
         self._duration_s = 0.0
+        coming = None if fleet.streams is None else fleet.streams.coming(number)
         self.engine = Engine(
             self,
             num_pages=device.num_tokens,
             page_size=1,
             max_model_len=device.num_tokens,
-            token_budget=2048,
+            token_budget=chunking.token_budget,
             max_running_requests=device.max_running_requests,
+            decode_slowdown=chunking.decode_slowdown,
+            kv_cache=KVCacheOptions(coming=coming),
             clock=lambda: fleet.now_s,
         )
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         """The modelled device."""
         self._duration_s = self._device.step_s(plan)
+        self.busy_s += self._duration_s
+        if plan.streams and self.fleet.streams is not None:
+            self.fleet.streams.send(self.number, plan.streams, self._duration_s)
         results = tuple([self._answer(row) for row in plan.rows])
         return FinishedStep(StepResult(plan.step_id, results, self._duration_s))
 
@@ -164,21 +255,30 @@ class FleetSimulation:
 
     def __init__(
         self,
-        device: Device,
+        device: FleetDevice,
         num_replicas: int,
         routing: Routing,
         *,
         seed: int = 0,
         joins_s: float = 0.0,
+        chunking: Chunking = DEFAULT_CHUNKING,
+        streams: Streams | None = None,
     ) -> None:
-        """`joins_s`: when the last replica begins to take programs."""
+        """`joins_s`: when the last replica begins to take programs. `streams`: of replicas that
+        take no programs."""
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
         self.num_calls = 0
         self.num_moved = 0
         self.jobs: list[_Job] = []
-        self.replicas = [SimulatedReplica(self, n, device) for n in range(num_replicas)]
+        self.asked_s: list[float] = []  # of all calls
+        self.times: list[CallTimes] = []  # of those that have ended
+        self.streams = streams
+        if streams is not None:
+            streams.join(self)
+        self.replicas = [SimulatedReplica(self, n, device, chunking) for n in range(num_replicas)]
+        self._num_homes = num_replicas - (0 if streams is None else streams.num_prefill)
         self._routing = routing
         self._policy = routing.policy()
         self._joins_s = joins_s
@@ -194,20 +294,21 @@ class FleetSimulation:
         """Have something happen then."""
         heappush(self._events, (time_s, next(self._numbers), event))
 
-    def run(self, starts: Sequence[Start]) -> None:
-        """Run a trace to its end."""
+    def run(self, starts: Sequence[Start], until_s: float = inf) -> None:
+        """Run a trace to its end, or until then."""
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
         self._num_open = len(starts)
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
-        while self._events and self._num_open:
+        while self._events and self._num_open and self.now_s < until_s:
             self.now_s, _, event = heappop(self._events)
             event()
 
     @property
     def _present(self) -> list[SimulatedReplica]:
-        return self.replicas if self.now_s >= self._joins_s else self.replicas[:-1]
+        homes = self.replicas[: self._num_homes]
+        return homes if self.now_s >= self._joins_s else homes[:-1]
 
     def _rebalance(self) -> None:
         for job in self.jobs:
@@ -290,8 +391,9 @@ class FleetSimulation:
         load.begin_call(call.max_tokens)
         job.num_submitted += 1
         self.num_calls += 1
+        self.asked_s.append(self.now_s)
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
-        record = _Call(call, job, output, replica, load, is_placed)
+        record = _Call(call, job, output, replica, load, is_placed, self.now_s)
         request = Request(
             id=replica.engine.next_request_id(),
             prompt=call.prompt,
@@ -314,6 +416,9 @@ class FleetSimulation:
 
     def note_finish(self, record: _Call, request: Request) -> None:
         """A call has ended; after the last of its siblings its job goes on."""
+        self.times.append(
+            CallTimes(record.asked_s, record.first_s, self.now_s, request.num_output_tokens)
+        )
         record.load.end_call(request.num_prompt_tokens, request.num_output_tokens)
         if self._routing.by_call:
             record.load.end()

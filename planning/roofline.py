@@ -62,7 +62,7 @@ class CostModel:
         return StepTime(
             reading_s,
             computing_s,
-            sum(self._attention_s(num, before) for num, before in rows),
+            self._attention_s(rows),
             overhead_s + self._num_adapted * device.adapter_s + self._sums_s(num_tokens),
         )
 
@@ -100,18 +100,19 @@ class CostModel:
                 read_s = num_read * DTYPE_BYTES[self.model.format.dtype] / rates.read_bytes_s
                 yield read_s, 2 * numbers * num_tokens / rates.flop_s
 
-    def _attention_s(self, num_tokens: int, before: int) -> float:
-        """A row's attention, and its recurrent states, read and written once. A chunk reads its
+    def _attention_s(self, rows: Sequence[tuple[int, int]]) -> float:
+        """Each row's attention, and its recurrent states, read and written once. A chunk reads its
         keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
         keys are selected, all index keys are read."""
         device = self.device
-        total_s = 2 * self.model.state_bytes / device.kv_bytes_s
-        total_s += self._selection_s(num_tokens, before)
+        total_s = len(rows) * 2 * self.model.state_bytes / device.kv_bytes_s
+        total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
         for layers in self.model.shape.attention:
             key_bytes, flop_a_pair = self._of_a_key(layers)
-            read_s = layers.num_keys(num_tokens, before) * key_bytes / device.kv_bytes_s
-            flop = layers.num_pairs(num_tokens, before) * flop_a_pair
-            total_s += layers.count * max(read_s, flop / device.attention_flop_s)
+            key_s, pair_s = key_bytes / device.kv_bytes_s, flop_a_pair / device.attention_flop_s
+            total_s += layers.count * sum(
+                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
+            )
         return total_s
 
     def _of_a_key(self, layers: AttentionLayers) -> tuple[float, float]:

@@ -465,7 +465,8 @@ class LoadedModel:
             return None
         from .memory.peers.kv_sender import KVSender
 
-        sender = KVSender(self.config.prefill_endpoint, self._block_layout())
+        endpoint, vocab_size = self.config.prefill_endpoint, self.model_config.vocab_size
+        sender = KVSender(endpoint, self._block_layout(), vocab_size=vocab_size)
         self.runner.stream_to(sender)
         return sender
 

@@ -426,6 +426,22 @@ def test_the_doctor_says_what_a_model_needs() -> None:
     assert {fit["process_bytes"] for fit in on_gpu["fits"]} == {None}, "the host's is not told"
 
 
+def test_the_doctor_says_what_a_rank_needs() -> None:
+    """Half of the heads, blocks and vocabulary, in half of a host's memory or all of a GPU's."""
+    alone, rank = (
+        examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=False, tp_size=n)
+        for n in (1, 2)
+    )
+    assert rank["parameters"] == alone["parameters"], "of the model"
+    assert rank["memory_bytes"] == alone["memory_bytes"] // 2
+    kv = [report["kv_bytes_per_1k_tokens"]["auto"] for report in (alone, rank)]
+    assert kv[0] == 2 * kv[1]
+    for whole, part in zip(alone["fits"], rank["fits"], strict=True):
+        assert 0.45 * whole["weight_bytes"] < part["weight_bytes"] < 0.6 * whole["weight_bytes"]
+    on_gpu = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True, tp_size=2)
+    assert on_gpu["memory_bytes"] == 10**9
+
+
 def test_kv_takes_memory_as_it_is_written_by_the_page() -> None:
     """4 KiB for each vector of a layer, or all of a smaller pool."""
     model = ServedModel.of(read_model_config(EMBEDDED_MODEL), "float32")

@@ -9,7 +9,8 @@ prefix on its way needs no place in the pool's accounts, and one that never come
 behind. NOTE: a stream's blocks are written by the thread until `is_done`, and never after.
 
 Nothing here raises, and any doubt ends a stream: a message lost, a piece out of place, another
-epoch than the one that was asked, silence. What was proved before that counts all the same.
+epoch than the one that was asked, a connection that ends, silence. What was proved before that
+counts all the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from ..disk.block_file import Payload
 from ..disk.block_key import BLOCK_TOKENS, BlockLayout
@@ -56,6 +58,7 @@ class ComingPrefix:
     patience_s: float  # without a word of it
     heard_s: float  # time.monotonic()
     epoch: str  # of the sender when it was asked
+    num_written: list[int] = field(default_factory=list)  # of each piece: leading tokens
     is_done: bool = False  # final: nothing more is written
     error: str | None = None
     num_messages: int = 0
@@ -76,6 +79,7 @@ class Peer:
     endpoint: str
     pong: wire.Pong | None = None  # the last one; None while it is gone
     heard_s: float = 0.0
+    is_strange: bool = False  # it has said what is no message
     streams: dict[int, ComingPrefix] = field(default_factory=dict)  # guarded by the lock
 
     def queue_s(self) -> float:
@@ -158,6 +162,7 @@ class KVReceiver:
             max(self._min_patience_s, PATIENCE * expected_s),
             time.monotonic(),
             pong.epoch,
+            [start] * len(self._places),
         )
         number = next(self._numbers)
         with self._lock:
@@ -216,15 +221,14 @@ class KVReceiver:
             log.exception("no more prompts are computed by other engines")
         with self._lock:
             for peer in self._peers:
-                peer.pong = None
-                for number in list(peer.streams):
-                    self._end(peer, number, "this engine takes no more")
+                self._lose(peer, "this engine takes no more")
 
     def _serve(self) -> None:
         sockets = {self._connect(peer): peer for peer in self._peers}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
-        for socket in sockets:
+        monitors = {each.get_monitor_socket(zmq.EVENT_DISCONNECTED): each for each in sockets}
+        for socket in (*sockets, *monitors):
             poller.register(socket, zmq.POLLIN)
         of_peer = {peer: socket for socket, peer in sockets.items()}
         ping = wire.frames_of(wire.Ping(self._digest))
@@ -236,6 +240,11 @@ class KVReceiver:
             for socket in sockets:
                 if socket in ready:
                     self._receive(socket, sockets[socket])
+            for monitor, socket in monitors.items():
+                if monitor in ready:
+                    recv_monitor_message(monitor)
+                    with self._lock:
+                        self._lose(sockets[socket], "its connection has ended")
             while self._outbox:
                 peer, frames, number = self._outbox.popleft()
                 if not _sent(of_peer[peer], frames) and number is not None:
@@ -248,6 +257,7 @@ class KVReceiver:
                     _sent(socket, ping)
             self._look_for_silence(now_s)
         for socket in sockets:
+            socket.disable_monitor()
             socket.close(0)
 
     def _connect(self, peer: Peer) -> zmq.Socket[bytes]:
@@ -270,7 +280,9 @@ class KVReceiver:
                 with self._lock:
                     self._take(peer, message, data)
             except wire.MalformedMessage as error:
-                log.warning("%s is not understood: %s", peer.endpoint, error)
+                level = logging.DEBUG if peer.is_strange else logging.WARNING
+                log.log(level, "%s is not understood: %s", peer.endpoint, error)
+                peer.is_strange = True
 
     def _take(self, peer: Peer, message: wire.Message, data: memoryview) -> None:
         peer.heard_s = time.monotonic()
@@ -296,8 +308,10 @@ class KVReceiver:
             if not self._write(prefix, message, data):
                 self._end(peer, message.stream, "a piece has no place in it")
         elif isinstance(message, wire.Proved):
-            if prefix.start <= message.end <= prefix.end:
-                prefix.num_there = max(prefix.num_there, message.end)
+            if not prefix.num_there <= message.end <= min(prefix.num_written):
+                self._end(peer, message.stream, "not all that it proves has come")
+                return
+            prefix.num_there = message.end
             if message.end == prefix.end:
                 self.exposed_s += prefix.last_s
                 self.transfer_s += prefix.transfer_s
@@ -316,12 +330,15 @@ class KVReceiver:
             self._end(peer, number, "it was started anew")
 
     def _write(self, prefix: ComingPrefix, piece: wire.Piece, data: memoryview) -> bool:
-        """Put a piece into its blocks; False if it is none of this prefix."""
+        """Put a piece into its blocks; False if it does not go on where that piece has ended, or at
+        what was proved, as after a step that has failed."""
         if piece.piece >= len(self._places) or not piece.length:
             return False
         first, num_vectors, vector_bytes = self._places[piece.piece]
         end = piece.start + piece.length
-        if piece.start < prefix.start or end > prefix.end:
+        if not prefix.num_there <= piece.start <= prefix.num_written[piece.piece]:
+            return False
+        if end > prefix.end:
             return False
         if data.nbytes != num_vectors * piece.length * vector_bytes:
             return False
@@ -334,6 +351,7 @@ class KVReceiver:
             at = index * BLOCK_TOKENS
             low, high = max(piece.start, at), min(end, at + BLOCK_TOKENS)
             block[:, low - at : high - at] = kv[:, low - piece.start : high - piece.start]
+        prefix.num_written[piece.piece] = end
         self._note_time(prefix, piece, data.nbytes)
         return True
 
@@ -361,13 +379,17 @@ class KVReceiver:
         self.num_ended += 1
         self._bell.ring()
 
+    def _lose(self, peer: Peer, why: str) -> None:
+        """A peer is gone, until it answers a ping. Called under the lock."""
+        peer.pong = None
+        for number in list(peer.streams):
+            self._end(peer, number, why)
+
     def _look_for_silence(self, now_s: float) -> None:
         with self._lock:
             for peer in self._peers:
                 if peer.pong is not None and now_s - peer.heard_s > self._silence_s:
-                    peer.pong = None
-                    for number in list(peer.streams):
-                        self._end(peer, number, "it is silent")
+                    self._lose(peer, "it is silent")
                 waiting = list(peer.streams.items())
                 for number in [n for n, p in waiting if now_s - p.heard_s > p.patience_s]:
                     self._end(peer, number, "nothing has come of it for too long")

@@ -82,16 +82,20 @@ class KVSender:
         endpoint: str,
         layout: BlockLayout,
         *,
+        vocab_size: int,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         silence_s: float = wire.SILENCE_S,
     ) -> None:
-        """Raises ProtocolError for an endpoint that cannot be bound."""
+        """`vocab_size`: token ids of prompts are in [0, vocab_size). Raises ProtocolError for an
+        endpoint that cannot be bound."""
         self.epoch = secrets.token_hex(8)
         self.accepts = True
         self.backlog: Callable[[], Backlog] = Backlog  # called by the sender's thread
         self.num_refused = 0  # asks of another layout
+        self.num_malformed = 0  # messages
         self.num_sent_bytes = 0
+        self._vocab_size = vocab_size
         self._layout = layout.digest.hex()
         self._max_pending = max_pending_bytes
         self._silence_s = silence_s
@@ -145,7 +149,7 @@ class KVSender:
                 peer.streams.pop(key.number, None)
 
     def close(self) -> None:
-        """End all streams: peers notice that it is gone."""
+        """End all streams: peers notice that their connections have ended."""
         self._is_closing = True
         self._wake.ring()
         self._thread.join()
@@ -160,6 +164,7 @@ class KVSender:
                 "num_streams": sum(len(peer.streams) for peer in self._peers.values()),
                 "num_sent_bytes": self.num_sent_bytes,
                 "num_refused": self.num_refused,
+                "num_malformed": self.num_malformed,
             }
 
     def _queue(
@@ -230,7 +235,9 @@ class KVSender:
                 message, data = wire.message_of(frames)
                 self._take(name, message, data)
             except wire.MalformedMessage as error:
-                log.warning("a peer is not understood: %s", error)
+                self.num_malformed += 1
+                level = logging.WARNING if self.num_malformed == 1 else logging.DEBUG
+                log.log(level, "a peer is not understood: %s", error)
 
     def _take(self, name: bytes, message: wire.Message, data: memoryview) -> None:
         with self._lock:
@@ -250,11 +257,15 @@ class KVSender:
     def _take_ask(self, peer: _Peer, name: bytes, ask: wire.Ask, data: memoryview) -> None:
         if not data.nbytes or data.nbytes % 4 or 4 * ask.start >= data.nbytes:
             raise wire.MalformedMessage(f"{data.nbytes} bytes of token ids from {ask.start} on")
+        if ask.stream in peer.streams:
+            raise wire.MalformedMessage(f"stream {ask.stream} is on its way")
         refusal = None
         if ask.layout != self._layout:
             refusal = "its KV has another layout: model, dtype, layers or heads differ"
         elif not self.accepts:
             refusal = "it computes no prompts for others now"
+        elif not _are_within(data, self._vocab_size):
+            refusal = f"token ids are not in [0, {self._vocab_size})"
         if refusal is not None:
             self.num_refused += 1
             done = wire.Done(self.epoch, ask.stream, 0, refusal)
@@ -295,10 +306,22 @@ class KVSender:
         return is_empty
 
     def _look_for_silence(self) -> None:
-        with self._lock:
-            least_s = time.monotonic() - self._silence_s
-            for name in [name for name, peer in self._peers.items() if peer.heard_s < least_s]:
-                self._forget(name)
+        """Forget who is silent; a peer that was stopped for a while is told so, and does not wait
+        for what nobody sends."""
+        least_s = time.monotonic() - self._silence_s
+        for name in [name for name, peer in self._peers.items() if peer.heard_s < least_s]:
+            with self._lock:
+                peer = self._peers.pop(name)
+                self._end_all(name, peer, "you were silent")
+            with suppress(zmq.ZMQError):
+                for frames, _ in peer.outbox:
+                    self._socket.send_multipart([name, *frames], zmq.NOBLOCK)
+
+
+def _are_within(token_ids: memoryview, vocab_size: int) -> bool:
+    """Whether these bytes of an int32 array are token ids."""
+    ids = np.frombuffer(token_ids, np.int32)
+    return bool(ids.min() >= 0 and ids.max() < vocab_size)
 
 
 def _listening(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Listener:

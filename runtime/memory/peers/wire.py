@@ -120,8 +120,8 @@ OfStream = Piece | Proved | Done
 Message = Ping | Pong | Ask | Cancel | OfStream
 _KINDS = {each.kind: each for each in (Ping, Pong, Ask, Cancel, Piece, Proved, Done)}
 _CHECKS = {
-    "str": lambda value: isinstance(value, str),
-    "str | None": lambda value: value is None or isinstance(value, str),
+    "str": lambda value: _is_text(value),
+    "str | None": lambda value: value is None or _is_text(value),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int) and 0 <= value < 1 << 62,
     "float": lambda value: isinstance(value, int | float) and 0 <= value < 1e12,
@@ -142,7 +142,7 @@ def message_of(frames: Sequence[Any]) -> tuple[Message, memoryview]:
         data = memoryview(frames[2]) if len(frames) > 2 else memoryview(b"")
         known = {name: field.type for name, field in kind.__dataclass_fields__.items()
                  if name != "kind"}  # fmt: skip
-        if set(fields) != set(known):
+        if not isinstance(fields, dict) or set(fields) != set(known):
             raise ValueError("other fields")
         for name, value in fields.items():
             if not _CHECKS[str(known[name])](value):
@@ -150,3 +150,8 @@ def message_of(frames: Sequence[Any]) -> tuple[Message, memoryview]:
         return kind(**fields), data
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"no message between engines: {error}") from error
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written in UTF-8: half a surrogate pair cannot."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)

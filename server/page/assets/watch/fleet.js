@@ -3,6 +3,8 @@
 import { h, put } from "../dom.js";
 import { count } from "./explain.js";
 
+const ROLES = { prefill: ["computes prompts"], decode: ["decodes"] }; // as shown; none without roles
+
 /** The rows; `onChoose(number)` when one is chosen. Hidden until there are several engines. */
 export class Fleet {
   constructor(onChoose) {
@@ -64,7 +66,7 @@ function rowOf(number, onClick) {
     show(told) {
       button.dataset.state = told.state;
       button.title = told.why ? `${told.state}: ${told.why}` : `Look at replica ${number}`;
-      state.textContent = told.role === "prefill" ? `${told.state}, computes prompts` : told.state;
+      state.textContent = [told.state, ...ROLES[told.role] ?? []].join(", ");
       put(cells.calls, fact(count(told.num_calls), plural(told.num_calls, "call")));
       put(cells.programs, fact(count(told.num_programs), plural(told.num_programs, "program")));
       put(cells.hits, fact(told.rates.hit_rate === null ? "–" : `${Math.round(100 * told.rates.hit_rate)}%`, "hits"));

@@ -5,6 +5,7 @@ The peer is a KVSender in this process, or frames of a socket that say what no s
 
 from __future__ import annotations
 
+import json
 import select
 from array import array
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ OTHERS = {
 }
 LONG_S = 60.0  # that a busy machine may take over a word
 IDS = array("i", range(600))
+VOCAB = 600
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def sender(endpoint: str) -> Iterator[KVSender]:
-    sender = KVSender(endpoint, LAYOUT, silence_s=LONG_S)
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, silence_s=LONG_S)
     yield sender
     sender.close()
 
@@ -143,7 +145,10 @@ def test_a_stream_that_ends_short_is_an_error(sender: KVSender, receiver: KVRece
 
 @pytest.mark.parametrize("how", OTHERS)
 def test_another_layout_is_refused_on_both_sides(endpoint: str, how: str) -> None:
-    sender, receiver = KVSender(endpoint, OTHERS[how]), KVReceiver([endpoint], LAYOUT)
+    sender, receiver = (
+        KVSender(endpoint, OTHERS[how], vocab_size=VOCAB),
+        KVReceiver([endpoint], LAYOUT),
+    )
     (peer,) = receiver._peers
     wait_until(lambda: peer.pong is not None)
     assert receiver.best_peer() is None
@@ -177,7 +182,7 @@ def test_what_nobody_waits_for_is_cancelled(sender: KVSender, receiver: KVReceiv
 
 
 def test_a_receiver_that_is_gone_is_noticed(endpoint: str) -> None:
-    sender = KVSender(endpoint, LAYOUT, silence_s=2.0)
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, silence_s=2.0)
     receiver = KVReceiver([endpoint], LAYOUT)
     prefix = asked(receiver)
     key = taken(sender, Asked).key
@@ -189,7 +194,7 @@ def test_a_receiver_that_is_gone_is_noticed(endpoint: str) -> None:
 
 
 def test_a_peer_that_takes_nothing_ends_its_own_streams(endpoint: str) -> None:
-    sender = KVSender(endpoint, LAYOUT, max_pending_bytes=1000)
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, max_pending_bytes=1000)
     receiver = KVReceiver([endpoint], LAYOUT)
     prefix = asked(receiver)
     key = taken(sender, Asked).key
@@ -263,6 +268,7 @@ LIES = {
     "no such layer": (wire.Piece("one", 0, 0, 3, 0, 10, 0.0), GOOD),
     "too short": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD[:-1]),
     "too long": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD + b"x"),
+    "not the next": (wire.Piece("one", 0, 0, 0, 10, 10, 0.0), GOOD),
     "of no tokens": (wire.Piece("one", 0, 0, 0, 0, 0, 0.0), b""),
     "one was lost": (wire.Piece("one", 0, 1, 0, 0, 10, 0.0), GOOD),
 }  # fmt: skip
@@ -277,6 +283,19 @@ def test_a_piece_in_doubt_ends_the_stream(receiver: KVReceiver, liar: Liar, lie:
     receiver.release(prefix)
 
 
+@pytest.mark.parametrize("num_layers", [0, 2])
+def test_what_has_not_come_in_all_layers_is_not_proved(
+    receiver: KVReceiver, liar: Liar, num_layers: int
+) -> None:
+    """Its memory is not even cleared."""
+    prefix, number = begun(receiver, liar)
+    for piece in range(num_layers):
+        liar.say(wire.Piece("one", number, piece, piece, 0, 10, 0.0), GOOD)
+    liar.say(wire.Proved("one", number, num_layers, 10))
+    assert ended(receiver, prefix) and prefix.num_there == 0
+    receiver.release(prefix)
+
+
 def test_late_words_of_another_epoch_are_refused(receiver: KVReceiver, liar: Liar) -> None:
     prefix, number = begun(receiver, liar)
     liar.say(wire.Piece("before", number, 0, 0, 0, 10, 0.0), GOOD)
@@ -284,12 +303,13 @@ def test_late_words_of_another_epoch_are_refused(receiver: KVReceiver, liar: Lia
     liar.say(wire.Done("before", number, 0, None))
     wait_until(lambda: receiver.num_late == 3)
     assert not prefix.is_done and prefix.num_there == 0
-    liar.say(wire.Piece("one", number, 0, 0, 0, 10, 0.0), GOOD)
-    liar.say(wire.Proved("one", number, 1, 10))
+    for piece in range(3):
+        liar.say(wire.Piece("one", number, piece, piece, 0, 10, 0.0), GOOD)
+    liar.say(wire.Proved("one", number, 3, 10))
     wait_until(lambda: prefix.num_there == 10)
     liar.say(wire.Pong("two", LAYOUT.digest.hex(), True, 0.0, 0.0))  # it was started anew
     assert ended(receiver, prefix) == "it was started anew" and prefix.num_there == 10
-    liar.say(wire.Proved("one", number, 2, 600))
+    liar.say(wire.Proved("one", number, 4, 600))
     wait_until(lambda: receiver.num_late == 4)
     assert prefix.num_there == 10
     receiver.release(prefix)
@@ -318,6 +338,8 @@ def test_frames_that_are_no_message_change_nothing(receiver: KVReceiver, liar: L
     good = wire.frames_of(wire.Done("one", number, 0, "over"))
     for frames in (
         [b"kv"], [b"kv", b"{}"], [b"kv", b"\xff"], [b"what", b"{}"], [b"done", b"[1]"],
+        [b"done", json.dumps([*json.loads(good[1])]).encode()],
+        [b"done", good[1].replace(b'"over"', b'"\\ud800"')],
         [b"done", good[1].replace(b'"number": 0', b'"number": "0"')],
         [b"done", good[1].replace(b'"number": 0', b'"number": -1')],
         wire.frames_of(wire.Cancel(number)),
@@ -326,3 +348,83 @@ def test_frames_that_are_no_message_change_nothing(receiver: KVReceiver, liar: L
     liar.socket.send_multipart([liar.name, *good])
     assert ended(receiver, prefix) == "over"
     receiver.release(prefix)
+
+
+class Asker:
+    """A receiver that says what it is told to."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self.socket.connect(endpoint)
+
+    def say(self, message: wire.Message, data: bytes | None = None) -> None:
+        self.socket.send_multipart(wire.frames_of(message, data))
+
+    def ask(self, number: int, ids: array[int] = IDS) -> None:
+        self.say(wire.Ask(number, LAYOUT.digest.hex(), "", 0), ids.tobytes())
+
+    def answer(self) -> wire.Message:
+        return wire.message_of(self.socket.recv_multipart())[0]
+
+
+@pytest.fixture
+def asker(endpoint: str) -> Iterator[Asker]:
+    asker = Asker(endpoint)
+    yield asker
+    asker.socket.close(0)
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB])
+def test_ids_that_are_no_tokens_are_refused(sender: KVSender, asker: Asker, wrong: int) -> None:
+    """They would be rows beyond the embedding, in a step with others' prompts."""
+    asker.ask(1, array("i", [*IDS[:-1], wrong]))
+    answer = asker.answer()
+    assert isinstance(answer, wire.Done) and answer.error is not None
+    assert "not in [0, 600)" in answer.error and sender.take() == []
+
+
+def test_a_stream_is_asked_for_once(sender: KVSender, asker: Asker) -> None:
+    asker.ask(1)
+    asker.ask(1)
+    asker.ask(2)
+    asker.say(wire.Ping(LAYOUT.digest.hex()))
+    assert isinstance(asker.answer(), wire.Pong)
+    numbers = [news.key.number for news in sender.take() if isinstance(news, Asked)]
+    assert numbers == [1, 2] and sender.num_malformed == 1
+
+
+def test_a_peer_that_was_stopped_for_a_while_is_told_so(endpoint: str, asker: Asker) -> None:
+    """Else it would wait for what nobody sends."""
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, silence_s=0.5)
+    asker.ask(1)
+    key = taken(sender, Asked).key
+    assert taken(sender, Cancelled).key == key
+    answer = asker.answer()
+    assert isinstance(answer, wire.Done) and (answer.stream, answer.error) == (1, "you were silent")
+    sender.close()
+
+
+def test_a_sender_that_is_gone_is_noticed_at_once(endpoint: str, liar: Liar) -> None:
+    """By the end of its connection, as after `kill -9`, and not by its silence."""
+    receiver = KVReceiver([endpoint], LAYOUT, silence_s=LONG_S, min_patience_s=LONG_S)
+    prefix, _ = begun(receiver, liar)
+    liar.socket.close(0)
+    assert ended(receiver, prefix) == "its connection has ended" and receiver.best_peer() is None
+    receiver.release(prefix)
+    receiver.close()
+
+
+def test_garbage_of_a_receiver_changes_nothing(sender: KVSender, asker: Asker) -> None:
+    ask = wire.frames_of(wire.Ask(1, LAYOUT.digest.hex(), "", 0), IDS.tobytes())
+    names = json.dumps([*json.loads(ask[1])]).encode()
+    for frames in (
+        [b""], [b"ask"], [b"ask", names, b"1234"], [b"ask", b"[" * 100_000],
+        [b"cancel", b'["stream"]'],
+        [b"ask", ask[1].replace(b'""', b'"\\ud800"'), ask[2]],
+        [b"ask", ask[1].replace(b'"start": 0', b'"start": 600'), ask[2]], [*ask[:2], b"123"],
+    ):  # fmt: skip
+        asker.socket.send_multipart(frames)
+    asker.say(wire.Ping(LAYOUT.digest.hex()))
+    assert isinstance(asker.answer(), wire.Pong) and sender.take() == []
+    assert sender.num_malformed == 8
