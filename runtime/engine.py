@@ -340,6 +340,8 @@ class LoadedModel:
         """Raises ModelLoadError or InvalidRequest with the cause."""
         # It imports torch: not for the host half.
         from .execute.model_runner import why_slow
+        from .models.layers.expert_share import require_groups
+        from .models.layers.ranks import Ranks
         from .parallel.leader import load_model
 
         self.config = config = located(config)
@@ -357,11 +359,8 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_states_fit(self.config, self.model_config)
-        if config.ep_size > 1 and self.model_config.experts is None:
-            why = f"{self.model_config.architecture} has no experts to divide"
-            raise InvalidRequest.of(
-                "ep_size", config.ep_size, f"1: {why}; tp_size divides the rest"
-            )
+        ranks = Ranks(num_ranks=config.tp_size, num_expert_groups=config.ep_size)
+        require_groups(self.model_config, ranks)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,

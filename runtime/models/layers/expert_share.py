@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ....errors import InvalidRequest
 from ....kernels.ops import Experts
 from ....kernels.reference.dense import widen
+from ...checkpoint.config.model_config import ExpertsConfig, ModelConfig
 from ...checkpoint.parts import Range
 from .ranks import ALONE, Ranks
 
@@ -41,6 +43,32 @@ def expert_share(num_experts: int, ranks: Ranks) -> ExpertShare:
     first, end = (num_experts * place // num_groups for place in (group, group + 1))
     within = ALONE if each == 1 else replace(ranks, rank=inner, num_ranks=each)
     return ExpertShare((first, end), within)
+
+
+def is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
+    """Whether all parts of a mixture can be divided: their results are summed together."""
+    within = expert_share(experts.num_experts, ranks).ranks
+    fits = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
+    shared = experts.shared_intermediate_size
+    return experts.has_gates and fits and (not shared or ranks.share(shared) is not None)
+
+
+def require_groups(config: ModelConfig, ranks: Ranks) -> None:
+    """Raises InvalidRequest where groups of ranks would not have other experts each."""
+    count, experts, name = ranks.num_expert_groups, config.experts, config.architecture
+    if count == 1:
+        return
+    allowed = ""
+    if experts is None:
+        allowed = f"1: {name} has no experts to divide; tp_size divides the rest"
+    elif count > experts.num_experts:
+        allowed = f"an integer in [1, {experts.num_experts}], the experts that {name} has"
+    elif config.varied is not None or not experts.has_gates:
+        allowed = f"1: each rank computes all experts of {name}; tp_size divides the rest"
+    elif not is_divided(ranks, experts):
+        allowed = f"1: {ranks.num_ranks} ranks are too many to divide the experts of {name}"
+    if allowed:
+        raise InvalidRequest.of("ep_size", count, allowed)
 
 
 class OwnExperts:

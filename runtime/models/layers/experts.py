@@ -18,10 +18,10 @@ from ...checkpoint.quantized.expert_stack import stacked_weights
 from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
-from .expert_share import ExpertShare, OwnExperts, expert_share
+from .expert_share import ExpertShare, OwnExperts, expert_share, is_divided
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
-from .ranks import ALONE, Ranks
+from .ranks import ALONE
 
 
 def feed_forward_of(
@@ -46,7 +46,7 @@ class MixtureOfExperts:
         config, experts = build.config, _config_of(build)
         names = experts.names
         name = f"{layer}.{names.block}"
-        if not _is_divided(build.ranks, experts):
+        if not is_divided(build.ranks, experts):
             build = replace(build, ranks=ALONE)
         self._ranks = build.ranks
         self._routing = experts.routing
@@ -109,14 +109,6 @@ class MixtureOfExperts:
             out = own if out is None else out.add_(own)
         assert out is not None, "a token takes at least one expert"
         return out
-
-
-def _is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
-    """Whether all parts of the mixture can be divided: their results are summed together."""
-    within = expert_share(experts.num_experts, ranks).ranks
-    is_divided = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
-    shared = experts.shared_intermediate_size
-    return experts.has_gates and is_divided and (not shared or ranks.share(shared) is not None)
 
 
 def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:

@@ -22,9 +22,10 @@ from ranks import ThreadCommunicator, on_ranks
 from step_plans import Feed, PlanDriver
 from torch import Tensor
 
+from stemma.errors import InvalidRequest
 from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.models.layers.expert_share import OwnExperts
+from stemma.runtime.models.layers.expert_share import OwnExperts, require_groups
 from stemma.runtime.models.layers.ranks import ALONE, Ranks, head_share
 from stemma.runtime.models.model_config import read_model_config
 
@@ -122,6 +123,24 @@ def test_log_probabilities_are_those_of_one_rank_where_ranks_have_other_experts(
     for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, 2)):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "num_groups", "allowed"),
+    [
+        ("Mixtral", 8, 8, r"an integer in \[1, 4\], the experts that MixtralForCausalLM has"),
+        ("NemotronH", 2, 2, "1: each rank computes all experts of NemotronHForCausalLM"),
+        ("Gemma4", 2, 2, "1: Gemma4ForCausalLM has no experts to divide"),
+        ("DeepseekV3", 64, 2, "1: 64 ranks are too many to divide the experts of Deepseek"),
+    ],
+)
+def test_groups_that_would_have_no_experts_of_their_own_are_refused(
+    family: str, num_ranks: int, num_groups: int, allowed: str, tmp_path: Path
+) -> None:
+    make_mixture(tmp_path, family)
+    ranks = Ranks(num_ranks=num_ranks, num_expert_groups=num_groups)
+    with pytest.raises(InvalidRequest, match=f"ep_size={num_groups} is not allowed.*{allowed}"):
+        require_groups(read_model_config(tmp_path), ranks)
 
 
 @pytest.mark.parametrize("is_static", [False, True])
