@@ -399,6 +399,8 @@ class LoadedModel:
         self._revisions = [weights, text_revision(self.folder)]  # some ms: not for each client
         self.adapters = self._adapter_registry()
         self.executor.warm_up(graph_progress(sys.stderr))
+        if self.runner.expert_loads is not None:
+            self.runner.expert_loads.clear()
         self.engine = Engine(
             self.executor,
             num_pages=self.runner.num_pages,
@@ -616,6 +618,10 @@ class LoadedModel:
             is_causal=True,
             score_head=None if head is None else head.numpy(),
         )
+
+    def describe_experts(self) -> dict[str, Any]:
+        """How often tokens chose each expert; {} without experts."""
+        return self.runner.describe_experts()
 
     def describe(self) -> dict[str, Any]:
         """What a client receives when it connects."""

@@ -38,4 +38,5 @@ class ForwardBatch:
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
     index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary
+    spare_slot: int | None = None  # of tokens that only fill a graph; None: there are none
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index

@@ -123,6 +123,8 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(GRAMMARS, info, labels)
     if info["lora"]:
         yield from figure_families(LORA, info, labels)
+    if info["experts"]:
+        yield _expert_imbalance(info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
     if info["coming"]:
@@ -145,6 +147,15 @@ def _by_source(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
         for source, counts in info["speculation"]["sources"].items():
             metric.add_metric([*labels.values(), source], float(counts[key]))
         yield metric
+
+
+def _expert_imbalance(info: Info, labels: dict[str, str]) -> Metric:
+    """Since the start, by layer."""
+    text = "Tokens of the expert that most chose, over the mean of the layer's experts."
+    metric = GaugeMetricFamily("stemma_expert_imbalance", text, labels=[*labels, "layer"])
+    for layer, value in info["experts"]["imbalance"].items():
+        metric.add_metric([*labels.values(), layer], value)
+    return metric
 
 
 def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:

@@ -30,7 +30,7 @@ def feed_forward_of(
     """The layer's feed-forward block: experts where the config says so. layer: its name."""
     experts = build.config.experts
     if experts is not None and index in experts.layers:
-        return MixtureOfExperts(build, layer)
+        return MixtureOfExperts(build, layer, index)
     return dense_block(build, f"{layer}.{build.config.names.feed_forward}")
 
 
@@ -41,9 +41,10 @@ class MixtureOfExperts:
     (`expert_share`); all ranks route alike.
     """
 
-    def __init__(self, build: ModelBuild, layer: str) -> None:
-        """layer: its name in the checkpoint."""
+    def __init__(self, build: ModelBuild, layer: str, index: int) -> None:
+        """layer: its name in the checkpoint; index: its place among the model's."""
         config, experts = build.config, _config_of(build)
+        self._note = None if build.expert_loads is None else build.expert_loads.of_layer(index)
         names = experts.names
         name = f"{layer}.{names.block}"
         if not is_divided(build.ranks, experts):
@@ -88,6 +89,8 @@ class MixtureOfExperts:
         if self._router_bias is not None:
             logits = logits + self._router_bias
         expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
+        if self._note is not None:
+            self._note(expert_ids, batch)
         if self._weighs_inputs:
             out = self._of_weighed_inputs(x, expert_ids, weights)
         else:
