@@ -123,6 +123,15 @@ class EngineConfig:
         1, "groups of these that have other experts of a mixture each, rather than a part of every "
         "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
     )
+    ep_loads: Path | None = flag(
+        None, metavar="FILE",
+        help="place experts so that groups have equally much to do by what was counted: the JSON "
+        "that /server_info gave (default: each group a range of experts)",
+    )
+    ep_extra_experts: int = flag(
+        0, "copies of experts that many tokens choose, in each group beyond its part (default: "
+        "%(default)s)", integer(0, 1024), metavar="N",
+    )
 
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
@@ -268,6 +277,10 @@ class EngineConfig:
             _require("kernels", self.kernels, fits, "another with device=cpu")
         fits = self.tp_size % self.ep_size == 0
         _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
+        fits = self.ep_loads is None or self.ep_size > 1
+        _require("ep_loads", str(self.ep_loads), fits, "none with ep_size=1")
+        fits = self.ep_extra_experts == 0 or self.ep_loads is not None
+        _require("ep_extra_experts", self.ep_extra_experts, fits, "0 without ep_loads")
         if self.tp_size > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, "none with tp_size > 1")

@@ -340,8 +340,7 @@ class LoadedModel:
         """Raises ModelLoadError or InvalidRequest with the cause."""
         # It imports torch: not for the host half.
         from .execute.model_runner import why_slow
-        from .models.layers.expert_share import require_groups
-        from .models.layers.ranks import Ranks
+        from .parallel.expert_groups import expert_groups_of
         from .parallel.leader import load_model
 
         self.config = config = located(config)
@@ -359,14 +358,13 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_states_fit(self.config, self.model_config)
-        ranks = Ranks(num_ranks=config.tp_size, num_expert_groups=config.ep_size)
-        require_groups(self.model_config, ranks)
+        groups = expert_groups_of(config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
                 config.tp_size,
-                config.ep_size,
+                groups,
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,

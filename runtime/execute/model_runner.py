@@ -416,7 +416,8 @@ class ModelRunner:
 
     def _build(self, source: WeightSource) -> LanguageModel:
         if self._whole_config.experts is not None:
-            self.expert_loads = ExpertLoads(self._whole_config.experts, self.device)
+            groups = self.ranks.expert_groups
+            self.expert_loads = ExpertLoads(self._whole_config.experts, self.device, groups)
         build = ModelBuild(
             self._whole_config,
             source,

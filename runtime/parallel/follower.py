@@ -63,7 +63,7 @@ def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
             start.meeting.num_ranks,
             communicator,
             gathers_logits=start.options["device"] != "cpu",
-            num_expert_groups=start.num_expert_groups,
+            expert_groups=start.expert_groups,
         )
         runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
         gc.freeze()

@@ -28,6 +28,7 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.model_runner import GraphProgress, ModelRunner
 from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
+from ..models.layers.expert_placement import ExpertGroups
 from ..models.layers.ranks import Ranks
 from ..schedule.plan import PendingStep, StepPlan
 from .meeting import OpenedMeeting
@@ -44,18 +45,18 @@ def load_model(
     model_folder: Path,
     model_config: ModelConfig,
     num_ranks: int,
-    num_expert_groups: int,
+    expert_groups: ExpertGroups,
     **options: Any,
 ) -> tuple[ModelRunner, Leader | None]:
     """The runner of this process, which is rank 0; and, where there are other ranks, what executes
-    plans on all. num_expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
+    plans on all. expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
     does."""
     if num_ranks == 1:
         return ModelRunner(model_folder, model_config, **options), None
     if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
         fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
         options["mem_fraction"] = fraction / num_ranks
-    leader = Leader(model_folder, model_config, num_ranks, num_expert_groups, **options)
+    leader = Leader(model_folder, model_config, num_ranks, expert_groups, **options)
     return leader.runner, leader
 
 
@@ -79,7 +80,7 @@ class Leader:
         model_folder: Path,
         model_config: ModelConfig,
         num_ranks: int,
-        num_expert_groups: int,
+        expert_groups: ExpertGroups,
         *,
         device: str,
         on_progress: Any = None,
@@ -97,9 +98,7 @@ class Leader:
         try:
             for rank, process in enumerate(self._processes, 1):
                 own = {**options, "device": _device_of(device, rank)}
-                start = Start(
-                    rank, opened.meeting, num_expert_groups, model_folder, model_config, own
-                )
+                start = Start(rank, opened.meeting, expert_groups, model_folder, model_config, own)
                 self._write(process, frame(start))
             self._communicator = opened.communicator(self._are_alive)
             self._watches = [
@@ -113,7 +112,7 @@ class Leader:
                 num_ranks,
                 self._communicator,
                 gathers_logits=device != "cpu",
-                num_expert_groups=num_expert_groups,
+                expert_groups=expert_groups,
             )
             self.runner = ModelRunner(
                 model_folder, model_config, ranks=ranks, on_progress=on_progress, **options

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...piped_process import framed
 from ..checkpoint.config.model_config import ModelConfig
+from ..models.layers.expert_placement import ExpertGroups
 from ..schedule.plan import ImageSource, PageUpdate, Row, StepPlan
 from ..schedule.sampling_params import SamplingParams
 from .meeting import Meeting
@@ -36,7 +37,7 @@ class Start:
 
     rank: int
     meeting: Meeting
-    num_expert_groups: int
+    expert_groups: ExpertGroups
     model_folder: Path
     model_config: ModelConfig
     options: Mapping[str, Any]  # of `ModelRunner`

@@ -124,7 +124,7 @@ def engine_families(info: Info) -> Iterator[Metric]:
     if info["lora"]:
         yield from figure_families(LORA, info, labels)
     if info["experts"]:
-        yield _expert_imbalance(info, labels)
+        yield from _expert_imbalance(info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
     if info["coming"]:
@@ -149,13 +149,16 @@ def _by_source(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
         yield metric
 
 
-def _expert_imbalance(info: Info, labels: dict[str, str]) -> Metric:
+def _expert_imbalance(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
     """Since the start, by layer."""
-    text = "Tokens of the expert that most chose, over the mean of the layer's experts."
-    metric = GaugeMetricFamily("stemma_expert_imbalance", text, labels=[*labels, "layer"])
-    for layer, value in info["experts"]["imbalance"].items():
-        metric.add_metric([*labels.values(), layer], value)
-    return metric
+    for key, name, text in (
+        ("imbalance", "stemma_expert_imbalance", "Tokens of the busiest expert over the mean."),
+        ("group_imbalance", "stemma_expert_group_imbalance", "The same of groups of ranks."),
+    ):
+        metric = GaugeMetricFamily(name, text, labels=[*labels, "layer"])
+        for layer, value in info["experts"][key].items():
+            metric.add_metric([*labels.values(), layer], value)
+        yield metric
 
 
 def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:

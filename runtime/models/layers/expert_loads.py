@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...checkpoint.config.model_config import ExpertsConfig
 from ..forward_batch import ForwardBatch
+from .expert_placement import ONE_GROUP, ExpertGroups, group_loads
 
 _FEW = 16  # tokens of which a layer's whole order of experts may be kept
 _MOST_KEPT = 128  # tokens, so that they take some megabytes
@@ -29,7 +30,12 @@ class ExpertLoads:
     The layers that there are here, consecutive ones with experts, note one after the other.
     """
 
-    def __init__(self, experts: ExpertsConfig, device: torch.device) -> None:
+    def __init__(
+        self, experts: ExpertsConfig, device: torch.device, groups: ExpertGroups = ONE_GROUP
+    ) -> None:
+        self._placements = {
+            layer: groups.placement(layer, experts.num_experts) for layer in experts.layers
+        }
         self.layers = experts.layers
         self._counts = torch.zeros(
             len(experts.layers), experts.num_experts, dtype=torch.int64, device=device
@@ -56,10 +62,17 @@ class ExpertLoads:
         return dict(zip(self.layers, self._counts.tolist(), strict=True))
 
     def describe(self) -> dict[str, Any]:
-        """`loads` and their `imbalance`, by the layer's index."""
+        """By the layer's index the `loads`, their `imbalance`, and that of what groups of ranks
+        have to do."""
         loads = self.by_layer()
-        imbalance = {str(layer): imbalance_of(counts) for layer, counts in loads.items()}
-        return {"loads": {str(layer): loads[layer] for layer in loads}, "imbalance": imbalance}
+        of_groups = {
+            layer: group_loads(self._placements[layer], counts) for layer, counts in loads.items()
+        }
+        return {
+            "loads": {str(layer): counts for layer, counts in loads.items()},
+            "imbalance": {str(layer): imbalance_of(counts) for layer, counts in loads.items()},
+            "group_imbalance": {str(layer): imbalance_of(own) for layer, own in of_groups.items()},
+        }
 
     def _note(self, row: int, expert_ids: Tensor, batch: ForwardBatch) -> None:
         if row == self._first:

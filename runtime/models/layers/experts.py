@@ -5,6 +5,7 @@ Experts are read one by one into stacks, so that at most one expert is in memory
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from ....kernels.ops import Experts, Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
-from ...checkpoint.parts import WHOLE, Part, Range
+from ...checkpoint.parts import WHOLE, Part
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
-from .expert_share import ExpertShare, OwnExperts, expert_share, is_divided
+from .expert_share import ExpertShare, OwnExperts, OwnSlots, expert_share, is_divided
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
 from .ranks import ALONE
@@ -72,7 +73,9 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
-        self._experts = _experts_of(build, name, experts)
+        share = expert_share(index, experts.num_experts, build.ranks)
+        self._slots = None if share.experts is None else OwnSlots(share, build.device)
+        self._experts = _experts_of(build, name, experts, share)
         self._shared: GatedMLP | PlainMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:
@@ -91,6 +94,8 @@ class MixtureOfExperts:
         expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
         if self._note is not None:
             self._note(expert_ids, batch)
+        if self._slots is not None:
+            expert_ids = self._slots(expert_ids, batch)
         if self._weighs_inputs:
             out = self._of_weighed_inputs(x, expert_ids, weights)
         else:
@@ -114,12 +119,13 @@ class MixtureOfExperts:
         return out
 
 
-def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:
+def _experts_of(
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: ExpertShare
+) -> Experts:
     """name: the mixture's."""
     if not experts.has_gates:
         return PlainExperts(build, name, experts)
     take = _take_stacked if experts.is_stacked else take_experts
-    share = expert_share(experts.num_experts, build.ranks)
     made = build.kernels.make_experts(
         *take(build, name, experts, share),
         experts.clamped or build.config.activation,
@@ -127,7 +133,7 @@ def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts
     )
     if share.experts is None:
         return made
-    return OwnExperts(made, share.experts, is_static=build.device.type == "cuda")
+    return OwnExperts(made, is_static=build.device.type == "cuda")
 
 
 def take_experts(
@@ -194,12 +200,12 @@ def _take_stacked(
     return gate_up, part_of([names.down], down, [hidden_size], Part(inputs=inner))
 
 
-def _experts_in(weight: Weight, own: Range | None) -> Weight:
+def _experts_in(weight: Weight, own: Sequence[int] | None) -> Weight:
     if own is None:
         return weight
     if isinstance(weight, Tensor):
-        return weight[slice(*own)].clone()
-    return weight.map(lambda tensor: tensor[slice(*own)].clone())
+        return weight[list(own)]
+    return weight.map(lambda tensor: tensor[list(own)])
 
 
 def _take_biases(
@@ -213,7 +219,8 @@ def _take_biases(
     down = build.source.take(f"{name}.{names.down}_bias", (count, build.config.hidden_size))
     gate_up = _gates_first(gate_up)
     if share.experts is not None:
-        gate_up, down = gate_up[slice(*share.experts)], down[slice(*share.experts)]
+        own = list(share.experts)
+        gate_up, down = gate_up[own], down[own]
     inner = share.ranks.share(experts.intermediate_size)
     if inner is None:
         return gate_up, down

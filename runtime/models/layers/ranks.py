@@ -14,6 +14,7 @@ import numpy as np
 
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.parts import Range
+from .expert_placement import ONE_GROUP, ExpertGroups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ class Ranks:
     # Logits are gathered, so that each rank draws by itself, as a GPU's kernels do; else ranks draw
     # together, each over its share of the vocabulary.
     gathers_logits: bool = False
-    num_expert_groups: int = 1  # of ranks, each with other experts; divides num_ranks
+    expert_groups: ExpertGroups = ONE_GROUP  # their count divides num_ranks
 
     def share(self, size: int) -> Range | None:
         """This rank's part of [0, size), in its order, about the same for all; None: all of it."""
