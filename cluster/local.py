@@ -65,8 +65,8 @@ def share_of(config: EngineConfig, num_replicas: int) -> dict[str, Any]:
     """The options of one engine of several: an equal part of the threads, and of the memory where
     no number of tokens is given."""
     options = options_of(config)
-    num_threads = config.num_threads or default_num_threads(Path(config.model), config.tp_size)
-    cores = max(1, len(os.sched_getaffinity(0)) // (num_replicas * config.tp_size))
+    num_threads = config.num_threads or default_num_threads(Path(config.model), config.num_ranks)
+    cores = max(1, len(os.sched_getaffinity(0)) // (num_replicas * config.num_ranks))
     options["num_threads"] = min(num_threads, cores)
     if config.max_total_tokens is None and config.device == "cpu":
         fraction = config.mem_fraction or DEFAULT_CPU_MEM_FRACTION

@@ -40,7 +40,7 @@ def _serve(args: argparse.Namespace) -> None:
     config = engine_config(args)
     with byte_progress(sys.stderr, f"fetching {config.model_name}") as on_progress:
         config = located(config, on_progress)
-    num_threads = config.num_threads or default_num_threads(Path(config.model), config.tp_size)
+    num_threads = config.num_threads or default_num_threads(Path(config.model), config.num_ranks)
     configure_threads(num_threads, config.spin_us)
     gc.disable()  # modules are no garbage: a fifth of importing torch would go to looking for some
     if config.device == "cpu":  # for GPUs torch loads CUDA's libraries first

@@ -120,8 +120,9 @@ class EngineConfig:
     )
 
     ep_size: int = flag(
-        1, "groups of these that have other experts of a mixture each, rather than a part of every "
-        "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+        1, "groups of these, or of those of --cp-size, that have other experts of a mixture each, "
+        "rather than a part of every expert or all (expert parallelism; default: %(default)s)",
+        integer(1, 62), metavar="N",
     )
     ep_loads: Path | None = flag(
         None, metavar="FILE",
@@ -131,6 +132,11 @@ class EngineConfig:
     ep_extra_experts: int = flag(
         0, "copies of experts that many tokens choose, in each group beyond its part (default: "
         "%(default)s)", integer(0, 1024), metavar="N",
+    )
+
+    cp_size: int = flag(
+        1, "processes that divide the tokens of a step and the KV, each with all weights (context "
+        "parallelism; default: %(default)s)", integer(1, 62), metavar="N",
     )
 
     kv_cache_dtype: KVCacheDtype = flag(
@@ -275,15 +281,20 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
-        fits = self.tp_size % self.ep_size == 0
-        _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
+        fits = self.num_ranks % self.ep_size == 0
+        name = "cp_size" if self.cp_size > 1 else "tp_size"
+        _require("ep_size", self.ep_size, fits, f"a divisor of {name}={self.num_ranks}")
         fits = self.ep_loads is None or self.ep_size > 1
         _require("ep_loads", str(self.ep_loads), fits, "none with ep_size=1")
         fits = self.ep_extra_experts == 0 or self.ep_loads is not None
         _require("ep_extra_experts", self.ep_extra_experts, fits, "0 without ep_loads")
-        if self.tp_size > 1:
+        if self.cp_size > 1:
+            _require("cp_size", self.cp_size, self.tp_size == 1, "1 with tp_size > 1")
+            _require("cp_size", self.cp_size, self.device == "cpu", "1 with a GPU")
+            _require("cp_size", self.cp_size, not self.deterministic, "1 with deterministic")
+        if self.num_ranks > 1:
             without = self.kv_store is None
-            _require("kv_store", self.kv_store, without, "none with tp_size > 1")
+            _require("kv_store", self.kv_store, without, f"none with {self._divided}")
         if self.deterministic:
             _require("deterministic", True, self.device == "cpu", "false on a GPU")
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
@@ -306,13 +317,22 @@ class EngineConfig:
         fits = self.chunked_prefill_size >= self.page_size
         _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold the model together."""
+        return self.tp_size * self.cp_size
+
+    @property
+    def _divided(self) -> str:
+        return "tp_size > 1" if self.tp_size > 1 else "cp_size > 1"
+
     def _check_prefills(self) -> None:
         """Raises InvalidRequest."""
         named = {"prefill_endpoint": self.prefill_endpoint, "prefill_engines": self.prefill_engines}
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                _require(field, value, self.tp_size == 1, "none with tp_size > 1")
+                _require(field, value, self.num_ranks == 1, f"none with {self._divided}")
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0

@@ -203,5 +203,6 @@ def _require_plain(config: EngineConfig, encoder: EncoderConfig) -> None:
     for field in ("kv_store", "prefill_endpoint", "prefill_engines"):
         if value := getattr(config, field):
             raise InvalidRequest.of(field, value, f"none: {why}, without KV")
-    if config.tp_size > 1:
-        raise InvalidRequest.of("tp_size", config.tp_size, f"1: {why}, in one process")
+    for field in ("tp_size", "cp_size"):
+        if (size := getattr(config, field)) > 1:
+            raise InvalidRequest.of(field, size, f"1: {why}, in one process")

@@ -363,8 +363,9 @@ class LoadedModel:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
-                config.tp_size,
+                config.num_ranks,
                 groups,
+                divides_tokens=config.cp_size > 1,
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,

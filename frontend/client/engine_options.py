@@ -29,6 +29,7 @@ class EngineOptions(TypedDict, total=False):
     ep_size: int
     ep_loads: str | Path | None
     ep_extra_experts: int
+    cp_size: int
     kernels: str
     cuda_graph_max_tokens: int
     deterministic: bool
@@ -107,6 +108,8 @@ _SAME: Mapping[str, str] = {
     "speculative_num_draft_tokens": "speculative_num_tokens",
     "tp": "tp_size",
     "ep": "ep_size",
+    "cp": "cp_size",
+    "context_parallel_size": "cp_size",
     "tensor_parallel_size": "tp_size",
     "endpoint": "listen",
 }

@@ -138,9 +138,7 @@ def plan_attention(
     shape = _values(kv_layer).shape
     num_queries = rows.num_queries
     decode = np.flatnonzero(num_queries == 1).astype(np.int32)
-    groups = [
-        _plan_group(rows, keys, part, shape) for part in _by_length(decode, _lens(rows, keys))
-    ]
+    groups = [_plan_group(rows, keys, part, shape) for part in by_length(decode, _lens(rows, keys))]
     prefill = [
         _plan_prefill(rows, keys, row, options, shape)
         for row in np.flatnonzero(num_queries > 1).tolist()
@@ -185,8 +183,8 @@ def paged_attention(
     return parts.out.to(dtype)
 
 
-def _by_length(rows: IntArray, lens_of_rows: IntArray) -> list[IntArray]:
-    """Split rows into groups whose padding costs less than another call."""
+def by_length(rows: IntArray, lens_of_rows: IntArray) -> list[IntArray]:
+    """Split rows into groups whose padding costs less than another call. lens_of_rows: of all."""
     if not len(rows):
         return []
     lens = lens_of_rows[rows].astype(np.int64)

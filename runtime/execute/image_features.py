@@ -11,6 +11,7 @@ import logging
 import torch
 from torch import Tensor
 
+from ...kernels.context_share import TokenShare
 from ..models.forward_batch import ImageRows
 from ..models.vision.geometry import Grid
 from ..models.vision.tower import Encoding, VisionTower
@@ -68,3 +69,14 @@ class ImageFeatures:
         if not places:
             return None
         return ImageRows(torch.cat(places), torch.cat(features, 1))
+
+
+def own_images(rows: ImageRows | None, tokens: TokenShare) -> ImageRows | None:
+    """What a rank's tokens are of a step's images; None: nothing."""
+    if rows is None or tokens.communicator is None:
+        return rows
+    nth = torch.full((tokens.num_tokens,), -1)
+    nth[rows.places] = torch.arange(len(rows.places))
+    nth = tokens.take(nth)
+    (places,) = (nth >= 0).nonzero(as_tuple=True)
+    return ImageRows(places, rows.features[:, nth[places]]) if len(places) else None

@@ -19,6 +19,7 @@ import torch
 
 from ...errors import InvalidRequest
 from ...frontend.client.progress import ByteProgress
+from ...kernels.divided_attention import with_divided_attention
 from ...kernels.kv_cache_dtype import KVCacheDtype
 from ...kernels.native.bindings import why_not_native
 from ...kernels.registry import KernelMode, Kernels, select_kernels
@@ -33,6 +34,7 @@ from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.asynchronous_transfer import AsynchronousKVTransfer
 from ..memory.copies import Transfer
 from ..memory.device_pool import DeviceKVPool
+from ..memory.divided_transfer import DividedKVTransfer
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
 from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots, step_bytes
@@ -102,8 +104,8 @@ class ModelRunner:
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
         free. Steps of up to `graph_max_tokens` tokens are captured on a GPU. A model with
         recurrent layers also gets states for all running requests and `num_state_checkpoints`.
-        ranks: with others, this runner holds a part of the weights and of the KV, and all run the
-        same plans; only rank 0's results are whole.
+        ranks: with others, this runner holds a part of the KV, and of the weights or all of these,
+        and all run the same plans; only rank 0's results are whole.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -127,6 +129,10 @@ class ModelRunner:
         self.kernels: Kernels = (
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
+        if ranks.divides_tokens:
+            _require_divisible(model_config, device=str(device), num_adapters=num_adapter_slots)
+            assert ranks.communicator is not None, "tokens are divided between ranks"
+            self.kernels = with_divided_attention(self.kernels, ranks.communicator)
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
@@ -168,8 +174,12 @@ class ModelRunner:
                 available_bytes=self._available_bytes(max_step_tokens, max_running_requests),
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
+                num_shares=1 if ranks.pages is None else ranks.num_ranks,
             )
-        num_pages = ranks.least(num_pages)
+        self.num_pages = num_pages = ranks.least(num_pages)  # ids from 0 on that may be handed out
+        if ranks.pages is not None:
+            num_pages = ranks.pages.num_own(num_pages)
+            num_host_pages = ranks.pages.num_own(num_host_pages)
         num_slots = num_host_slots = 0
         if self.state_layout is not None:
             num_slots = num_state_slots(
@@ -189,11 +199,6 @@ class ModelRunner:
             with self.accelerator.queue():
                 self.states = self._states_of(num_slots, num_host_slots)
                 self.steps = self._queued(self.accelerator, num_pages, num_host_pages, sizes)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the KV pool; ids 0 to num_pages - 1 may be handed out."""
-        return self.pool.num_pages
 
     @property
     def can_overlap(self) -> bool:
@@ -330,9 +335,10 @@ class ModelRunner:
         return max(0, self.accelerator.available_bytes() - reserve)
 
     def _in_order(self, num_pages: int, num_host_pages: int) -> SynchronousSteps:
-        has_states = self.states is not None
-        self.pool = self._pool_of(num_pages, num_spare_pages=int(has_states))
-        self._inputs.spare_slot = num_pages * self.page_size if has_states else None
+        has_spare = self.states is not None or self.ranks.pages is not None
+        self.pool = self._pool_of(num_pages, num_spare_pages=int(has_spare))
+        # NOTE: of divided KV too: the page behind all others is on each rank none or a spare one.
+        self._inputs.spare_slot = self.num_pages * self.page_size if has_spare else None
         host_pool = HostKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool: HostKVPool | PinnedKVPool | None = host_pool
         return SynchronousSteps(
@@ -340,7 +346,11 @@ class ModelRunner:
             self.kernels,
             self._inputs,
             self.pool,
-            KVTransfer(self.pool, host_pool),
+            KVTransfer(self.pool, host_pool)
+            if self.ranks.pages is None or self.ranks.communicator is None
+            else DividedKVTransfer(
+                self.pool, host_pool, self.ranks.pages, self.ranks.communicator.all_gather
+            ),
             config=self.config,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
@@ -504,3 +514,16 @@ def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
         allowed = f"an integer in [1, {config.context_length}], the model's context length"
         raise InvalidRequest.of("max_model_len", max_model_len, allowed)
     return max_model_len
+
+
+def _require_divisible(config: ModelConfig, *, device: str, num_adapters: int) -> None:
+    """Raises InvalidRequest where a step's tokens cannot be divided between ranks."""
+    why = None
+    if device != "cpu":
+        why = "on a GPU; tp_size divides weights there"
+    elif config.latent is not None and config.latent.indexer is not None:
+        why = f"of {config.architecture}, whose layers select keys of all ranks; use tp_size"
+    elif config.recurrent is not None and num_adapters:
+        why = f"of {config.architecture}, whose layers are recurrent, beside LoRA adapters"
+    if why is not None:
+        raise InvalidRequest(f"cp_size > 1 is not allowed: 1 {why}", "cp_size")

@@ -20,7 +20,7 @@ from ..models.language_model import LanguageModel
 from ..models.layers.ranks import ALONE, Ranks
 from ..schedule.plan import FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
-from .image_features import ImageFeatures
+from .image_features import ImageFeatures, own_images
 from .inputs import (
     NO_SOURCE,
     InputBuilder,
@@ -89,7 +89,8 @@ class SynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
-        hidden = self._computed(plan, self._batch(plan, inputs))
+        batch = self._batch(plan, inputs)
+        hidden = batch.tokens.gather(self._computed(plan, batch))
         if self._states is not None:
             self._states.copy(plan.state_saves)
         logits = None
@@ -119,20 +120,32 @@ class SynchronousSteps:
         return hidden
 
     def _batch(self, plan: StepPlan, inputs: StepInputs) -> ForwardBatch:
-        layers, adapters = self._pool.layers, None
+        layers, adapters, images = self._pool.layers, None, None
+        tokens, pages, slots = (
+            self._ranks.tokens(inputs.num_tokens),
+            self._ranks.pages,
+            inputs.slots,
+        )
         if inputs.adapters is not None:
-            adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots)
+            own = tokens.take(torch.from_numpy(inputs.adapters)).numpy()
+            adapters = self._kernels.plan_lora(own, self._num_adapter_slots)
+        if pages is not None:
+            page_size = self._pool.page_size
+            slots = pages.slots(slots, page_size, spare_slot=self._pool.num_pages * page_size)
+        if self._images is not None:
+            images = own_images(self._images.rows(plan, inputs.layout), tokens)
         return ForwardBatch(
-            input_ids=torch.from_numpy(self._token_ids(inputs)),
+            input_ids=tokens.take(torch.from_numpy(self._token_ids(inputs))),
             positions=torch.from_numpy(inputs.positions),
-            slot_mapping=torch.from_numpy(inputs.slots),
+            slot_mapping=torch.from_numpy(slots),
             kv_layers=layers,
             attention=plan_attentions(self._kernels, inputs.attention_rows, layers, self._config),
             adapters=adapters,
             states=() if self._states is None else self._states.layers,
             recurrence=self._recurrence(inputs),
             index_keys=self._pool.index_keys,
-            images=None if self._images is None else self._images.rows(plan, inputs.layout),
+            images=images,
+            tokens=tokens,
         )
 
     def _recurrence(self, inputs: StepInputs) -> object | None:

@@ -111,13 +111,14 @@ def num_pages_for(
     available_bytes: int | None = None,
     is_gpu: bool = False,
     states: StateLayout | None = None,
+    num_shares: int = 1,
 ) -> int:
     """The number of pages of the pool.
 
     `max_total_tokens` takes precedence. Otherwise `mem_fraction` of the memory that is available
     now, but never more than all running requests at full length could use. `states`: of a model
     with recurrent layers; their share is that of all running requests, and half of the rest for
-    checkpoints.
+    checkpoints. `num_shares`: processes that have a share of the pages each, and as much memory.
 
     Raises:
         InvalidRequest: a value out of range, or a pool too small for one sequence of
@@ -136,10 +137,10 @@ def num_pages_for(
     budget = int(available * fraction)
     if states is not None:
         budget = max(0, budget - max_running_requests * states.num_bytes) // 2
-    affordable = budget // (bytes_per_token * page_size)
+    affordable = budget // (bytes_per_token * page_size) * num_shares
     pages_per_request = -(-max_model_len // page_size)
     if affordable < pages_per_request:
-        needed = pages_per_request * page_size * bytes_per_token
+        needed = -(-pages_per_request // num_shares) * page_size * bytes_per_token
         raise InvalidRequest(
             f"the KV pool does not fit: one sequence of max_model_len={max_model_len} tokens needs "
             f"{_mib(needed)}, mem_fraction={fraction:g} of {_mib(available)} available is "

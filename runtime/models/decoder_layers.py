@@ -179,7 +179,8 @@ def _mixer(build: ModelBuild, layer: str, index: int) -> Callable[..., Tensor]:
     if recurrent is None or index not in recurrent.layers:
         return _attention(build, layer, index)
     mix = recurrent_layer(build, f"{layer}.{build.config.names.recurrence}", index)
-    return lambda x, rotary, batch: mix(x, batch)
+    # One token's state follows from the one before: where ranks divide tokens, each computes all.
+    return lambda x, rotary, batch: batch.tokens.take(mix(batch.tokens.gather(x), batch))
 
 
 def _attention(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:

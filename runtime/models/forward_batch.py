@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...kernels.context_share import ALL_TOKENS, TokenShare
 from ...kernels.ops import KVLayer, RecurrentState
 
 
@@ -22,7 +23,11 @@ class ImageRows:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """All of a model's input to `forward`. T tokens, R rows."""
+    """All of a model's input to `forward`. T tokens, R rows.
+
+    Where ranks divide a step's tokens, input_ids, adapters and images are of this rank's own, which
+    its layers compute; the rest is of all T.
+    """
 
     input_ids: Tensor  # [T] int64
     # [T] int64, of each token in its own sequence; [3, T] if some are in an image's grid: time,
@@ -39,4 +44,5 @@ class ForwardBatch:
     index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary
     spare_slot: int | None = None  # of tokens that only fill a graph; None: there are none
+    tokens: TokenShare = ALL_TOKENS
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index

@@ -64,6 +64,7 @@ def _follow(start: Start, orders: queue.SimpleQueue[Any]) -> None:
             communicator,
             gathers_logits=start.options["device"] != "cpu",
             expert_groups=start.expert_groups,
+            divides_tokens=start.divides_tokens,
         )
         runner = RankRunner(start.model_folder, start.model_config, ranks, start.options)
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Rank 0 of a model that several processes hold together (tensor parallelism).
+"""Rank 0 of a model that several processes hold together (tensor or context parallelism).
 
 It is the engine's executor: what the engine asks of it, it first orders of the other ranks, its
 children, which then compute the same step on their parts of the weights and of the KV. Sums between
@@ -46,17 +46,26 @@ def load_model(
     model_config: ModelConfig,
     num_ranks: int,
     expert_groups: ExpertGroups,
+    *,
+    divides_tokens: bool = False,
     **options: Any,
 ) -> tuple[ModelRunner, Leader | None]:
     """The runner of this process, which is rank 0; and, where there are other ranks, what executes
-    plans on all. expert_groups: see `Ranks`; options: of `ModelRunner`. Raises as `Leader`
-    does."""
+    plans on all. expert_groups, divides_tokens: see `Ranks`; options: of `ModelRunner`. Raises
+    as `Leader` does."""
     if num_ranks == 1:
         return ModelRunner(model_folder, model_config, **options), None
     if options["device"] == "cpu":  # all ranks' KV lies in the memory of one machine
         fraction = options.get("mem_fraction") or DEFAULT_CPU_MEM_FRACTION
         options["mem_fraction"] = fraction / num_ranks
-    leader = Leader(model_folder, model_config, num_ranks, expert_groups, **options)
+    leader = Leader(
+        model_folder,
+        model_config,
+        num_ranks,
+        expert_groups,
+        divides_tokens=divides_tokens,
+        **options,
+    )
     return leader.runner, leader
 
 
@@ -82,6 +91,7 @@ class Leader:
         num_ranks: int,
         expert_groups: ExpertGroups,
         *,
+        divides_tokens: bool,
         device: str,
         on_progress: Any = None,
         **options: Any,
@@ -98,7 +108,15 @@ class Leader:
         try:
             for rank, process in enumerate(self._processes, 1):
                 own = {**options, "device": _device_of(device, rank)}
-                start = Start(rank, opened.meeting, expert_groups, model_folder, model_config, own)
+                start = Start(
+                    rank,
+                    opened.meeting,
+                    expert_groups,
+                    divides_tokens,
+                    model_folder,
+                    model_config,
+                    own,
+                )
                 self._write(process, frame(start))
             self._communicator = opened.communicator(self._are_alive)
             self._watches = [
@@ -113,6 +131,7 @@ class Leader:
                 self._communicator,
                 gathers_logits=device != "cpu",
                 expert_groups=expert_groups,
+                divides_tokens=divides_tokens,
             )
             self.runner = ModelRunner(
                 model_folder, model_config, ranks=ranks, on_progress=on_progress, **options

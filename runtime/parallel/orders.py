@@ -38,6 +38,7 @@ class Start:
     rank: int
     meeting: Meeting
     expert_groups: ExpertGroups
+    divides_tokens: bool
     model_folder: Path
     model_config: ModelConfig
     options: Mapping[str, Any]  # of `ModelRunner`

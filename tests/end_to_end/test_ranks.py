@@ -94,8 +94,9 @@ def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
         assert engine_with(1) != pid
 
 
+@pytest.mark.parametrize("divided", ["tp_size", "cp_size"])
 def test_a_mixture_placed_by_what_was_counted_says_what_it_says_on_one_process(
-    tmp_path: Path,
+    divided: str, tmp_path: Path
 ) -> None:
     model, counted = tmp_path / "model", tmp_path / "loads.json"
     make_mixture(model, "Mixtral", has_tokenizer=True)
@@ -107,7 +108,7 @@ def test_a_mixture_placed_by_what_was_counted_says_what_it_says_on_one_process(
         counted.write_text(json.dumps(info))
     loads = info["experts"]["loads"]
     assert len(loads) == 2 and len({sum(counts) for counts in loads.values()}) == 1
-    placed = {"tp_size": 2, "ep_size": 2, "ep_loads": counted, "ep_extra_experts": 1}
+    placed = {divided: 2, "ep_size": 2, "ep_loads": counted, "ep_extra_experts": 1}
     with st.Engine(**options, **placed) as two:
         assert story.run(backend=two, seed=4).text() == expected
         found = two.get_server_info()["experts"]

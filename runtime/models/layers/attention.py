@@ -82,6 +82,7 @@ class Attention:
         gates: Tensor | None = None
         if self._is_gated:
             heads, gates = self._without_gates(heads)
+        heads = batch.tokens.gather(heads)
         kv_layer = batch.kv_layers[self._layer_index]
         self._place(heads, rotary, kv_layer, batch.slot_mapping)
         queries = heads[:, : self._num_heads]

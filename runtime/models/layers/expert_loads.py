@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....kernels.context_share import ALL_TOKENS
 from ...checkpoint.config.model_config import ExpertsConfig
 from ..forward_batch import ForwardBatch
 from .expert_placement import ONE_GROUP, ExpertGroups, group_loads
@@ -89,6 +90,8 @@ class ExpertLoads:
             is_token = (batch.slot_mapping != batch.spare_slot).to(torch.int64)
             self._add(torch.stack(noted), is_token[None, :, None])
             return
+        if batch.tokens is not ALL_TOKENS:
+            noted = list(batch.tokens.gather(torch.stack(noted, 1)).unbind(1))
         self._kept.append(noted)
         self._num_kept += len(noted[0])
         if self._num_kept >= _MOST_KEPT:

@@ -59,19 +59,16 @@ def group_loads(placement: Placement, loads: Sequence[int]) -> list[float]:
     return [sum(shares[expert] for expert in own) for own in placement]
 
 
-def slots_of(placement: Placement, group: int) -> list[list[int]]:
-    """[turns, experts]: of each expert its place among the group's where a token with this turn is
-    computed here, else -1. One turn where there are no copies."""
+def places_of(placement: Placement) -> list[list[tuple[int, int]]]:
+    """[turns, experts]: which group computes a token with this turn for the expert, and the place
+    of the expert among the group's. One turn where there are no copies."""
     holders = _holders(placement)
-    own = {expert: slot for slot, expert in enumerate(placement[group])}
-    has_copies = any(len(groups) > 1 for groups in holders)
-    return [
-        [
-            own[expert] if groups[turn % len(groups)] == group else -1
-            for expert, groups in enumerate(holders)
-        ]
-        for turn in range(NUM_TURNS if has_copies else 1)
+    places = [
+        [(group, placement[group].index(expert)) for group in groups]
+        for expert, groups in enumerate(holders)
     ]
+    num_turns = NUM_TURNS if any(len(copies) > 1 for copies in places) else 1
+    return [[copies[turn % len(copies)] for copies in places] for turn in range(num_turns)]
 
 
 def _holders(placement: Placement) -> list[list[int]]:

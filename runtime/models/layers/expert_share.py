@@ -20,7 +20,7 @@ from ....kernels.ops import Experts
 from ....kernels.reference.dense import widen
 from ...checkpoint.config.model_config import ExpertsConfig, ModelConfig
 from ..forward_batch import ForwardBatch
-from .expert_placement import slots_of
+from .expert_placement import places_of
 from .ranks import ALONE, Ranks
 
 
@@ -30,7 +30,9 @@ class ExpertShare:
 
     experts: Sequence[int] | None  # ascending; None: all
     ranks: Ranks  # between which each of them is divided
-    slots: Sequence[Sequence[int]] = ()  # see `slots_of`; of all experts none
+    # [turns, experts]: of each expert its slot among this rank's where a token with this turn is
+    # computed here, else -1; where ranks divide tokens, as `SentExperts` takes it. Of all: none.
+    slots: Sequence[Sequence[int]] = ()
 
     def has(self, expert: int) -> bool:
         """Whether the expert is here, or a part of it."""
@@ -44,7 +46,16 @@ def expert_share(layer: int, num_experts: int, ranks: Ranks) -> ExpertShare:
         return ExpertShare(None, ranks)
     placement = groups.placement(layer, num_experts)
     group = ranks.rank * groups.count // ranks.num_ranks
-    return ExpertShare(placement[group], _within_group(ranks), slots_of(placement, group))
+    within = _within_group(ranks)
+
+    def code(place: tuple[int, int]) -> int:
+        holder, slot = place
+        if ranks.divides_tokens:  # of the ranks of a group, all alike, one for each sender
+            return (holder * within.num_ranks + within.rank) * num_experts + slot
+        return slot if holder == group else -1
+
+    slots = [[code(place) for place in turn] for turn in places_of(placement)]
+    return ExpertShare(placement[group], within, slots)
 
 
 def _within_group(ranks: Ranks) -> Ranks:
@@ -55,6 +66,8 @@ def _within_group(ranks: Ranks) -> Ranks:
 
 def is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
     """Whether all parts of a mixture can be divided: their results are summed together."""
+    if ranks.divides_tokens:
+        return experts.has_gates and ranks.expert_groups.count > 1
     within = _within_group(ranks)
     fits = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
     shared = experts.shared_intermediate_size
@@ -85,8 +98,8 @@ def require_groups(config: ModelConfig, ranks: Ranks) -> None:
         raise InvalidRequest.of("ep_extra_experts", groups.num_extra, allowed)
 
 
-class OwnSlots:
-    """Where what tokens choose is among this rank's experts."""
+class ExpertSlots:
+    """Where what tokens choose is computed: `ExpertShare.slots` by their turns."""
 
     def __init__(self, share: ExpertShare, device: torch.device) -> None:
         """share: of which `experts` are not all."""
@@ -95,18 +108,18 @@ class OwnSlots:
         self._table = table.flatten()
 
     def __call__(self, expert_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, K] -> [T, K]: their slots here; -1 for those that another rank computes."""
+        """[T, K] of a rank's tokens -> [T, K]."""
         if self._num_turns == 1:
             return self._table[expert_ids]
         positions = batch.positions
-        places = positions if positions.dim() == 1 else positions.sum(0)
+        places = batch.tokens.take(positions if positions.dim() == 1 else positions.sum(0))
         turns = (batch.input_ids + places) % self._num_turns
         return self._table[expert_ids + turns[:, None] * self._num_experts]
 
 
 class OwnExperts:
-    """See `ops.Experts`; expert_ids as `OwnSlots` gives them: this rank's part of the sum over a
-    token's choices."""
+    """See `ops.Experts`; expert_ids as slots of this rank, -1 for others: its part of the sum over
+    a token's choices."""
 
     def __init__(self, experts: Experts, *, is_static: bool) -> None:
         """is_static: shapes may not depend on what tokens chose, as in a graph: what others have is

@@ -19,7 +19,8 @@ from ...checkpoint.quantized.expert_stack import stacked_weights
 from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
-from .expert_share import ExpertShare, OwnExperts, OwnSlots, expert_share, is_divided
+from .expert_dispatch import SentExperts
+from .expert_share import ExpertShare, ExpertSlots, OwnExperts, expert_share, is_divided
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
 from .ranks import ALONE
@@ -48,8 +49,10 @@ class MixtureOfExperts:
         self._note = None if build.expert_loads is None else build.expert_loads.of_layer(index)
         names = experts.names
         name = f"{layer}.{names.block}"
-        if not is_divided(build.ranks, experts):
-            build = replace(build, ranks=ALONE)
+        ranks = build.ranks if is_divided(build.ranks, experts) else ALONE
+        share = expert_share(index, experts.num_experts, ranks)
+        # Where tokens are divided, experts are sent theirs; the rest is of a rank's tokens alone.
+        build = replace(build, ranks=ALONE if ranks.divides_tokens else ranks)
         self._ranks = build.ranks
         self._routing = experts.routing
         self._weighs_inputs = experts.weighs_inputs
@@ -73,9 +76,11 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
-        share = expert_share(index, experts.num_experts, build.ranks)
-        self._slots = None if share.experts is None else OwnSlots(share, build.device)
+        self._slots = None if share.experts is None else ExpertSlots(share, build.device)
         self._experts = _experts_of(build, name, experts, share)
+        if ranks.divides_tokens:
+            assert ranks.communicator is not None, "there are other ranks"
+            self._experts = SentExperts(self._experts, experts.num_experts, ranks.communicator)
         self._shared: GatedMLP | PlainMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:

@@ -96,13 +96,15 @@ class LatentAttention:
             query = self._query_up(query_latent, batch)
         query = query.view(len(x), self._num_heads, -1)
         nope, rope = torch.split(query, [self._latent.nope_dim, self._latent.rope_dim], -1)
-        heads = torch.cat((rope, key[:, None]), 1)
+        heads, latent, absorbed = batch.tokens.gather_together(
+            (torch.cat((rope, key[:, None]), 1), latent, self._key_up(nope))
+        )
         rotated = turned(heads, rotary.cos, rotary.sin, is_interleaved=self._latent.is_interleaved)
         kv_layer = batch.kv_layers[self._layer_index]
         assert isinstance(kv_layer, Tensor), "latents are not quantized"
         stored = torch.cat((self._norm(latent.contiguous()), rotated[:, -1]), -1)
         self._kernels.store_latent(stored, kv_layer, batch.slot_mapping)
-        queries, plan = (self._key_up(nope), rotated[:, :-1]), batch.attention[self._kind]
+        queries, plan = (absorbed, rotated[:, :-1]), batch.attention[self._kind]
         select = None
         if self._indexer is not None:
             select = self._selection(self._indexer, x, query_latent, rotary, batch)

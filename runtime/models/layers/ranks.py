@@ -1,4 +1,5 @@
-"""How layers are divided between the processes that hold a model together (tensor parallelism).
+"""How layers are divided between the processes that hold a model together (tensor parallelism), or
+that all layers are whole and a step's tokens are divided (context parallelism).
 
 A linear layer divided by its outputs is followed by one divided by its inputs, whose partial
 results are summed over the ranks: one sum a block (Shoeybi et al. 2019, Megatron-LM). What cannot
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....kernels.context_share import ALL_TOKENS, PageShare, TokenShare
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.parts import Range
 from .expert_placement import ONE_GROUP, ExpertGroups
@@ -38,10 +40,12 @@ class Ranks:
     # together, each over its share of the vocabulary.
     gathers_logits: bool = False
     expert_groups: ExpertGroups = ONE_GROUP  # their count divides num_ranks
+    # Each has all weights, and a share of a step's tokens and of the KV (kernels/context_share.py).
+    divides_tokens: bool = False
 
     def share(self, size: int) -> Range | None:
         """This rank's part of [0, size), in its order, about the same for all; None: all of it."""
-        if self.num_ranks == 1 or size < self.num_ranks:
+        if self.num_ranks == 1 or self.divides_tokens or size < self.num_ranks:
             return None
         unit = next(unit for unit in _UNITS if self._fits(size, unit))
         num_units = -(-size // unit)
@@ -58,6 +62,15 @@ class Ranks:
         if self.communicator is not None:
             self.communicator.all_reduce(x)
         return x
+
+    @property
+    def pages(self) -> PageShare | None:
+        """The KV pages that are here; None: all."""
+        return PageShare(self.rank, self.num_ranks) if self.divides_tokens else None
+
+    def tokens(self, num_tokens: int) -> TokenShare:
+        """This rank's share of a step."""
+        return TokenShare(num_tokens, self.communicator) if self.divides_tokens else ALL_TOKENS
 
     def check(self) -> None:
         """Raises RankLost where sums came to nothing: another rank has ended."""
@@ -110,7 +123,7 @@ def head_share(config: ModelConfig, ranks: Ranks) -> HeadShare:
     count, num_heads, num_kv_heads = ranks.num_ranks, config.num_heads, config.num_kv_heads
     is_whole = config.varied is not None or config.query_key_norm == "whole"
     fits_kv = config.latent is not None or not (num_kv_heads % count and count % num_kv_heads)
-    if count == 1 or is_whole or num_heads % count or not fits_kv:
+    if count == 1 or ranks.divides_tokens or is_whole or num_heads % count or not fits_kv:
         return HeadShare((0, num_heads), (0, num_kv_heads), False)
     each = num_heads // count
     first = ranks.rank * each

@@ -73,14 +73,15 @@ class SharedKVAttention:
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
+        projected = batch.tokens.gather(self._project(x, batch))
         parts = [
             part.contiguous().view(-1, self._head_dim)
-            for part in torch.split(self._project(x, batch), self._sizes, -1)
+            for part in torch.split(projected, self._sizes, -1)
         ]
         kv_layer = batch.kv_layers[self._kv_index]
         if self._keys is not None:
             self._store(self._keys, parts[1], parts[-1], rotary, kv_layer, batch.slot_mapping)
-        queries = self._query_norm(parts[0]).view(len(x), self._num_heads, -1)
+        queries = self._query_norm(parts[0]).view(len(projected), self._num_heads, -1)
         rotate(queries, rotary.cos, rotary.sin)
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from stemma.runtime.models.layers.expert_placement import (
     NUM_TURNS,
     group_loads,
     place_experts,
-    slots_of,
+    places_of,
 )
 
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=24)
@@ -53,14 +55,11 @@ def test_each_turn_has_each_expert_in_one_group_and_copies_have_equally_many_tur
 ) -> None:
     num_groups = min(num_groups, len(loads))
     placement = place_experts(loads, num_groups, num_extra)
-    slots = [slots_of(placement, group) for group in range(num_groups)]
-    num_turns = len(slots[0])
-    assert num_turns == (NUM_TURNS if sum(map(len, placement)) > len(loads) else 1)
+    places = places_of(placement)
+    assert len(places) == (NUM_TURNS if sum(map(len, placement)) > len(loads) else 1)
     for expert in range(len(loads)):
-        by_group = [[turn[expert] for turn in slots[group]] for group in range(num_groups)]
-        for turn in range(num_turns):
-            ((group, slot),) = [(g, own[turn]) for g, own in enumerate(by_group) if own[turn] >= 0]
-            assert placement[group][slot] == expert
-        counts = [sum(slot >= 0 for slot in own) for own in by_group]
-        held = [count for count in counts if count]
-        assert max(held) - min(held) <= 1
+        taken = [turn[expert] for turn in places]
+        assert all(placement[group][slot] == expert for group, slot in taken)
+        counts = Counter(group for group, _ in taken)
+        assert set(counts) == {group for group in range(num_groups) if expert in placement[group]}
+        assert max(counts.values()) - min(counts.values()) <= 1

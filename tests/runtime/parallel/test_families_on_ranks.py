@@ -71,6 +71,7 @@ def scores(
     folder: Path,
     communicator: ThreadCommunicator | None = None,
     expert_groups: ExpertGroups = ONE_GROUP,
+    divides_tokens: bool = False,
     **options: Any,
 ) -> list[tuple[float, ...]]:
     """Log-probabilities of the prompts' tokens, computed together in two steps."""
@@ -81,6 +82,7 @@ def scores(
             communicator.num_ranks,
             communicator,
             expert_groups=expert_groups,
+            divides_tokens=divides_tokens,
         )
     runner = ModelRunner(
         folder,
@@ -113,6 +115,27 @@ def test_log_probabilities_are_those_of_one_rank(name: str, tmp_path: Path) -> N
             assert found == pytest.approx(expected, abs=1e-9)
 
 
+# In which something else than full attention to all keys, or another state, meets divided tokens.
+DIVIDED = {
+    "windows, soft caps, two norms a block": _dense("gemma2"),
+    "chunks": _mixture("Llama4"),
+    "one block a layer, recurrent layers": _mixture("NemotronH"),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", [*MODELS, *WHOLE_ATTENTION, *DIVIDED])
+def test_log_probabilities_are_those_of_one_rank_where_ranks_divide_tokens_and_kv(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
+    """53 tokens and 18 in a step, which three ranks share unevenly; pages lie anywhere."""
+    (MODELS | WHOLE_ATTENTION | DIVIDED)[name](tmp_path)
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, divides_tokens=True)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_log_probabilities_are_those_of_one_rank_where_ranks_have_other_experts(
@@ -142,6 +165,25 @@ def test_log_probabilities_are_those_of_one_rank_where_hot_experts_have_copies(
     for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, groups)):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_extra"), [(2, 0), (2, 1), (4, 0)])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_log_probabilities_are_those_of_one_rank_where_tokens_are_sent_to_their_experts(
+    name: str, num_ranks: int, num_extra: int, tmp_path: Path
+) -> None:
+    """Ranks divide the tokens; of four ranks two have the same experts."""
+    MODELS[name](tmp_path)
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    counts = [100, *range(experts.num_experts - 1)]
+    groups = ExpertGroups(2, num_extra, dict.fromkeys(experts.layers, counts))
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(
+        num_ranks, lambda ranks: scores(tmp_path, ranks, groups, divides_tokens=True)
+    ):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
