@@ -40,6 +40,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=count, default=256, metavar="N")
     add("--max-tokens", type=count, default=64, metavar="N", help="tokens an answer (%(default)s)")
     add("--rounds", type=count, default=5, metavar="N")
+    add("--divide", choices=("tp_size", "cp_size"), default="tp_size",
+        help="what the two ranks divide: the model, or tokens and KV (%(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,7 +169,7 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "chunked_prefill_size": most * args.prompt_tokens,
     }
     with (
-        Engine(args.model, tp_size=2, num_threads=1, **options) as two,
+        Engine(args.model, num_threads=1, **{args.divide: 2}, **options) as two,
         Engine(args.model, num_threads=2, **options) as one,
     ):
         for batch in args.batches:

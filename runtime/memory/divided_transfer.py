@@ -65,7 +65,8 @@ class DividedKVTransfer(KVTransfer):
         first = 0
         for view in given:
             behind = first + view[:, 0].size
-            packed[: len(own), first:behind] = view[:, own].swapaxes(0, 1).reshape(len(own), -1)
+            by_page = view[:, own].swapaxes(0, 1)
+            packed[: len(own), first:behind] = by_page.reshape(len(own), behind - first)
             first = behind
         gathered = self._all_gather(packed)
         for rank, of_rank in enumerate(gathered):

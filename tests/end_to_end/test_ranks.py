@@ -134,6 +134,13 @@ def test_copies_of_experts_are_refused_without_counts_of_the_model(tmp_path: Pat
         st.Engine(**groups, ep_loads=counted, ep_extra_experts=3)
 
 
+def test_a_program_says_the_same_where_ranks_divide_tokens_and_kv() -> None:
+    options = {"dtype": "float64", "kernels": "cpu", "max_total_tokens": 4096}
+    with st.Engine(**options) as one, st.Engine(cp_size=2, **options) as two:
+        expected, found = (story.run(backend=backend, seed=4) for backend in (one, two))
+        assert found.text() == expected.text()
+
+
 def test_groups_of_experts_are_refused_where_a_model_has_none() -> None:
     with pytest.raises(st.StemmaError, match="ep_size=2 is not allowed"):
         st.Engine(tp_size=2, ep_size=2)

@@ -44,6 +44,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     },
     "a host tier": {"max_total_tokens": 120, "host_kv_tokens": 400},
     "two ranks": {"tp_size": 2, "chunked_prefill_size": 11},
+    "tokens and KV on three ranks": {"cp_size": 3, "chunked_prefill_size": 11},
     "a CPU's kernels": {"kernels": "cpu", "chunked_prefill_size": 11},
 }  # fmt: skip
 

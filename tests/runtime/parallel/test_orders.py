@@ -177,3 +177,29 @@ def test_a_step_makes_two_sums_a_layer_and_one_exchange_of_its_winners(
             assert counting.exchanges == exchanges
 
     on_ranks(2, run)
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_a_step_of_divided_tokens_makes_two_exchanges_a_layer_and_one_of_its_results(
+    tmp_path: Path, num_layers: int
+) -> None:
+    make_checkpoint(tmp_path, num_layers=num_layers, has_tokenizer=False)
+
+    def run(communicator: ThreadCommunicator) -> None:
+        counting, config = Counting(communicator), read_model_config(tmp_path)
+        runner = ModelRunner(
+            tmp_path, config, dtype="float64", kernels="reference", num_pages=64,
+            max_running_requests=4, ranks=Ranks(counting.rank, 2, counting, divides_tokens=True),
+        )  # fmt: skip
+        driver = PlanDriver(runner)
+        one, other = driver.sequence(), driver.sequence()
+        counting.sums, counting.exchanges = [], []
+        driver.step([Feed(one, (1, 2, 3), GREEDY), Feed(other, (4, 5), GREEDY)])
+        num_heads, size = config.num_heads, config.head_dim
+        heads = 3 * (num_heads + 2 * config.num_kv_heads) * size  # of three of the five tokens
+        parts = 5 * num_heads * (size + 1)
+        sizes = [heads, parts] * num_layers + [3 * config.hidden_size]
+        assert counting.exchanges == [8 * number for number in sizes]
+        assert not counting.sums
+
+    on_ranks(2, run)
