@@ -47,7 +47,7 @@ class SentExperts:
         """What each rank gets for the rows that it sent; x, weights: of the same dtypes and
         widths."""
         num_choices = weights.shape[1]
-        widths = (x.shape[1] * x.itemsize, num_choices * 4, num_choices * weights.itemsize)
+        widths = [x.shape[1] * x.itemsize, num_choices * 4, num_choices * weights.itemsize]
         rows = torch.cat(received).view(-1, sum(widths))
         own, chosen, own_weights = (
             column.contiguous().view(dtype)

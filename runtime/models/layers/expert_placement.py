@@ -90,7 +90,7 @@ def _num_copies(loads: Sequence[int], num_groups: int, num_extra: int) -> list[i
     copies = [1] * len(loads)
     if num_groups == 1:
         return copies
-    hottest = [(-load, expert) for expert, load in enumerate(loads)]
+    hottest = [(-float(load), expert) for expert, load in enumerate(loads)]
     heapq.heapify(hottest)
     for _ in range(num_groups * num_extra):
         if not hottest:
