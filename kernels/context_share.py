@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from .ops import Communicator
-
-IntArray = TypeVar("IntArray", bound=npt.NDArray[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,8 @@ class TokenShare:
         """[num_own], on the step's token axis."""
         assert self.communicator is not None, "the tokens are divided"
         first = self.communicator.rank * self.num_own
-        return np.minimum(np.arange(first, first + self.num_own), self.num_tokens - 1)
+        own = np.arange(first, first + self.num_own, dtype=np.int64)
+        return own.clip(max=self.num_tokens - 1)
 
     def take(self, x: Tensor) -> Tensor:
         """x [T, ...] -> this rank's [num_own, ...]; x itself where all are here."""
@@ -77,15 +76,14 @@ class PageShare:
         """Of pages 0 to num_pages - 1, at most so many are on any rank."""
         return -(-num_pages // self.num_ranks)
 
-    def is_own(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+    def is_own(self, pages: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Whether they are here."""
         own: npt.NDArray[np.bool_] = pages % self.num_ranks == self.rank
         return own
 
-    def local(self, pages: IntArray) -> IntArray:
-        """Ids within this rank's pool, of own ones."""
-        ids: IntArray = pages // self.num_ranks
-        return ids
+    def local(self, pages: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Ids within this rank's pool, of own ones; in their dtype."""
+        return pages // self.num_ranks
 
     def slots(
         self, slots: npt.NDArray[np.int64], page_size: int, spare_slot: int

@@ -27,17 +27,24 @@ from .model_options import DEFAULT_OPTIONS, AttentionOptions
 from .ops import Communicator, KVLayer
 from .quantized_tensors import QuantizedKV
 from .reference.dense import widen
-from .registry import Kernels
+from .registry import KernelChoice, Kernels
 
-# Queries of a block: scores of a block over all keys are in memory at once (a guess).
-_BLOCK_QUERIES = 128
+# Of a block of a row with several queries: its scores are in memory at once, with 32 heads in
+# float32 32 MB (guesses).
+_BLOCK_QUERIES, _BLOCK_KEYS = 128, 2048
 _NO_SEGMENT_PAYS = 1 << 30
+_DIVIDED = ("paged_attention", "latent_attention")  # as the doctor names them
 
 
 def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kernels:
     """The kernels, with attention that takes the queries of all tokens of a step and returns the
     results of this rank's (`TokenShare`), as rows name pages of all ranks (`PageShare`)."""
     divided = _DividedAttention(communicator)
+    own = ("torch", "the KV is divided between ranks")
+    choices = tuple(
+        KernelChoice(choice.op, *own) if choice.op in _DIVIDED else choice
+        for choice in kernels.choices
+    )
     return replace(
         kernels,
         plan_attention=divided.plan,
@@ -47,17 +54,20 @@ def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kern
         capture=None,  # it exchanges outside of kernels
         segment_cost_tokens=_NO_SEGMENT_PAYS,
         latent_segment_cost_tokens=_NO_SEGMENT_PAYS,
+        choices=choices,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """R rows' L queries each, and K keys of each row that are here. Shorter rows repeat a key."""
+    """R rows' L queries each, and K of the keys that are here of each row. Shorter rows repeat a
+    key."""
 
     tokens: Tensor  # [R * L] int64, on the step's token axis
     slots: Tensor  # [R * K] int64
     is_hidden: Tensor  # [R, 1, L, K] bool
     num_rows: int
+    is_more: bool = False  # its tokens have a block before this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +137,30 @@ class _DividedAttention:
         for block in plan.blocks:
             keys, values = _gather(kv_layer, block, wide.dtype)
             own = _attend(wide[block.tokens], keys, values[..., :value_dim], block, plan.options)
+            if block.is_more:
+                own = _merged(torch.stack((parts[block.tokens], own)))
             parts[block.tokens] = own
         of_ranks = all_gather(self._communicator, parts)
         tokens = torch.from_numpy(TokenShare(num_tokens, self._communicator).places())
-        return merged(of_ranks[:, tokens], sink_logits).to(q.dtype)
+        together = _merged(of_ranks[:, tokens])
+        out, lse = together[..., :-1], together[..., -1:]
+        if sink_logits is not None:
+            out = out * (lse - sink_logits.to(lse.dtype)[:, None]).sigmoid()
+        return out.to(q.dtype).contiguous()
 
 
-def merged(parts: Tensor, sink_logits: Tensor | None = None) -> Tensor:
+def _merged(parts: Tensor) -> Tensor:
     """parts [N, T, H, D + 1]: attention over N sets of keys, each with its log-sum-exp, -inf for no
-    keys -> [T, H, D] over all of them; sink_logits [H]: see `ops.PagedAttention`."""
+    keys -> the same [T, H, D + 1] over all keys, added in the order of the sets."""
     out, lse = parts[..., :-1], parts[..., -1:]
-    if sink_logits is not None:
-        sinks = sink_logits.to(lse.dtype)[:, None].expand(lse.shape[1:])
-        lse = torch.cat((lse, sinks[None]))
-    weights = (lse - lse.amax(0)).exp()
+    limits = torch.finfo(lse.dtype)
+    largest = lse.amax(0).clamp_min_(limits.min)
+    weights = (lse - largest).exp()
     total = out[0] * weights[0]
     for own, weight in zip(out[1:], weights[1:]):
         total += own * weight
-    return total / weights.sum(0)
+    mass = weights.sum(0)
+    return torch.cat((total / mass.clamp_min(limits.tiny), mass.log() + largest), dim=-1)
 
 
 def _blocks(rows: AttentionRows, pages: PageShare, options: AttentionOptions) -> Iterator[_Block]:
@@ -213,17 +229,20 @@ def _prefill_blocks(
     positions: IntArray,
     slots: IntArray,
 ) -> Iterator[_Block]:
-    """One row's queries, each block over the keys up to its last one."""
+    """One row's queries, each block over a run of the keys up to its last one."""
     start, end = (int(bound) for bound in rows.query_start[row : row + 2])
     shift = int(rows.seq_lens[row]) - end
     for first in range(start, end, _BLOCK_QUERIES):
         tokens = np.arange(first, min(first + _BLOCK_QUERIES, end), dtype=np.int64)
         queries = (tokens + shift).astype(np.int32)
         num_seen = int(np.searchsorted(positions, queries[-1], side="right"))
-        if num_seen:
-            seen = positions[:num_seen]
-            is_hidden = _is_hidden(queries[:, None], seen, options)
-            yield _block(tokens, slots[None, :num_seen], is_hidden[None])
+        is_more = False
+        for key in range(0, num_seen, _BLOCK_KEYS):
+            run = slice(key, min(key + _BLOCK_KEYS, num_seen))
+            is_hidden = _is_hidden(queries[:, None], positions[run], options)
+            if not is_hidden.all():
+                yield replace(_block(tokens, slots[None, run], is_hidden[None]), is_more=is_more)
+                is_more = True
 
 
 def _block(
@@ -255,7 +274,7 @@ def _gather(kv_layer: KVLayer, block: _Block, dtype: torch.dtype) -> tuple[Tenso
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, block: _Block, options: AttentionOptions
 ) -> Tensor:
-    """q [R * L, H, D], keys and values [R, KV, K, D] -> [R * L, H, value_dim + 1], as `merged`
+    """q [R * L, H, D], keys and values [R, KV, K, D] -> [R * L, H, value_dim + 1], as `_merged`
     takes them."""
     (num_queries, num_heads, head_dim), num_rows = q.shape, block.num_rows
     num_kv_heads, per_row = keys.shape[1], num_queries // num_rows

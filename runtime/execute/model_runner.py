@@ -518,12 +518,12 @@ def _checked_model_len(max_model_len: int | None, config: ModelConfig) -> int:
 
 def _require_divisible(config: ModelConfig, *, device: str, num_adapters: int) -> None:
     """Raises InvalidRequest where a step's tokens cannot be divided between ranks."""
-    why = None
+    why, name = None, config.architecture
     if device != "cpu":
-        why = "on a GPU; tp_size divides weights there"
+        why = "GPUs do not divide tokens"
     elif config.latent is not None and config.latent.indexer is not None:
-        why = f"of {config.architecture}, whose layers select keys of all ranks; use tp_size"
+        why = f"{name}, whose layers select keys, needs the keys of all ranks"
     elif config.recurrent is not None and num_adapters:
-        why = f"of {config.architecture}, whose layers are recurrent, beside LoRA adapters"
+        why = f"{name}, whose layers are recurrent, does not divide tokens beside LoRA adapters"
     if why is not None:
-        raise InvalidRequest(f"cp_size > 1 is not allowed: 1 {why}", "cp_size")
+        raise InvalidRequest(f"cp_size > 1 is not allowed: {why}; use tp_size", "cp_size")

@@ -151,6 +151,14 @@ def test_dtypes_are_named_and_others_refused() -> None:
         resolve_dtype(torch.int8)
 
 
+def test_processes_that_have_a_share_of_the_pages_each_have_more_together() -> None:
+    """Each of three has memory for 60 tokens; a sequence of 100 needs 34 of each."""
+    room = {"available_bytes": 60 * LAYOUT.bytes_per_token, "mem_fraction": 1.0}
+    assert _pages(num_shares=3, **room) == 180
+    with pytest.raises(InvalidRequest, match="mem_fraction"):
+        _pages(num_shares=1, **room)
+
+
 def _pages(**options: Any) -> int:
     defaults = {"page_size": 1, "max_running_requests": 4, "max_model_len": 100}
     return sizing.num_pages_for(LAYOUT, **{**defaults, **options})

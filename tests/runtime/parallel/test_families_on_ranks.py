@@ -136,6 +136,29 @@ def test_log_probabilities_are_those_of_one_rank_where_ranks_divide_tokens_and_k
             assert found == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "why"),
+    [
+        ("DeepseekV32", {}, "whose layers select keys"),
+        (
+            "Qwen3Next",
+            {"num_adapter_slots": 1, "max_adapter_rank": 4},
+            "whose layers are recurrent",
+        ),
+    ],
+)
+def test_what_cannot_be_computed_of_divided_tokens_is_refused(
+    family: str, options: dict[str, int], why: str, tmp_path: Path
+) -> None:
+    make_mixture(tmp_path, family)
+
+    def run(communicator: ThreadCommunicator) -> None:
+        with pytest.raises(InvalidRequest, match=rf"cp_size > 1 is not allowed: .*{why}"):
+            scores(tmp_path, communicator, divides_tokens=True, **options)
+
+    on_ranks(2, run)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_log_probabilities_are_those_of_one_rank_where_ranks_have_other_experts(
