@@ -120,8 +120,18 @@ class EngineConfig:
     )
 
     ep_size: int = flag(
-        1, "groups of these that have other experts of a mixture each, rather than a part of every "
-        "expert (expert parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+        1, "groups of these, or of those of --cp-size, that have other experts of a mixture each, "
+        "rather than a part of every expert or all (expert parallelism; default: %(default)s)",
+        integer(1, 62), metavar="N",
+    )
+    ep_loads: Path | None = flag(
+        None, metavar="FILE",
+        help="place experts so that groups have equally much to do by what was counted: the JSON "
+        "that /server_info gave (default: each group a range of experts)",
+    )
+    ep_extra_experts: int = flag(
+        0, "copies of experts that many tokens choose, in each group beyond its part (default: "
+        "%(default)s)", integer(0, 1024), metavar="N",
     )
 
     pp_size: int = flag(
@@ -277,8 +287,13 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
-        fits = self.tp_size % self.ep_size == 0
-        _require("ep_size", self.ep_size, fits, f"a divisor of tp_size={self.tp_size}")
+        fits = self.num_ranks % self.ep_size == 0
+        name = "cp_size" if self.cp_size > 1 else "tp_size"
+        _require("ep_size", self.ep_size, fits, f"a divisor of {name}={self.num_ranks}")
+        fits = self.ep_loads is None or (self.ep_size > 1 and self.pp_size == 1)
+        _require("ep_loads", str(self.ep_loads), fits, "none with ep_size=1 or pp_size > 1")
+        fits = self.ep_extra_experts == 0 or self.ep_loads is not None
+        _require("ep_extra_experts", self.ep_extra_experts, fits, "0 without ep_loads")
         if self.num_processes > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, f"none with {self._divided}")

@@ -125,6 +125,10 @@ class LoadedEncoder:
         ]
         return texts + [b""] * (size - len(texts))
 
+    def describe_experts(self) -> dict[str, Any]:
+        """See `LoadedModel`: no encoder has experts."""
+        return {}
+
     def describe(self) -> dict[str, Any]:
         """What a client receives when it connects."""
         encoder, head = self.encoder, self.encoder.head

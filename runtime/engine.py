@@ -349,6 +349,7 @@ class LoadedModel:
         """Raises ModelLoadError or InvalidRequest with the cause."""
         # It imports torch: not for the host half.
         from .execute.model_runner import why_slow
+        from .parallel.expert_groups import expert_groups_of
         from .parallel.leader import load_model
         from .parallel.places import Division
 
@@ -367,16 +368,12 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         _require_states_fit(self.config, self.model_config)
-        if config.ep_size > 1 and self.model_config.experts is None:
-            why = f"{self.model_config.architecture} has no experts to divide"
-            raise InvalidRequest.of(
-                "ep_size", config.ep_size, f"1: {why}; tp_size divides the rest"
-            )
+        groups = expert_groups_of(config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
-                Division(config.num_ranks, config.ep_size, config.cp_size > 1, config.pp_size),
+                Division(config.num_ranks, groups, config.cp_size > 1, config.pp_size),
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,
@@ -409,6 +406,8 @@ class LoadedModel:
         self._revisions = [weights, text_revision(self.folder)]  # some ms: not for each client
         self.adapters = self._adapter_registry()
         self.executor.warm_up(graph_progress(sys.stderr))
+        if self.runner.expert_loads is not None:
+            self.runner.expert_loads.clear()
         self.engine = Engine(
             self.executor,
             num_pages=self.runner.num_pages,
@@ -628,6 +627,10 @@ class LoadedModel:
             is_causal=True,
             score_head=None if head is None else head.numpy(),
         )
+
+    def describe_experts(self) -> dict[str, Any]:
+        """How often tokens chose each expert; {} without experts."""
+        return self.runner.describe_experts()
 
     def describe(self) -> dict[str, Any]:
         """What a client receives when it connects."""

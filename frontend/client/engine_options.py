@@ -27,6 +27,8 @@ class EngineOptions(TypedDict, total=False):
     device: str
     tp_size: int
     ep_size: int
+    ep_loads: str | Path | None
+    ep_extra_experts: int
     pp_size: int
     cp_size: int
     kernels: str
@@ -117,11 +119,16 @@ _SAME: Mapping[str, str] = {
 _REPLICAS = "an engine is one replica; `stemma serve --replicas` starts several behind one address"
 _ALWAYS = "KV is always shared; leave it out"
 _NO_DRAFT_MODEL = "no draft model is needed: speculate says what guesses instead"
+_COPIES = "ep_extra_experts copies in each group of ranks, placed by the counts in ep_loads"
 _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has none"
 # Names of theirs for what is different here, and how.
 _OTHERWISE: Mapping[str, str] = {
     "dp_size": _REPLICAS,
     "data_parallel_size": _REPLICAS,
+    "ep_num_redundant_experts": _COPIES,
+    "num_redundant_experts": _COPIES,
+    "enable_eplb": _COPIES,
+    "init_expert_location": _COPIES,
     "enforce_eager": "cuda_graph_max_tokens=0 is how it is said here",
     "disable_cuda_graph": "cuda_graph_max_tokens=0 is how it is said here",
     "enable_prefix_caching": _ALWAYS,

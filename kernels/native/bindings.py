@@ -78,6 +78,7 @@ _ARGUMENTS = {
     "stemma_communicator_abort": (_POINTER,),
     "stemma_all_reduce": (_POINTER, _POINTER, _INT, _INT),
     "stemma_all_gather": (_POINTER, _POINTER, _INT, _POINTER),
+    "stemma_all_to_all": (_POINTER, _POINTER, _POINTER, _POINTER),
 }
 _ANSWERS = {  # results, then arguments
     "stemma_communicator": (_POINTER, _POINTER, *(_INT,) * 4),

@@ -95,6 +95,18 @@ class SharedMemoryCommunicator:
         self.check()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
 
+    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+        """See `ops.Communicator`."""
+        sizes = self.all_gather(np.array([part.size for part in parts], dtype=np.int64))
+        data = np.concatenate(parts)
+        own = sizes[:, self.rank]
+        received = np.empty(own.sum(), dtype=np.uint8)
+        self._library.stemma_all_to_all(
+            self._handle, data.ctypes.data, sizes.ctypes.data, received.ctypes.data
+        )
+        self.check()
+        return np.split(received, np.cumsum(own)[:-1])
+
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""
         padded = pad(x, (0, max(sizes) - x.shape[1]))

@@ -112,6 +112,7 @@ class GraphForward:
         self._model = model
         self._kernels = kernels
         self._pool = pool
+        self._spare_slot = pool.num_pages * pool.page_size
         self._accelerator = accelerator
         self._config = config
         self._max_rows = table_shape[0]
@@ -161,13 +162,12 @@ class GraphForward:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
         size = inputs.num_tokens if padded is None else padded
         num_rows = len(tokens) if padded is None else min(padded, self._max_rows)
-        spare_slot = self._pool.num_pages * self._pool.page_size
         sources = np.zeros(0, dtype=np.int64) if inputs.sources is None else inputs.sources
         arrays: Arrays = {
             "token_ids": _padded(inputs.token_ids, size, 0),
             "sources": _padded(sources, size, NO_SOURCE),
             "positions": _padded(inputs.positions, size, 0),
-            "slots": _padded(inputs.slots, size, spare_slot),
+            "slots": _padded(inputs.slots, size, self._spare_slot),
             "sampled_tokens": _padded(tokens, num_rows, 0),
         }
         plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
@@ -221,6 +221,7 @@ class GraphForward:
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
+            spare_slot=self._spare_slot,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from ..memory.transfer import KVTransfer
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
+from ..models.layers.expert_loads import ExpertLoads
 from ..models.layers.ranks import ALONE, Ranks, head_share
 from ..models.layers.stage import ALL_LAYERS, Stage
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
@@ -120,6 +122,7 @@ class ModelRunner:
         self._stage = stage
         self._neighbours = neighbours
         self._whole_config = model_config
+        self.expert_loads: ExpertLoads | None = None  # None: the model has no experts
         share = head_share(model_config, ranks)
         self.config = model_config = replace(
             model_config, num_heads=share.num_heads, num_kv_heads=share.num_kv_heads
@@ -218,6 +221,13 @@ class ModelRunner:
         A row whose logits or sums are not finite gets `error`; other rows are not affected.
         """
         return self.steps.submit(plan)
+
+    def describe_experts(self) -> dict[str, Any]:
+        """See `ExpertLoads`; {} without experts. Waits for the device."""
+        if self.expert_loads is None:
+            return {}
+        with nullcontext() if self.accelerator is None else self.accelerator.queue():
+            return self.expert_loads.describe()
 
     def stream_to(self, sink: KVSink) -> None:
         """From now on plans may stream KV there. On a CPU."""
@@ -427,6 +437,13 @@ class ModelRunner:
             self.model = self._build(source)
 
     def _build(self, source: WeightSource) -> LanguageModel:
+        if self._whole_config.experts is not None:
+            self.expert_loads = ExpertLoads(
+                self._whole_config.experts,
+                self.device,
+                self.ranks.expert_groups,
+                self._stage.first_layer,
+            )
         build = ModelBuild(
             self._whole_config,
             source,
@@ -437,6 +454,7 @@ class ModelRunner:
             self._adapters,
             self.ranks,
             self._stage,
+            self.expert_loads,
         )
         model = build_model(build)
         if self.config.labels is not None:

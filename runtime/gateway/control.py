@@ -223,6 +223,7 @@ class Control:
             **self._loaded.describe(),
             **self._engine.describe(),
             "role": self._loaded.role,
+            "experts": self._loaded.describe_experts(),
             "prefills": {} if self.prefills is None else self.prefills.describe(),
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,

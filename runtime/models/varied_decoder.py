@@ -176,7 +176,7 @@ def _feed_forward(build: ModelBuild, name: str, index: int, varied: VariedLayers
     dense = GatedMLP(build, f"{name}.mlp", size)
     if build.config.experts is None:
         return lambda residual, normed, batch: dense(normed, batch)
-    return _DenseAndExperts(build, name, dense, build.config.experts)
+    return _DenseAndExperts(build, name, index, dense, build.config.experts)
 
 
 class _SparseMLP:
@@ -209,8 +209,14 @@ class _DenseAndExperts:
     """A dense block and a mixture of experts side by side, each normed (Gemma 4)."""
 
     def __init__(
-        self, build: ModelBuild, name: str, dense: GatedMLP, experts: ExpertsConfig
+        self,
+        build: ModelBuild,
+        name: str,
+        index: int,
+        dense: GatedMLP,
+        experts: ExpertsConfig,
     ) -> None:
+        self._note = None if build.expert_loads is None else build.expert_loads.of_layer(index)
         hidden_size, kernels = build.config.hidden_size, build.kernels
         wide = torch.promote_types(build.dtype, torch.float32)
         ones = torch.ones(hidden_size, dtype=build.dtype, device=build.device)
@@ -241,6 +247,8 @@ class _DenseAndExperts:
         dense = self._dense_norm(self._dense(normed, batch))
         logits = self._router(self._router_norm(residual) * self._router_scale * self._root)
         expert_ids, weights = self._route(logits, None, self._routing)
+        if self._note is not None:
+            self._note(expert_ids, batch)
         weights = (weights * self._expert_scale[expert_ids.long()]).to(weights.dtype)
         found = self._experts(self._input_norm(residual), expert_ids, weights)
         return dense + self._output_norm(found)

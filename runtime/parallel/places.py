@@ -22,6 +22,7 @@ from ...kernels.ops import Communicator
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.parts import Range
 from ..execute.model_runner import ModelRunner, resolve_dtype
+from ..models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from ..models.layers.ranks import ALONE, Ranks
 from ..models.layers.stage import Stage, config_of_stage
 from .meeting import Meeting, OpenedMeeting
@@ -36,7 +37,7 @@ class Division:
     """Into how many parts a model is divided, and by what."""
 
     num_ranks: int = 1  # each layer, or tokens and KV
-    num_expert_groups: int = 1  # of ranks, see `Ranks`
+    expert_groups: ExpertGroups = ONE_GROUP  # of ranks, see `Ranks`
     divides_tokens: bool = False  # rather than each layer, see `Ranks`
     num_stages: int = 1  # the layers, one behind the other
 
@@ -84,7 +85,7 @@ class Place:
                 division.num_ranks,
                 communicator,
                 gathers_logits=self.options["device"] != "cpu",
-                num_expert_groups=division.num_expert_groups,
+                expert_groups=division.expert_groups,
                 divides_tokens=division.divides_tokens,
             )
         neighbours = None

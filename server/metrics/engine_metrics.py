@@ -123,6 +123,8 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(GRAMMARS, info, labels)
     if info["lora"]:
         yield from figure_families(LORA, info, labels)
+    if info["experts"]:
+        yield from _expert_imbalance(info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
     if info["coming"]:
@@ -144,6 +146,18 @@ def _by_source(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
         metric = CounterMetricFamily(name, f"{text}, by source.", labels=[*labels, "source"])
         for source, counts in info["speculation"]["sources"].items():
             metric.add_metric([*labels.values(), source], float(counts[key]))
+        yield metric
+
+
+def _expert_imbalance(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
+    """Since the start, by layer."""
+    for key, name, text in (
+        ("imbalance", "stemma_expert_imbalance", "Tokens of the busiest expert over the mean."),
+        ("group_imbalance", "stemma_expert_group_imbalance", "The same of groups of ranks."),
+    ):
+        metric = GaugeMetricFamily(name, text, labels=[*labels, "layer"])
+        for layer, value in info["experts"][key].items():
+            metric.add_metric([*labels.values(), layer], value)
         yield metric
 
 

@@ -3,12 +3,14 @@ when one of them ends."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mixtures import make_mixture
 from server_process import ServerProcess, children, is_alive
 from waiting import wait_until
 
@@ -94,6 +96,46 @@ def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
         wait_until(lambda: not is_alive(pid))
         assert engine.get_server_info()["total_tokens"] == 512  # another one's
         assert engine_with(1) != pid
+
+
+@pytest.mark.parametrize("divided", ["tp_size", "cp_size"])
+def test_a_mixture_placed_by_what_was_counted_says_what_it_says_on_one_process(
+    divided: str, tmp_path: Path
+) -> None:
+    model, counted = tmp_path / "model", tmp_path / "loads.json"
+    make_mixture(model, "Mixtral", has_tokenizer=True)
+    options = {"model": model, "dtype": "float64", "kernels": "reference", "speculate": "off"}
+    options |= {"max_total_tokens": 4096}
+    with st.Engine(**options) as one:
+        expected = story.run(backend=one, seed=4).text()
+        info = one.get_server_info()
+        counted.write_text(json.dumps(info))
+    loads = info["experts"]["loads"]
+    assert len(loads) == 2 and len({sum(counts) for counts in loads.values()}) == 1
+    placed = {divided: 2, "ep_size": 2, "ep_loads": counted, "ep_extra_experts": 1}
+    with st.Engine(**options, **placed) as two:
+        assert story.run(backend=two, seed=4).text() == expected
+        found = two.get_server_info()["experts"]
+    assert found["loads"] == loads
+    assert all(own >= 1.0 for own in found["group_imbalance"].values())
+
+
+def test_copies_of_experts_are_refused_without_counts_of_the_model(tmp_path: Path) -> None:
+    make_mixture(tmp_path, "Mixtral", has_tokenizer=True)
+    groups = {"model": tmp_path, "tp_size": 2, "ep_size": 2}
+    with pytest.raises(
+        st.StemmaError, match=r"ep_extra_experts=1 is not allowed.*without ep_loads"
+    ):
+        st.Engine(**groups, ep_extra_experts=1)
+    counted = tmp_path / "loads.json"
+    allowed = r"experts\.loads, 2 layers of 4 experts"
+    for written in ('{"experts": {"loads": {"0": [1, 2, 3, 4]}}}', "", "[1]"):
+        counted.write_text(written)
+        with pytest.raises(st.StemmaError, match=f"ep_loads=.*is not allowed.*{allowed}"):
+            st.Engine(**groups, ep_loads=counted)
+    counted.write_text('{"experts": {"loads": {"0": [1, 2, 3, 4], "1": [1, 2, 3, 4]}}}')
+    with pytest.raises(st.StemmaError, match=r"ep_extra_experts=3 is not allowed.*in .0, 2.: then"):
+        st.Engine(**groups, ep_loads=counted, ep_extra_experts=3)
 
 
 def test_a_program_says_the_same_where_ranks_divide_tokens_and_kv() -> None:

@@ -90,6 +90,28 @@ def test_what_is_gathered_keeps_shape_and_dtype_whatever_its_size() -> None:
     assert on_ranks(2, run) == [(2, 2, SLOT_BYTES // 4)] * 2
 
 
+@pytest.mark.parametrize("unit", [1, 1000, SLOT_BYTES // 3])  # the last takes several slots
+def test_each_rank_is_given_what_the_others_have_for_it_however_much(unit: int) -> None:
+    """From rank 1 to rank 2 it is nothing."""
+
+    def size(giver: int, taker: int) -> int:
+        return unit * ((giver + 2 * taker) % 5)
+
+    def run(ranks: SharedMemoryCommunicator) -> None:
+        for turn in range(3):
+            parts = [
+                np.full(size(ranks.rank, taker), 16 * turn + 4 * ranks.rank + taker, dtype=np.uint8)
+                for taker in range(3)
+            ]
+            for giver, part in enumerate(ranks.all_to_all(parts)):
+                assert len(part) == size(giver, ranks.rank)
+                assert (part == 16 * turn + 4 * giver + ranks.rank).all()
+        nothing = [np.zeros(0, dtype=np.uint8)] * 3
+        assert [len(part) for part in ranks.all_to_all(nothing)] == [0, 0, 0]
+
+    on_ranks(3, run)
+
+
 def test_who_waits_for_a_rank_that_has_gone_is_told() -> None:
     is_waiting = threading.Event()
 
@@ -138,6 +160,12 @@ x = torch.tensor([1.0, 2.0**-9], dtype=torch.bfloat16) * (rank + 1)
 ranks.all_reduce(x)
 assert x.tolist() == [3.0, 3 * 2.0**-9], x
 assert ranks.all_gather(np.array([rank, 7])).tolist() == [[0, 7], [1, 7]]
+for size in (3, 0):
+    parts = [np.full(size, rank, np.uint8), np.full(2 * rank * size, 7, np.uint8)]
+    received = ranks.all_to_all(parts)
+    assert [part.tolist() for part in received] == (
+        [[0] * size, [1] * size] if rank == 0 else [[], [7] * 2 * size]
+    ), received
 if rank == 1:
     store.wait(["gathered"])
     os._exit(0)

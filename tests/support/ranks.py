@@ -31,6 +31,13 @@ class ThreadCommunicator:
         self._barrier.wait()
         return gathered
 
+    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+        self._parts[self.rank] = [part.copy() for part in parts]
+        self._barrier.wait()
+        received: list[npt.NDArray[np.uint8]] = [given[self.rank] for given in self._parts]
+        self._barrier.wait()
+        return received
+
     def all_reduce(self, x: Tensor) -> None:
         parts = self.all_gather(x.numpy())
         total = torch.from_numpy(parts[0].copy())

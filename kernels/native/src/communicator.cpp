@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <thread>
 
 #include "bf16.h"
@@ -83,6 +84,7 @@ class Communicator {
           spin_us_(spin_us) {}
 
     int64_t slot_bytes() const { return slot_bytes_; }
+    int64_t rank() const { return rank_; }
     int64_t num_ranks() const { return num_ranks_; }
     bool is_aborted() const { return header_->is_aborted.load(std::memory_order_relaxed) != 0; }
 
@@ -230,5 +232,33 @@ extern "C" void stemma_all_gather(void* communicator, const void* data, int64_t 
     for (int64_t rank = 0; rank < ranks.num_ranks(); ++rank) {
         if (!ranks.wait(rank)) return;
         std::memcpy(static_cast<char*>(all) + rank * bytes, ranks.slot(rank), bytes);
+    }
+}
+
+// sizes [num_ranks, num_ranks]: the bytes that each rank, a row, gives to each. data: what this one
+// gives, in the order of the ranks; received: what it is given, likewise.
+extern "C" void stemma_all_to_all(void* communicator, const void* data, const int64_t* sizes,
+                                  void* received) {
+    Communicator& ranks = of(communicator);
+    const int64_t count = ranks.num_ranks(), slot_bytes = ranks.slot_bytes();
+    const auto begin_of = [&](int64_t from, int64_t to) {
+        return std::accumulate(sizes + from * count, sizes + from * count + to, int64_t{0});
+    };
+    int64_t largest = 0;
+    for (int64_t from = 0; from < count; ++from) largest = std::max(largest, begin_of(from, count));
+    const int64_t given = begin_of(ranks.rank(), count);
+    for (int64_t first = 0; first < largest; first += slot_bytes) {  // as many on every rank
+        const int64_t size = std::clamp<int64_t>(given - first, 0, slot_bytes);
+        ranks.give(static_cast<const char*>(data) + (size > 0 ? first : 0), size);
+        char* target = static_cast<char*>(received);
+        for (int64_t from = 0; from < count; ++from) {
+            if (!ranks.wait(from)) return;
+            const int64_t begin = begin_of(from, ranks.rank());
+            const int64_t end = begin + sizes[from * count + ranks.rank()];
+            const int64_t low = std::max(begin, first), high = std::min(end, first + slot_bytes);
+            if (low < high)
+                std::memcpy(target + (low - begin), ranks.slot(from) + (low - first), high - low);
+            target += end - begin;
+        }
     }
 }

@@ -10,6 +10,7 @@ from ....kernels.registry import Kernels
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.weight_source import WeightSource
 from .adapter_tables import AdapterTables
+from .expert_loads import ExpertLoads
 from .ranks import ALONE, Ranks
 from .stage import ALL_LAYERS, Stage
 
@@ -27,3 +28,4 @@ class ModelBuild:
     adapters: AdapterTables | None = None  # None: linear layers take no adapters
     ranks: Ranks = ALONE
     stage: Stage = ALL_LAYERS
+    expert_loads: ExpertLoads | None = None  # None: what tokens choose is not counted

@@ -1,5 +1,6 @@
 """Experts that ranks share as wholes (expert parallelism): each rank computes, of the tokens of a
-step, those that chose its experts.
+step, those that chose its experts. Of an expert with copies in several groups a token takes the one
+that its id and position say: so what it gets does not depend on other tokens.
 
 Every rank has all tokens and routes them alike, so that nothing need be sent before; the sum over
 the ranks that ends the block brings the results together. Where there are more ranks than groups of
@@ -8,14 +9,18 @@ experts, each expert is divided between the ranks of its group as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ....errors import InvalidRequest
 from ....kernels.ops import Experts
 from ....kernels.reference.dense import widen
-from ...checkpoint.parts import Range
+from ...checkpoint.config.model_config import ExpertsConfig, ModelConfig
+from ..forward_batch import ForwardBatch
+from .expert_placement import places_of
 from .ranks import ALONE, Ranks
 
 
@@ -23,41 +28,108 @@ from .ranks import ALONE, Ranks
 class ExpertShare:
     """What a rank has of a mixture's experts."""
 
-    experts: Range | None  # None: all
+    experts: Sequence[int] | None  # ascending; None: all
     ranks: Ranks  # between which each of them is divided
+    # [turns, experts]: of each expert its slot among this rank's where a token with this turn is
+    # computed here, else -1; where ranks divide tokens, as `SentExperts` takes it. Of all: none.
+    slots: Sequence[Sequence[int]] = ()
 
     def has(self, expert: int) -> bool:
         """Whether the expert is here, or a part of it."""
-        return self.experts is None or self.experts[0] <= expert < self.experts[1]
+        return self.experts is None or expert in self.experts
 
 
-def expert_share(num_experts: int, ranks: Ranks) -> ExpertShare:
-    """This rank's share of the experts."""
-    num_groups = ranks.num_expert_groups
-    if num_groups == 1 or num_experts < num_groups:
+def expert_share(layer: int, num_experts: int, ranks: Ranks) -> ExpertShare:
+    """This rank's share of the experts of the model's layer with this index."""
+    groups = ranks.expert_groups
+    if groups.count == 1:
         return ExpertShare(None, ranks)
-    each = ranks.num_ranks // num_groups
-    group, inner = divmod(ranks.rank, each)
-    first, end = (num_experts * place // num_groups for place in (group, group + 1))
-    within = ALONE if each == 1 else replace(ranks, rank=inner, num_ranks=each)
-    return ExpertShare((first, end), within)
+    placement = groups.placement(layer, num_experts)
+    group = ranks.rank * groups.count // ranks.num_ranks
+    within = _within_group(ranks)
+
+    def code(place: tuple[int, int]) -> int:
+        holder, slot = place
+        if ranks.divides_tokens:  # of the ranks of a group, all alike, one for each sender
+            return (holder * within.num_ranks + within.rank) * num_experts + slot
+        return slot if holder == group else -1
+
+    slots = [[code(place) for place in turn] for turn in places_of(placement)]
+    return ExpertShare(placement[group], within, slots)
+
+
+def _within_group(ranks: Ranks) -> Ranks:
+    """This rank among those that have the same experts."""
+    each = ranks.num_ranks // ranks.expert_groups.count
+    return ALONE if each == 1 else replace(ranks, rank=ranks.rank % each, num_ranks=each)
+
+
+def is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
+    """Whether all parts of a mixture can be divided: their results are summed together."""
+    if ranks.divides_tokens:
+        return experts.has_gates and ranks.expert_groups.count > 1
+    within = _within_group(ranks)
+    fits = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
+    shared = experts.shared_intermediate_size
+    return experts.has_gates and fits and (not shared or ranks.share(shared) is not None)
+
+
+def require_groups(config: ModelConfig, ranks: Ranks) -> None:
+    """Raises InvalidRequest where groups of ranks would not have other experts each."""
+    groups, experts, name = ranks.expert_groups, config.experts, config.architecture
+    count = groups.count
+    if count == 1:
+        return
+    allowed = ""
+    if experts is None:
+        allowed = f"1: {name} has no experts to divide; tp_size divides the rest"
+    elif count > experts.num_experts:
+        allowed = f"an integer in [1, {experts.num_experts}], the experts that {name} has"
+    elif config.varied is not None or not experts.has_gates:
+        allowed = f"1: each rank computes all experts of {name}; tp_size divides the rest"
+    elif not is_divided(ranks, experts):
+        allowed = f"1: {ranks.num_ranks} ranks are too many to divide the experts of {name}"
+    if allowed:
+        raise InvalidRequest.of("ep_size", count, allowed)
+    assert experts is not None
+    most = experts.num_experts - -(-experts.num_experts // count)
+    if groups.num_extra > most:
+        allowed = f"an integer in [0, {most}]: then each group has all experts of {name}"
+        raise InvalidRequest.of("ep_extra_experts", groups.num_extra, allowed)
+
+
+class ExpertSlots:
+    """Where what tokens choose is computed: `ExpertShare.slots` by their turns."""
+
+    def __init__(self, share: ExpertShare, device: torch.device) -> None:
+        """share: of which `experts` are not all."""
+        table = torch.tensor(share.slots, device=device)
+        self._num_turns, self._num_experts = table.shape
+        self._table = table.flatten()
+
+    def __call__(self, expert_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, K] of a rank's tokens -> [T, K]."""
+        if self._num_turns == 1:
+            return self._table[expert_ids]
+        positions = batch.positions
+        places = batch.tokens.take(positions if positions.dim() == 1 else positions.sum(0))
+        turns = (batch.input_ids + places) % self._num_turns
+        return self._table[expert_ids + turns[:, None] * self._num_experts]
 
 
 class OwnExperts:
-    """See `ops.Experts`; expert_ids of all experts, of which this rank has a range: its part of the
-    sum over a token's choices."""
+    """See `ops.Experts`; expert_ids as slots of this rank, -1 for others: its part of the sum over
+    a token's choices."""
 
-    def __init__(self, experts: Experts, own: Range, *, is_static: bool) -> None:
+    def __init__(self, experts: Experts, *, is_static: bool) -> None:
         """is_static: shapes may not depend on what tokens chose, as in a graph: what others have is
         computed too, by an expert that is here, and weighs nothing."""
         self._experts = experts
-        self._first, self._end = own
         self._run = self._padded if is_static else self._picked
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """See `ops.Experts`."""
-        is_own = (expert_ids >= self._first) & (expert_ids < self._end)
-        return self._run(x, expert_ids - self._first, weights, is_own)
+        return self._run(x, expert_ids, weights, expert_ids >= 0)
 
     def _picked(self, x: Tensor, ids: Tensor, weights: Tensor, is_own: Tensor) -> Tensor:
         tokens, choices = is_own.nonzero(as_tuple=True)

@@ -5,6 +5,7 @@ Experts are read one by one into stacks, so that at most one expert is in memory
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,15 +14,16 @@ from torch import Tensor
 from ....kernels.ops import Experts, Linear, Weight
 from ....kernels.reference.dense import sigmoid
 from ...checkpoint.config.model_config import ExpertsConfig
-from ...checkpoint.parts import WHOLE, Part, Range
+from ...checkpoint.parts import WHOLE, Part
 from ...checkpoint.quantized.expert_stack import stacked_weights
 from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
-from .expert_share import ExpertShare, OwnExperts, expert_share
+from .expert_dispatch import SentExperts
+from .expert_share import ExpertShare, ExpertSlots, OwnExperts, expert_share, is_divided
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
-from .ranks import ALONE, Ranks
+from .ranks import ALONE
 
 
 def feed_forward_of(
@@ -30,7 +32,7 @@ def feed_forward_of(
     """The layer's feed-forward block: experts where the config says so. layer: its name."""
     experts = build.config.experts
     if experts is not None and index in experts.layers:
-        return MixtureOfExperts(build, layer)
+        return MixtureOfExperts(build, layer, index)
     return dense_block(build, f"{layer}.{build.config.names.feed_forward}")
 
 
@@ -41,13 +43,16 @@ class MixtureOfExperts:
     (`expert_share`); all ranks route alike.
     """
 
-    def __init__(self, build: ModelBuild, layer: str) -> None:
-        """layer: its name in the checkpoint."""
+    def __init__(self, build: ModelBuild, layer: str, index: int) -> None:
+        """layer: its name in the checkpoint; index: its place among the model's."""
         config, experts = build.config, _config_of(build)
+        self._note = None if build.expert_loads is None else build.expert_loads.of_layer(index)
         names = experts.names
         name = f"{layer}.{names.block}"
-        if not _is_divided(build.ranks, experts):
-            build = replace(build, ranks=ALONE)
+        ranks = build.ranks if is_divided(build.ranks, experts) else ALONE
+        share = expert_share(index, experts.num_experts, ranks)
+        # Where tokens are divided, experts are sent theirs; the rest is of a rank's tokens alone.
+        build = replace(build, ranks=ALONE if ranks.divides_tokens else ranks)
         self._ranks = build.ranks
         self._routing = experts.routing
         self._weighs_inputs = experts.weighs_inputs
@@ -71,7 +76,11 @@ class MixtureOfExperts:
                 (experts.num_experts,),
                 torch.promote_types(build.dtype, torch.float32),
             )
-        self._experts = _experts_of(build, name, experts)
+        self._slots = None if share.experts is None else ExpertSlots(share, build.device)
+        self._experts = _experts_of(build, name, experts, share)
+        if ranks.divides_tokens:
+            assert ranks.communicator is not None, "there are other ranks"
+            self._experts = SentExperts(self._experts, experts.num_experts, ranks.communicator)
         self._shared: GatedMLP | PlainMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:
@@ -88,6 +97,10 @@ class MixtureOfExperts:
         if self._router_bias is not None:
             logits = logits + self._router_bias
         expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
+        if self._note is not None:
+            self._note(expert_ids, batch)
+        if self._slots is not None:
+            expert_ids = self._slots(expert_ids, batch)
         if self._weighs_inputs:
             out = self._of_weighed_inputs(x, expert_ids, weights)
         else:
@@ -111,20 +124,13 @@ class MixtureOfExperts:
         return out
 
 
-def _is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
-    """Whether all parts of the mixture can be divided: their results are summed together."""
-    within = expert_share(experts.num_experts, ranks).ranks
-    is_divided = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
-    shared = experts.shared_intermediate_size
-    return experts.has_gates and is_divided and (not shared or ranks.share(shared) is not None)
-
-
-def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts:
+def _experts_of(
+    build: ModelBuild, name: str, experts: ExpertsConfig, share: ExpertShare
+) -> Experts:
     """name: the mixture's."""
     if not experts.has_gates:
         return PlainExperts(build, name, experts)
     take = _take_stacked if experts.is_stacked else take_experts
-    share = expert_share(experts.num_experts, build.ranks)
     made = build.kernels.make_experts(
         *take(build, name, experts, share),
         experts.clamped or build.config.activation,
@@ -132,7 +138,7 @@ def _experts_of(build: ModelBuild, name: str, experts: ExpertsConfig) -> Experts
     )
     if share.experts is None:
         return made
-    return OwnExperts(made, share.experts, is_static=build.device.type == "cuda")
+    return OwnExperts(made, is_static=build.device.type == "cuda")
 
 
 def take_experts(
@@ -199,12 +205,12 @@ def _take_stacked(
     return gate_up, part_of([names.down], down, [hidden_size], Part(inputs=inner))
 
 
-def _experts_in(weight: Weight, own: Range | None) -> Weight:
+def _experts_in(weight: Weight, own: Sequence[int] | None) -> Weight:
     if own is None:
         return weight
     if isinstance(weight, Tensor):
-        return weight[slice(*own)].clone()
-    return weight.map(lambda tensor: tensor[slice(*own)].clone())
+        return weight[list(own)]
+    return weight.map(lambda tensor: tensor[list(own)])
 
 
 def _take_biases(
@@ -218,7 +224,8 @@ def _take_biases(
     down = build.source.take(f"{name}.{names.down}_bias", (count, build.config.hidden_size))
     gate_up = _gates_first(gate_up)
     if share.experts is not None:
-        gate_up, down = gate_up[slice(*share.experts)], down[slice(*share.experts)]
+        own = list(share.experts)
+        gate_up, down = gate_up[own], down[own]
     inner = share.ranks.share(experts.intermediate_size)
     if inner is None:
         return gate_up, down

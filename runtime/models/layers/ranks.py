@@ -16,6 +16,7 @@ import numpy as np
 from ....kernels.context_share import ALL_TOKENS, PageShare, TokenShare
 from ...checkpoint.config.model_config import ModelConfig
 from ...checkpoint.parts import Range
+from .expert_placement import ONE_GROUP, ExpertGroups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class Ranks:
     # Logits are gathered, so that each rank draws by itself, as a GPU's kernels do; else ranks draw
     # together, each over its share of the vocabulary.
     gathers_logits: bool = False
-    num_expert_groups: int = 1  # of ranks, each with other experts; divides num_ranks
+    expert_groups: ExpertGroups = ONE_GROUP  # their count divides num_ranks
     # Each has all weights, and a share of a step's tokens and of the KV (kernels/context_share.py).
     divides_tokens: bool = False
 

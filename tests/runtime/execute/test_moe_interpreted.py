@@ -96,6 +96,11 @@ def test_kernels_for_a_gpu_say_what_the_cpu_says(
     steps = loaded.runner.steps
     assert isinstance(steps, AsynchronousSteps) and steps.forward.num_graphs > 0
     assert routed, "no padding was tested"
+    num_tokens = loaded.engine.scheduler.stats.num_computed_tokens
+    experts = loaded.model_config.experts
+    assert experts is not None
+    for counts in loaded.runner.describe_experts()["loads"].values():  # padding chooses none
+        assert sum(counts) == num_tokens * experts.routing.num_chosen
 
 
 def test_quantized_experts_say_what_the_cpu_says(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from torch import Tensor
 from stemma.errors import InvalidRequest
 from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.execute.model_runner import ModelRunner
-from stemma.runtime.models.layers.expert_share import OwnExperts
+from stemma.runtime.models.layers.expert_placement import ONE_GROUP, ExpertGroups
+from stemma.runtime.models.layers.expert_share import OwnExperts, require_groups
 from stemma.runtime.models.layers.ranks import ALONE, Ranks, head_share
 from stemma.runtime.models.model_config import read_model_config
 
@@ -69,7 +70,7 @@ MIXTURES = [name for name in MODELS if "expert" in name]
 def scores(
     folder: Path,
     communicator: ThreadCommunicator | None = None,
-    num_expert_groups: int = 1,
+    expert_groups: ExpertGroups = ONE_GROUP,
     divides_tokens: bool = False,
     **options: Any,
 ) -> list[tuple[float, ...]]:
@@ -80,7 +81,7 @@ def scores(
             communicator.rank,
             communicator.num_ranks,
             communicator,
-            num_expert_groups=num_expert_groups,
+            expert_groups=expert_groups,
             divides_tokens=divides_tokens,
         )
     runner = ModelRunner(
@@ -166,9 +167,64 @@ def test_log_probabilities_are_those_of_one_rank_where_ranks_have_other_experts(
     """Of four ranks two have the same experts, of which each computes a part."""
     MODELS[name](tmp_path)
     whole = scores(tmp_path)
-    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, 2)):
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, ExpertGroups(2))):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_log_probabilities_are_those_of_one_rank_where_hot_experts_have_copies(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
+    MODELS[name](tmp_path)
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    counts = [100, *range(experts.num_experts - 1)]
+    groups = ExpertGroups(2, 1, dict.fromkeys(experts.layers, counts))
+    placement = groups.placement(experts.layers[0], experts.num_experts)
+    assert set(placement[0]) & set(placement[1])
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, groups)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_extra"), [(2, 0), (2, 1), (4, 0)])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_log_probabilities_are_those_of_one_rank_where_tokens_are_sent_to_their_experts(
+    name: str, num_ranks: int, num_extra: int, tmp_path: Path
+) -> None:
+    """Ranks divide the tokens; of four ranks two have the same experts."""
+    MODELS[name](tmp_path)
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    counts = [100, *range(experts.num_experts - 1)]
+    groups = ExpertGroups(2, num_extra, dict.fromkeys(experts.layers, counts))
+    whole = scores(tmp_path)
+    for of_rank in on_ranks(
+        num_ranks, lambda ranks: scores(tmp_path, ranks, groups, divides_tokens=True)
+    ):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "num_groups", "allowed"),
+    [
+        ("Mixtral", 8, 8, r"an integer in \[1, 4\], the experts that MixtralForCausalLM has"),
+        ("NemotronH", 2, 2, "1: each rank computes all experts of NemotronHForCausalLM"),
+        ("Gemma4", 2, 2, "1: Gemma4ForCausalLM has no experts to divide"),
+        ("DeepseekV3", 64, 2, "1: 64 ranks are too many to divide the experts of Deepseek"),
+    ],
+)
+def test_groups_that_would_have_no_experts_of_their_own_are_refused(
+    family: str, num_ranks: int, num_groups: int, allowed: str, tmp_path: Path
+) -> None:
+    make_mixture(tmp_path, family)
+    ranks = Ranks(num_ranks=num_ranks, expert_groups=ExpertGroups(num_groups))
+    with pytest.raises(InvalidRequest, match=f"ep_size={num_groups} is not allowed.*{allowed}"):
+        require_groups(read_model_config(tmp_path), ranks)
 
 
 @pytest.mark.parametrize("is_static", [False, True])
@@ -180,11 +236,11 @@ def test_a_rank_adds_what_its_experts_give_and_nothing_else(is_static: bool) -> 
         return (x[:, None] * (ids + 2)[..., None] * weights[..., None]).sum(1)
 
     x = torch.arange(1.0, 4.0)[:, None]
-    ids = torch.tensor([[0, 5], [4, 3], [1, 2]])
     weights = torch.tensor([[0.5, 0.5], [1.0, 2.0], [1.0, 1.0]])
-    of_four_and_five = OwnExperts(experts, (4, 6), is_static=is_static)
-    assert of_four_and_five(x, ids, weights).tolist() == [[1.5], [4.0], [0.0]]
-    assert OwnExperts(experts, (6, 8), is_static=is_static)(x, ids, weights).sum() == 0
+    own = OwnExperts(experts, is_static=is_static)
+    slots = torch.tensor([[-1, 5], [4, -1], [-1, -1]])
+    assert own(x, slots, weights).tolist() == [[0.5 * 7], [2.0 * 6], [0.0]]
+    assert own(x, torch.full((3, 2), -1), weights).sum() == 0
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from mixtures import make_mixture
 from ranks import ThreadCommunicator, on_ranks
 from step_plans import GREEDY, Feed, PlanDriver
 
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.expert_placement import ExpertGroups
 from stemma.runtime.models.layers.ranks import Ranks
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.parallel.orders import EXECUTE, PlanReader, PlanWriter, message_of, write_all
@@ -112,6 +114,7 @@ class Counting(ThreadCommunicator):
         super().__init__(inner.rank, inner._parts, inner._barrier)
         self.sums: list[int] = []
         self.exchanges: list[int] = []
+        self.sent: list[list[int]] = []  # bytes to each rank, of each `all_to_all`
 
     def all_reduce(self, x: torch.Tensor) -> None:
         num_exchanges = len(self.exchanges)
@@ -119,9 +122,47 @@ class Counting(ThreadCommunicator):
         del self.exchanges[num_exchanges:]
         self.sums.append(x.numel())
 
+    def all_to_all(self, parts: Any) -> Any:
+        self.sent.append([part.nbytes for part in parts])
+        return super().all_to_all(parts)
+
     def all_gather(self, data: Any) -> Any:
         self.exchanges.append(data.size)
         return super().all_gather(data)
+
+
+def test_a_token_goes_to_each_rank_of_its_experts_once_and_one_vector_comes_back(
+    tmp_path: Path,
+) -> None:
+    """Each of two ranks has three of six tokens; docs/how-it-works/parallelism.md counts bytes."""
+    make_mixture(tmp_path, "Mixtral")
+    config = read_model_config(tmp_path)
+    assert config.experts is not None
+    num_layers, num_chosen = len(config.experts.layers), config.experts.routing.num_chosen
+    there, back = config.hidden_size * 8 + num_chosen * (4 + 8), config.hidden_size * 8
+
+    def run(communicator: ThreadCommunicator) -> list[list[int]]:
+        counting = Counting(communicator)
+        groups = ExpertGroups(2)
+        ranks = Ranks(counting.rank, 2, counting, expert_groups=groups, divides_tokens=True)
+        runner = ModelRunner(
+            tmp_path, config, dtype="float64", kernels="reference", num_pages=64,
+            max_running_requests=4, ranks=ranks,
+        )  # fmt: skip
+        driver = PlanDriver(runner)
+        driver.step([Feed(driver.sequence(), range(6), GREEDY)])
+        assert len(counting.sent) == 2 * num_layers and not counting.sums
+        return counting.sent
+
+    one, other = on_ranks(2, run)
+    for given, returned in zip(range(0, 2 * num_layers, 2), range(1, 2 * num_layers, 2)):
+        for sent in (one, other):
+            assert sum(sent[given]) % there == 0
+            assert 3 <= sum(sent[given]) // there <= 3 * num_chosen
+            assert max(sent[given]) <= 3 * there
+        rows = [[size // there for size in sent[given]] for sent in (one, other)]
+        for rank, sent in enumerate((one, other)):
+            assert sent[returned] == [rows[0][rank] * back, rows[1][rank] * back]
 
 
 @pytest.mark.parametrize("num_layers", [2, 3])
