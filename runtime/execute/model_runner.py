@@ -173,7 +173,9 @@ class ModelRunner:
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
             )
-        num_pages = ranks.least(num_pages) if neighbours is None else neighbours.least(num_pages)
+        num_pages = ranks.least(num_pages)
+        if neighbours is not None:
+            num_pages = neighbours.least(num_pages)
         num_slots = num_host_slots = 0
         if self.state_layout is not None:
             num_slots = num_state_slots(
