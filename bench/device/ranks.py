@@ -212,7 +212,9 @@ def _bubbles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             times["two"].append(_run(two, 1, length, 1))
             times["one"].append(_run(one, 1, length, 1))
         medians = {name: statistics.median(each) for name, each in times.items()}
-        num_chunks = length / share_of_stage(EngineConfig().chunked_prefill_size, 2)
+        config = EngineConfig()
+        share = share_of_stage(config.chunked_prefill_size, 2, config.max_running_requests)
+        num_chunks = length / share
         lost, least = 1 - medians["one"] / (2 * medians["two"]), 1 / (num_chunks + 1)
         yield {
             "what": f"two stages wait, of a prompt of {length} tokens, %",

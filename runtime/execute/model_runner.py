@@ -184,7 +184,9 @@ class ModelRunner:
                 states=self.state_layout,
                 num_shares=1 if ranks.pages is None else ranks.num_ranks,
             )
-        num_pages = ranks.least(num_pages) if neighbours is None else neighbours.least(num_pages)
+        num_pages = ranks.least(num_pages)
+        if neighbours is not None:
+            num_pages = neighbours.least(num_pages)
         self.num_pages = num_pages  # ids from 0 on that may be handed out
         if ranks.pages is not None:
             num_pages = ranks.pages.num_own(num_pages)

@@ -244,7 +244,7 @@ class _StagedStep:
 
 def _process_of(place: Place) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "stemma.runtime.parallel.follower"],
+        [sys.executable, "-P", "-m", "stemma.runtime.parallel.follower"],
         bufsize=0,
         stdin=subprocess.PIPE,
         pass_fds=place.descriptors,

@@ -138,9 +138,10 @@ class Scheduler:
         if images is not None or kv_cache.states is not None:
             num_stages = 1
         self._num_stages = num_stages
-        self._step_tokens = share_of_stage(token_budget, num_stages)
+        self._step_tokens = share_of_stage(token_budget, num_stages, max_running_requests)
         self._in_flight = InFlight(has_overlap=has_overlap, num_stages=num_stages)
         self._step_id = 0
+        self._is_short = False  # of pages, so that who needs them is to be planned first
         self._is_stalled = False  # the last plan was empty: they all wait
         self._wake_s: float | None = None  # when a plan may have rows though nothing has happened
         self._num_free_pages = 0  # when the last plan was empty
@@ -339,7 +340,10 @@ class Scheduler:
         if self.waiting.policy.has_working_set:  # levels change while requests run
             self.running.sort(key=self.waiting.policy.keep)
         decoding, filling = self._ready(continued)
-        self.limits.begin_step(budget, decoding, by_level=self.waiting.policy.has_working_set)
+        beside = decoding
+        if self._num_stages > 1:  # a step is in the way of those in the other plans as well
+            beside = [request for request in self.running if request.num_ready <= 1]
+        self.limits.begin_step(budget, beside, by_level=self.waiting.policy.has_working_set)
         for request in (*decoding, *filling):
             if budget <= 0:
                 return
@@ -405,8 +409,9 @@ class Scheduler:
         if not is_mixed and self._num_stages == 1:
             return self.running[:], filling
         decoding = [r for r in self.running if r.num_ready == 1 or r in continued]
-        if self._num_stages > 1:  # so many for each of them
+        if self._num_stages > 1 and not self._is_short:  # so many for each of them
             decoding = decoding[: -(-(len(self.running) - len(filling)) // self._num_stages)]
+        self._is_short = False
         return decoding, filling
 
     def _reserve_or_preempt(self, request: Request, end: int, planned: list[Request]) -> bool:
@@ -422,6 +427,7 @@ class Scheduler:
             except OutOfPages:
                 if self._in_flight:
                     self._in_flight.close()
+                    self._is_short = True
                     return False
                 num_missing = end - request.num_scheduled_tokens
                 if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
@@ -688,9 +694,12 @@ class Scheduler:
         self._running.check([left.table_row for left in held])
 
 
-def share_of_stage(token_budget: int, num_stages: int) -> int:
+def share_of_stage(token_budget: int, num_stages: int, max_running_requests: int) -> int:
     """Tokens a step, so that a prompt of one step's budget keeps all stages busy for most of the
-    time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost."""
+    time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost. But as many as
+    requests may decode in one: those that no plan has room for would wait for others to end."""
     if num_stages == 1:
         return token_budget
-    return min(token_budget, max(_LEAST_STAGE_TOKENS, token_budget // (2 * num_stages)))
+    num_decoding = -(-max_running_requests // num_stages)
+    least = max(_LEAST_STAGE_TOKENS, num_decoding)
+    return min(token_budget, max(least, token_budget // (2 * num_stages)))

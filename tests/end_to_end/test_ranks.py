@@ -88,6 +88,14 @@ def test_ranks_end_with_their_engine_however_it_ends(division: dict[str, int]) -
     engine.shutdown()
 
 
+def test_what_lies_where_it_is_started_is_no_module_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('not the one of the library')")
+    monkeypatch.chdir(tmp_path)
+    st.Engine(pp_size=2, max_total_tokens=512).shutdown()
+
+
 def test_a_rank_that_ends_while_nothing_runs_ends_the_engine() -> None:
     with st.Engine(tp_size=2, max_total_tokens=512) as engine:
         pid = engine_with(1)

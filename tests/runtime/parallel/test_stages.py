@@ -15,11 +15,13 @@ from family_cases import CASES, VOCAB_SIZE
 from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import make_mixture
+from ranks import ThreadCommunicator, on_ranks
 from step_plans import Feed, PlanDriver
 from torch import Tensor
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.ranks import Ranks
 from stemma.runtime.models.layers.stage import ALL_LAYERS, Stage, config_of_stage
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.parallel.stages import divided, stages_of
@@ -118,6 +120,27 @@ def test_log_probabilities_are_those_of_the_whole(
     hidden_size = read_model_config(tmp_path).hidden_size
     # One message a step and boundary: the tokens' residual stream, once.
     assert sent == [[(18, hidden_size), (35, hidden_size)]] * (num_stages - 1) + [[]]
+
+
+def test_no_rank_of_a_stage_has_fewer_pages_than_the_engine_hands_out(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, num_layers=2, vocab_size=VOCAB_SIZE, has_tokenizer=False)
+    config = read_model_config(tmp_path)
+
+    def num_pages(communicator: ThreadCommunicator) -> int:
+        runner = ModelRunner(
+            tmp_path,
+            config_of_stage(config, (1, 2)),
+            dtype="float32",
+            num_pages=(9, 7)[communicator.rank],
+            max_model_len=4,
+            max_running_requests=1,
+            ranks=Ranks(communicator.rank, 2, communicator),
+            stage=Stage(1, is_first=False),
+            neighbours=QueueNeighbours(queue.Queue(), None),
+        )
+        return runner.num_pages
+
+    assert on_ranks(2, num_pages) == [7, 7]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(0, 20), st.integers(1, 5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine_harness import EngineHarness, assert_right
 
 from stemma.runtime.schedule.plan import StepPlan
+from stemma.runtime.schedule.scheduler import share_of_stage
 
 
 def ids(plan: StepPlan) -> set[int]:
@@ -49,3 +50,28 @@ def test_a_request_that_ends_while_it_is_in_flight_is_not_in_the_way() -> None:
     assert_right(second)
     assert_right(third)
     harness.assert_nothing_held()
+
+
+def test_who_lacks_a_page_is_not_left_behind_by_those_before_it() -> None:
+    harness = EngineHarness(num_stages=2, page_size=16, num_pages=14, is_hopeful=True)
+    requests = [harness.submit([1 + i, 2, 2, 2], max_tokens=60) for i in range(6)]
+    num_plans = dict.fromkeys(requests, 0)  # since its last token
+    while harness.engine.has_work:
+        before = {request: request.num_output_tokens for request in requests}
+        num_before = len(harness.executor.plans)
+        harness.step()
+        for request in requests:
+            is_kept = request.num_output_tokens == before[request]
+            if is_kept and request in harness.engine.scheduler.running:
+                num_plans[request] += len(harness.executor.plans) - num_before
+            else:
+                num_plans[request] = 0
+        assert max(num_plans.values()) <= 3, "a plan of others each, and one that preempts"
+    assert harness.engine.scheduler.stats.num_preemptions
+    for request in requests:
+        assert_right(request)
+
+
+def test_plans_have_room_for_all_that_decode() -> None:
+    assert 2 * share_of_stage(2048, 2, 2048) >= 2048
+    assert share_of_stage(2048, 2, 128) == 512

@@ -105,6 +105,19 @@ def test_a_long_prompt_beside_decoding_requests_is_cut_small(harness: EngineHarn
         assert_right(request)
 
 
+def test_a_long_prompt_is_cut_small_also_in_plans_between_those_that_decode() -> None:
+    harness = timed_harness(num_stages=2, num_pages=2048, token_budget=256)
+    harness.submit(random_prompt(20, 0), max_tokens=200)
+    for _ in range(12):
+        harness.step()
+    long = harness.submit(random_prompt(600, 9), max_tokens=2)
+    num_before = len(harness.executor.plans)
+    while long.num_computed_tokens < 200:
+        harness.step()
+    plans = harness.executor.plans[num_before:]
+    assert max(len(row.input_ids) for plan in plans for row in plan.rows) <= 8
+
+
 def test_two_long_prompts_share_what_one_would_get(harness: EngineHarness) -> None:
     for seed in range(3):
         harness.submit(random_prompt(20, seed), max_tokens=200)
