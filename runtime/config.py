@@ -40,6 +40,7 @@ MAX_LORA_RANK = 4096
 # the host takes to launch it (some 350 launches at 8 us, against 11 ms for 512 tokens of an 8B
 # model on an H200; counted, not measured).
 DEFAULT_GRAPH_MAX_TOKENS = 512
+MAX_PROCESSES = 62  # that hold a model together: kernels/native/src/communicator.cpp
 
 
 def _named_path(text: str) -> tuple[str, Path]:
@@ -116,13 +117,14 @@ class EngineConfig:
 
     tp_size: int = flag(
         1, "processes that hold the model together, each with a part of its weights and its KV "
-        "(tensor parallelism; default: %(default)s)", integer(1, 62), metavar="N", is_common=True,
+        "(tensor parallelism; default: %(default)s)", integer(1, MAX_PROCESSES), metavar="N",
+        is_common=True,
     )
 
     ep_size: int = flag(
         1, "groups of these, or of those of --cp-size, that have other experts of a mixture each, "
         "rather than a part of every expert or all (expert parallelism; default: %(default)s)",
-        integer(1, 62), metavar="N",
+        integer(1, MAX_PROCESSES), metavar="N",
     )
     ep_loads: Path | None = flag(
         None, metavar="FILE",
@@ -137,12 +139,12 @@ class EngineConfig:
     pp_size: int = flag(
         1, "processes that hold the model's layers one behind the other, each a part of them "
         "(pipeline parallelism; with --tp-size each part is held by so many; default: %(default)s)",
-        integer(1, 62), metavar="N",
+        integer(1, MAX_PROCESSES), metavar="N",
     )
 
     cp_size: int = flag(
         1, "processes that divide the tokens of a step and the KV, each with all weights (context "
-        "parallelism; default: %(default)s)", integer(1, 62), metavar="N",
+        "parallelism; default: %(default)s)", integer(1, MAX_PROCESSES), metavar="N",
     )
 
     kv_cache_dtype: KVCacheDtype = flag(
@@ -297,6 +299,9 @@ class EngineConfig:
         if self.num_processes > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, f"none with {self._divided}")
+        most = max(1, MAX_PROCESSES // self.num_ranks)
+        allowed = f"at most {most} here: {MAX_PROCESSES} processes in all"
+        _require("pp_size", self.pp_size, self.pp_size <= most, allowed)
         if self.pp_size > 1:
             _require("pp_size", self.pp_size, self.device == "cpu", "1 on a GPU: use tp_size")
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
