@@ -166,6 +166,7 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     options: dict[str, Any] = {
         "max_total_tokens": most * (args.prompt_tokens + args.max_tokens + 8),
         "speculate": "off",
+        "decode_slowdown": 0.0,  # prompts may take as long as they do
         "chunked_prefill_size": most * args.prompt_tokens,
     }
     with (
