@@ -7,13 +7,14 @@ their positions; so prefixes, chunks and drafts are one case, and each rank has 
 however tokens are divided. Then each rank merges, for its own tokens, the parts of all ranks by
 their log-sum-exps (Milakov and Gimelshein 2018), in the order of the ranks.
 
-One row of several queries after the other, rows of one query together, in plain torch on a CPU; in
-float32 or wider, and rounded once. Segments are not used: a rank's part of one is short.
+Keys that all queries of a row see, of rows with one query and prefixes of others, go through the
+compiled kernels where there are any; the rest, a chunk's own keys, through torch's calls on a CPU:
+in float32 or wider, and rounded once. Segments are not used: a rank's part of one is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from .attention_rows import AttentionRows, IntArray
 from .context_share import PageShare, TokenShare, all_gather
 from .cpu.paged_attention import by_length
 from .model_options import DEFAULT_OPTIONS, AttentionOptions
+from .native.partial_attention import PartialAttention, Run, takes
 from .ops import Communicator, KVLayer
 from .quantized_tensors import QuantizedKV
 from .reference.dense import widen
@@ -39,7 +41,10 @@ _DIVIDED = ("paged_attention", "latent_attention")  # as the doctor names them
 def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kernels:
     """The kernels, with attention that takes the queries of all tokens of a step and returns the
     results of this rank's (`TokenShare`), as rows name pages of all ranks (`PageShare`)."""
-    divided = _DividedAttention(communicator)
+    is_native = any(
+        choice.op == _DIVIDED[0] and choice.implementation == "native" for choice in kernels.choices
+    )
+    divided = _DividedAttention(communicator, is_native)
     own = ("torch", "the KV is divided between ranks")
     choices = tuple(
         KernelChoice(choice.op, *own) if choice.op in _DIVIDED else choice
@@ -56,6 +61,10 @@ def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kern
         latent_segment_cost_tokens=_NO_SEGMENT_PAYS,
         choices=choices,
     )
+
+
+_Keys = tuple[IntArray, IntArray]
+"""Their positions in a row, ascending, and their slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +85,17 @@ class _Plan:
 
     blocks: tuple[_Block, ...]
     options: AttentionOptions
+    whole: PartialAttention | None = (
+        None  # of keys that all queries of a run see; blocks come after
+    )
 
 
 class _DividedAttention:
     """Of one rank."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, is_native: bool) -> None:
         self._communicator = communicator
+        self._is_native = is_native
         self._pages = PageShare(communicator.rank, communicator.num_ranks)
 
     def plan(
@@ -94,7 +107,13 @@ class _DividedAttention:
         padded_tokens: int | None = None,
     ) -> object:
         """See `ops.PlanAttention`."""
-        return _Plan(tuple(_blocks(rows, self._pages, options)), options)
+        keys = [_own_keys(rows, self._pages, options, row) for row in range(rows.num_rows)]
+        whole = None
+        if self._is_native and takes(kv_layer):
+            runs, keys = _whole_runs(rows, options, keys)
+            if runs:
+                whole = PartialAttention(runs, kv_layer, num_heads, options)
+        return _Plan(tuple(_blocks(rows, options, keys)), options, whole)
 
     def attend(
         self, q: Tensor, kv_layer: KVLayer, plan: object, sink_logits: Tensor | None = None
@@ -134,10 +153,12 @@ class _DividedAttention:
         # A token's sum of values, then the log of its sum of exponentials.
         parts = wide.new_zeros((num_tokens, num_heads, value_dim + 1))
         parts[..., value_dim] = -torch.inf
+        if plan.whole is not None:
+            parts[plan.whole.tokens] = plan.whole(q, kv_layer, value_dim)
         for block in plan.blocks:
             keys, values = _gather(kv_layer, block, wide.dtype)
             own = _attend(wide[block.tokens], keys, values[..., :value_dim], block, plan.options)
-            if block.is_more:
+            if block.is_more or plan.whole is not None:
                 own = _merged(torch.stack((parts[block.tokens], own)))
             parts[block.tokens] = own
         of_ranks = all_gather(self._communicator, parts)
@@ -163,8 +184,28 @@ def _merged(parts: Tensor) -> Tensor:
     return torch.cat((total / mass.clamp_min(limits.tiny), mass.log() + largest), dim=-1)
 
 
-def _blocks(rows: AttentionRows, pages: PageShare, options: AttentionOptions) -> Iterator[_Block]:
-    keys = [_own_keys(rows, pages, options, row) for row in range(rows.num_rows)]
+def _whole_runs(
+    rows: AttentionRows, options: AttentionOptions, keys: Sequence[_Keys]
+) -> tuple[list[Run], list[_Keys]]:
+    """Each row's keys that all of its queries see, with its tokens; and the rest of the keys."""
+    runs: list[Run] = []
+    rest: list[_Keys] = []
+    is_plain = options.window is None and options.chunk is None
+    for row, (positions, slots) in enumerate(keys):
+        start, end = (int(bound) for bound in rows.query_start[row : row + 2])
+        num_whole = len(slots) if end - start == 1 else 0
+        if is_plain:
+            first_query = int(rows.seq_lens[row]) - (end - start)
+            num_whole = int(np.searchsorted(positions, first_query, side="right"))
+        if num_whole:
+            runs.append(Run(start, end, slots[:num_whole]))
+        rest.append((positions[num_whole:], slots[num_whole:]))
+    return runs, rest
+
+
+def _blocks(
+    rows: AttentionRows, options: AttentionOptions, keys: Sequence[_Keys]
+) -> Iterator[_Block]:
     lens = np.array([len(positions) for positions, _ in keys], dtype=np.int32)
     is_decode = (rows.num_queries == 1) & (lens > 0)
     for group in by_length(np.flatnonzero(is_decode).astype(np.int32), lens):
@@ -173,11 +214,8 @@ def _blocks(rows: AttentionRows, pages: PageShare, options: AttentionOptions) ->
         yield from _prefill_blocks(rows, options, row, *keys[row])
 
 
-def _own_keys(
-    rows: AttentionRows, pages: PageShare, options: AttentionOptions, row: int
-) -> tuple[IntArray, IntArray]:
-    """The positions, ascending, of the keys that are here and that some query of the row sees, and
-    their slots."""
+def _own_keys(rows: AttentionRows, pages: PageShare, options: AttentionOptions, row: int) -> _Keys:
+    """Those that are here and that some query of the row sees."""
     first_query = int(rows.seq_lens[row] - rows.num_queries[row])
     positions = np.arange(int(rows.seq_lens[row]), dtype=np.int32)
     ids = rows.page_table[rows.table_rows[row]][positions // rows.page_size]
@@ -206,7 +244,7 @@ def _decode_block(
     rows: AttentionRows,
     options: AttentionOptions,
     group: IntArray,
-    keys: list[tuple[IntArray, IntArray]],
+    keys: Sequence[_Keys],
     lens: IntArray,
 ) -> _Block:
     """The rows `group`, of one query each."""

@@ -145,12 +145,19 @@ class NativeAttentionPlan:
         )
         self.address = ctypes.addressof(self._record)
 
-    def set_shape(self, num_heads: int, kv_layer: KVLayer, options: AttentionOptions) -> None:
-        """Set what does not depend on the rows."""
+    def set_shape(
+        self,
+        num_heads: int,
+        kv_layer: KVLayer,
+        options: AttentionOptions,
+        num_partials: int | None = None,
+    ) -> None:
+        """Set what does not depend on the rows. num_partials: where none of them is merged."""
         format_number, values, _ = kv_format(kv_layer)
         num_parts, num_kv_heads, num_slots, head_dim = values.shape
-        num_floats = len(self.merged[2]) * num_heads * (head_dim + 2)
-        self._partials = torch.empty(num_floats, dtype=torch.float32)
+        if num_partials is None:
+            num_partials = len(self.merged[2])
+        self._partials = torch.empty(num_partials, num_heads, head_dim + 2, dtype=torch.float32)
         record = self._record
         record.partials = self._partials.data_ptr()
         record.num_heads, record.num_kv_heads = num_heads, num_kv_heads
@@ -160,6 +167,17 @@ class NativeAttentionPlan:
         record.format = format_number
         record.scale = head_dim**-0.5 if options.scale is None else options.scale
         record.soft_cap = options.soft_cap or 0.0
+
+    @property
+    def partials(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of P tokens: sums of values [P, num_heads, head_dim]; the largest score, in units of
+        `softmax_scale`, and the sum of exponentials below it [P, num_heads]. Float32."""
+        return self._partials[..., :-2], self._partials[..., -2], self._partials[..., -1]
+
+    @property
+    def softmax_scale(self) -> float:
+        """What scores are multiplied by before their exponentials."""
+        return 1.0 if self._record.soft_cap else float(self._record.scale)
 
 
 def plan_attention(
@@ -210,7 +228,7 @@ def _plan_lone_row(rows: AttentionRows, options: AttentionOptions) -> NativeAtte
     num_visible = seq_len - num_tokens + 1  # to the first token
     hidden = 0 if num_tokens == 1 else -_MAX_ITEM_TOKENS
     item = [0, num_tokens, first_slot, seq_len, num_visible, hidden, -1]
-    return NativeAttentionPlan(np.array([item], dtype=np.int32), slots, _NONE, _NO_MERGES, _NONE)
+    return NativeAttentionPlan(np.array([item], dtype=np.int32), slots, NONE, NO_MERGES, NONE)
 
 
 def plan_fixed_attention(
@@ -276,7 +294,7 @@ def _attention(dtype: torch.dtype) -> Callable[..., None]:
 
 def _add_segment(items: _Items, first: int, last: int, row_start: int, row_end: int) -> None:
     query_start = items.rows.query_start
-    table = _token_tiles(int(query_start[row_start]), int(query_start[row_end]))
+    table = token_tiles(int(query_start[row_start]), int(query_start[row_end]))
     table[:, 2] = first
     table[:, 3] = table[:, 4] = last - first
     table[:, 5] = -table[:, 1]
@@ -300,7 +318,7 @@ def _add_run(
         return
     rows = items.rows
     token, token_end = int(rows.query_start[row]), int(rows.query_start[row + 1])
-    table = _token_tiles(token, token_end)
+    table = token_tiles(token, token_end)
     position = table[:, 0] + (int(rows.seq_lens[row]) - token_end)  # of a tile's first token
     hidden_end = np.full_like(position, first - _MAX_ITEM_TOKENS)
     if window is not None:
@@ -361,7 +379,7 @@ def _split_keys(table: IntArray, num_parts: int) -> IntArray:
     return np.concatenate(parts)
 
 
-def _token_tiles(token: int, token_end: int) -> IntArray:
+def token_tiles(token: int, token_end: int) -> IntArray:
     """Items' columns, with tokens [token, token_end) cut into tiles of nearly equal size."""
     num_tokens = token_end - token
     num_tiles = -(-num_tokens // _MAX_ITEM_TOKENS)
@@ -377,7 +395,7 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     counts = table[:, 1]
     if int(counts.sum()) == num_tokens:
         table[:, 6] = -1
-        return NativeAttentionPlan(table, slots, _NONE, _NO_MERGES, _NONE)
+        return NativeAttentionPlan(table, slots, NONE, NO_MERGES, NONE)
     item_of = np.repeat(np.arange(len(table), dtype=np.int32), counts)
     first_of = np.cumsum(counts, dtype=np.int32) - counts
     token_of = table[item_of, 0] + np.arange(len(item_of), dtype=np.int32) - first_of[item_of]
@@ -394,5 +412,5 @@ def _with_partials(table: IntArray, slots: IntArray, num_tokens: int) -> NativeA
     return NativeAttentionPlan(table, slots, merged_tokens, merged_first, order)
 
 
-_NONE = np.zeros(0, dtype=np.int32)
-_NO_MERGES = np.zeros(1, dtype=np.int32)
+NONE = np.zeros(0, dtype=np.int32)
+NO_MERGES = np.zeros(1, dtype=np.int32)
