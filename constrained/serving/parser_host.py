@@ -77,8 +77,11 @@ class _Host:
         os.set_blocking(child_w, False)
         signal.set_wakeup_fd(child_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()  # descriptors of any number
+        for descriptor in (self._control.fileno(), child_r):
+            poll.register(descriptor, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._control.fileno(), child_r], [], [])
+            ready = [descriptor for descriptor, _ in poll.poll()]
             if child_r in ready:
                 os.read(child_r, 4096)
                 self._reap()

@@ -11,7 +11,6 @@ and KV.
 from __future__ import annotations
 
 import random
-import select
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine_harness import hope
 from fakes import FakeListener
 from mixtures import make_mixture, pack_experts
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
+from waiting import ready
 
 import stemma as st
 from stemma.errors import InvalidRequest
@@ -188,7 +188,7 @@ def serve(
             engine.submit(waiting.pop(0))
         if not engine.has_work and not waiting:  # blocks come from a store
             assert engine.kv_store is not None
-            assert select.select([engine.kv_store], [], [], 60.0)[0]
+            assert ready([engine.kv_store], 60.0)
             engine.kv_store.collect()
         engine.step()
         step += 1

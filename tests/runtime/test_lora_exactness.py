@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import random
-import select
 import shutil
 import threading
 from array import array
@@ -25,7 +24,7 @@ import torch
 import zmq
 from adapters import make_adapter
 from fakes import FakeListener
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, ready
 
 import stemma as st
 from stemma.errors import ModelNotFound
@@ -95,7 +94,7 @@ def step(loaded: LoadedModel, num_steps: int | None = None) -> None:
     while num_steps != 0 and (engine.has_work or engine.scheduler.num_waiting):
         if not engine.has_work:
             assert engine.kv_store is not None
-            assert select.select([engine.kv_store], [], [], 30.0)[0], "no fetch was done"
+            assert ready([engine.kv_store], 30.0), "no fetch was done"
             engine.kv_store.collect()
         engine.step()
         engine.scheduler.check()

@@ -4,7 +4,6 @@ an empty cache against prefix hits, chunks, batches, page sizes, preemption, for
 from __future__ import annotations
 
 import random
-import select
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from engine_thread import serving
 from fakes import FakeListener
 from mixtures import make_mixture
 from scripted_drafters import ScriptedDrafter, always_wrong, oracle, sometimes_right, speculate
+from waiting import ready
 
 import stemma as st
 from stemma.errors import InvalidRequest
@@ -399,9 +399,9 @@ def run(loaded: LoadedModel, requests: Sequence[Request]) -> None:
             loaded.engine.step()
             loaded.engine.scheduler.check()
         else:  # blocks come from a store
-            ready = select.select(stores_of(loaded), [], [], 30.0)[0]
-            assert ready, "no fetch was done"
-            for store in ready:
+            found = ready(stores_of(loaded), 30.0)
+            assert found, "no fetch was done"
+            for store in found:
                 store.collect()
     assert all(request.is_finished for request in requests)
 

@@ -46,10 +46,10 @@ def save_all(store: BlockStore, blocks: Sequence[Block]) -> None:
 
 def wait_for(fetch: Fetch, store: BlockStore) -> list[Payload]:
     """The payloads, awaited as an event loop would."""
-    import select
+    from waiting import ready
 
     while not fetch.is_done:
-        assert select.select([store], [], [], 30.0)[0], "no fetch was done in 30 s"
+        assert ready([store], 30.0), "no fetch was done in 30 s"
         store.collect()
     return fetch.payloads
 

@@ -1,8 +1,10 @@
 """Waiting for what must come. Tests wait for events; a limit is there for what hangs alone."""
 
 import asyncio
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 PATIENCE_S = 240.0
 """No machine is so busy that what a test waits for takes as long."""
@@ -16,6 +18,16 @@ def wait_until(holds: Callable[[], bool], interval_s: float = 0.01) -> None:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(interval_s)
         interval_s = min(1.5 * interval_s, 0.1)
+
+
+def ready(sources: Sequence[Any], limit_s: float) -> list[Any]:
+    """Those of the sources, descriptors or what has one, that can be read, once any can. Of
+    descriptors of any number, which `select.select` is not for."""
+    by_descriptor = {s if isinstance(s, int) else s.fileno(): s for s in sources}
+    poll = select.poll()
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[found] for found, _ in poll.poll(limit_s * 1000)]
 
 
 async def until(holds: Callable[[], bool]) -> None:

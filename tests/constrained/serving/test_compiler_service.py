@@ -59,7 +59,9 @@ def shared() -> Iterator[GrammarCompiler]:
 def wait(compiler: GrammarCompiler, *pending: PendingGrammar) -> None:
     deadline = time.monotonic() + 120
     while not all(grammar.is_done for grammar in pending):
-        assert select.select([compiler.fileno()], [], [], deadline - time.monotonic())[0]
+        poll = select.poll()  # the file is also run without the folder of `waiting`
+        poll.register(compiler.fileno(), select.POLLIN)
+        assert poll.poll(1000 * max(0.0, deadline - time.monotonic()))
         compiler.collect()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from grammars import ids_of
 from random_ebnf import random_ebnf
+from waiting import ready
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving import host_process
@@ -56,7 +56,7 @@ def wait(compiler: GrammarCompiler, is_there: Callable[[], bool]) -> None:
         compiler.parsers.send()
         if is_there():
             return
-        assert select.select([compiler.fileno()], [], [], deadline - time.monotonic())[0]
+        assert ready([compiler.fileno()], deadline - time.monotonic())
         compiler.collect()
 
 
@@ -361,7 +361,7 @@ def test_the_host_tells_how_a_process_has_ended(
     while not (forked := set(parsers_of(compiler)) - before):
         assert time.monotonic() < deadline
     os.kill(forked.pop(), number)
-    assert select.select([channel], [], [], HANG_TIMEOUT_S)[0]
+    assert ready([channel], HANG_TIMEOUT_S)
     with pytest.raises(EOFError):
         channel.receive()
     assert host.ending_of(channel.number) == -number

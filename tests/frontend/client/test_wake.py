@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import select
 import socket
+
+from waiting import ready
 
 from stemma.frontend.client.client import Connection
 
@@ -28,6 +29,6 @@ def test_no_byte_is_left_that_would_keep_the_thread_from_sleeping() -> None:
     connection._wake()
     if connection._is_woken:
         connection._drain_wake()
-    assert not select.select([connection._wake_r], [], [], 0)[0]
+    assert not ready([connection._wake_r], 0)
     connection._wake_r.close()
     inner.close()

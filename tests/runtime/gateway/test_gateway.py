@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from malformed_clients import RawClient, Served
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, ready, wait_until
 
 import stemma
 from stemma.errors import ProtocolError
@@ -376,6 +375,6 @@ def test_what_wakes_the_loop_is_taken_so_that_it_sleeps_again(
         assert source is not None
         os.write(source._wake_w, b"\0")
     thread.start()
-    wait_until(lambda: not select.select(sources, [], [], 0.0)[0])
+    wait_until(lambda: not ready(sources, 0.0))
     gateway.stop()
     thread.join(PATIENCE_S)

@@ -18,7 +18,6 @@ restarts change no token, greedy or drawn with a seed.
 from __future__ import annotations
 
 import random
-import select
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from fakes import FakeListener
 from mixtures import make_mixture
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 from step_plans import Feed, PlanDriver
+from waiting import ready
 
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.runtime import engine
@@ -288,7 +288,7 @@ def serve(
             engine.scheduler.check()
         else:  # blocks come from a store
             assert engine.kv_store is not None
-            assert select.select([engine.kv_store], [], [], 30.0)[0]
+            assert ready([engine.kv_store], 30.0)
             engine.kv_store.collect()
     return requests
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import select
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +26,7 @@ from program_harness import (
     var,
 )
 from program_harness import select as select_
+from waiting import ready
 
 from stemma.frontend.protocol import ir, wire
 from stemma.runtime.programs import session
@@ -59,7 +59,7 @@ def settle(harness: ProgramHarness) -> None:
     if threads is None:
         return
     while any(b.call is not None and hasattr(b.call, "run") for b in branches(harness)):
-        assert select.select([threads], [], [], HANGS_S)[0], "a text was never tokenized"
+        assert ready([threads], HANGS_S), "a text was never tokenized"
         threads.collect()
         harness.session.advance()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import ready
 
 from stemma.errors import EngineError
 from stemma.runtime.programs.text_threads import TextThreads
@@ -48,7 +48,7 @@ class Loop:
 
     def collect(self, num_outcomes: int) -> list[Any]:
         while len(self.outcomes) < num_outcomes:
-            assert select.select([self.threads], [], [], HANGS_S)[0], "nothing came"
+            assert ready([self.threads], HANGS_S), "nothing came"
             self.threads.collect()
         return self.outcomes
 

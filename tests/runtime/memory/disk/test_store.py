@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from kv_blocks import (
     sequence,
     wait_for,
 )
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, ready, wait_until
 
 import stemma
 from stemma.runtime.memory.disk.block_store import StoreMode
@@ -133,7 +132,7 @@ def test_fetches_hold_a_bounded_number_of_bytes(tmp_path: Path) -> None:
     first = store.fetch(blocks)
     assert len(wait_for(first, store)) == 3, "of more than fit only the first"
     second = store.fetch(others)
-    assert not select.select([store], [], [], 0.1)[0] and not second.is_done
+    assert not ready([store], 0.1) and not second.is_done
     first.release()
     assert len(wait_for(second, store)) == 2
     second.release()

@@ -6,7 +6,6 @@ The peer is a KVSender in this process, or frames of a socket that say what no s
 from __future__ import annotations
 
 import json
-import select
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from waiting import wait_until
+from waiting import ready, wait_until
 
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, BlockLayout
 from stemma.runtime.memory.kv_layout import KVLayout, KVPart
@@ -70,7 +69,7 @@ def asked(receiver: KVReceiver, start: int = 0) -> ComingPrefix:
 
 def taken(sender: KVSender, kind: type) -> Any:
     """The next news, which is of this kind."""
-    assert select.select([sender], [], [], 30.0)[0]
+    assert ready([sender], 30.0)
     (news,) = sender.take()
     assert isinstance(news, kind)
     return news
@@ -91,7 +90,7 @@ def send(sender: KVSender, key: wire.StreamKey, start: int, end: int) -> None:
 def ended(receiver: KVReceiver, prefix: ComingPrefix) -> str | None:
     """How it ended, awaited as an event loop would; nothing is left of it but what came."""
     while not prefix.is_done:
-        assert select.select([receiver], [], [], 30.0)[0], "nothing ended in 30 s"
+        assert ready([receiver], 30.0), "nothing ended in 30 s"
         receiver.collect()
     assert receiver.describe()["num_coming"] == 0
     return prefix.error

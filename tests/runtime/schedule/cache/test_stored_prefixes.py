@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import select
 import threading
 from array import array
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from fakes import VOCAB_SIZE, chain_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, ready
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.errors import InvalidRequest
@@ -90,9 +89,9 @@ class Shop(EngineHarness):
 
     def wait(self, max_s: float = PATIENCE_S) -> None:
         """For a fetch to be done, as the gateway's poller does."""
-        ready = select.select(self.stores, [], [], max_s)[0]
-        assert ready, "no fetch was done"
-        for store in ready:
+        found = ready(self.stores, max_s)
+        assert found, "no fetch was done"
+        for store in found:
             store.collect()
 
     def with_slow_disk(self) -> threading.Event:
