@@ -299,9 +299,9 @@ class EngineConfig:
         if self.num_processes > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, f"none with {self._divided}")
-        most = max(1, MAX_PROCESSES // self.num_ranks)
-        allowed = f"at most {most} here: {MAX_PROCESSES} processes in all"
-        _require("pp_size", self.pp_size, self.pp_size <= most, allowed)
+        most_stages = max(1, MAX_PROCESSES // self.num_ranks)
+        allowed = f"at most {most_stages} here: {MAX_PROCESSES} processes in all"
+        _require("pp_size", self.pp_size, self.pp_size <= most_stages, allowed)
         if self.pp_size > 1:
             _require("pp_size", self.pp_size, self.device == "cpu", "1 on a GPU: use tp_size")
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
