@@ -201,7 +201,7 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _bubbles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Of a prompt as long as the model takes."""
     from ...frontend.backend import Engine
-    from ...runtime.schedule.scheduler import share_of_stage
+    from ...runtime.schedule.queue.prompt_limits import share_of_stage
 
     with (
         Engine(args.model, pp_size=2, num_threads=1, speculate="off") as two,

@@ -25,5 +25,5 @@ class Neighbours(Protocol):
         ...
 
     def least(self, number: int) -> int:
-        """The smallest of all processes' numbers."""
+        """The smallest of this stage's number and those of the stages before it."""
         ...

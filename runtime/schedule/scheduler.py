@@ -48,7 +48,7 @@ from .queue.claims import Claims
 from .queue.deadlines import Deadlines
 from .queue.fairness import TenantShares
 from .queue.policy import DEFAULT_POLICY, OutputShare, PolicyContext, policy_of
-from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits
+from .queue.prompt_limits import DEFAULT_SLOWDOWN, PromptLimits, share_of_stage
 from .queue.step_costs import StepCosts
 from .queue.waiting_queue import MAX_OVERTAKES, NOBODY, WaitingQueue
 from .queue.working_set import WorkingSet
@@ -57,8 +57,6 @@ from .rows import StepDraft
 from .running import RunningRequests
 from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
-
-_LEAST_STAGE_TOKENS = 256  # with fewer a token of a prompt takes longer (guess)
 
 
 class Scheduler:
@@ -95,8 +93,8 @@ class Scheduler:
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
         seconds. `drafting`: there is no overlap then. `images`: needed where requests have any;
         `num_layers`: the decoder's, by which what an image costs is measured. `num_stages`: of a
-        pipeline, which compute a plan each; requests with images or recurrent states go through
-        one plan at a time."""
+        pipeline, which compute a plan each; a model that sees or has recurrent states goes one plan
+        at a time."""
         self.kv_cache = kv_cache
         self._clock = clock
         self._mask_words = -(-vocab_size // 32)
@@ -692,14 +690,3 @@ class Scheduler:
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
         self._running.check([left.table_row for left in held])
-
-
-def share_of_stage(token_budget: int, num_stages: int, max_running_requests: int) -> int:
-    """Tokens a step, so that a prompt of one step's budget keeps all stages busy for most of the
-    time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost. But as many as
-    requests may decode in one: those that no plan has room for would wait for others to end."""
-    if num_stages == 1:
-        return token_budget
-    num_decoding = -(-max_running_requests // num_stages)
-    least = max(_LEAST_STAGE_TOKENS, num_decoding)
-    return min(token_budget, max(least, token_budget // (2 * num_stages)))

@@ -25,6 +25,7 @@ from .policy import level_of
 from .step_costs import StepCosts
 
 DEFAULT_SLOWDOWN = 1.6  # below 2, so that noise does not carry the 99th percentile past it
+_LEAST_STAGE_TOKENS = 256  # with fewer a token of a prompt takes longer (guess)
 LEVEL_SLOWDOWN = 1.6  # by prompts of programs that have had more service
 LATE_LEVELS = 1  # of service between a prompt and a decode row, from which on the prompt gives way
 TEXT_STEP_S = 0.25  # of an encoder
@@ -118,3 +119,14 @@ class PromptLimits:
         else:
             num_uncached = request.num_missing
         return num_uncached > self._token_budget // 2
+
+
+def share_of_stage(token_budget: int, num_stages: int, max_running_requests: int) -> int:
+    """Tokens a step, so that a prompt of one step's budget keeps all stages busy for most of the
+    time that it takes: of m chunks through p stages (p - 1) / (m + p - 1) is lost. But as many as
+    requests may decode in one: those that no plan has room for would wait for others to end."""
+    if num_stages == 1:
+        return token_budget
+    num_decoding = -(-max_running_requests // num_stages)
+    least = max(_LEAST_STAGE_TOKENS, num_decoding)
+    return min(token_budget, max(least, token_budget // (2 * num_stages)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_harness import EngineHarness, assert_right
 
 from stemma.runtime.schedule.plan import StepPlan
-from stemma.runtime.schedule.scheduler import share_of_stage
+from stemma.runtime.schedule.queue.prompt_limits import share_of_stage
 
 
 def ids(plan: StepPlan) -> set[int]:
