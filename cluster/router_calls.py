@@ -25,6 +25,7 @@ Merge = Callable[[list[tuple[int, Any]]], Any]  # of the results, with their rep
 
 MAX_CALL_BYTES = 2 * 1024 * 1024  # as engines take
 MAX_ID_CHARS = 256
+_OFTEN = {"has_experts": False}  # of `info`, where it is asked for again and again
 _OUTCOMES = (
     "rejected",
     "missing",
@@ -124,7 +125,7 @@ class RouterCalls:
         """Who is asked what, and what becomes of the answers."""
         if method == "fleet":
             serving = [each for each in self._replicas if each.is_serving and not each.is_paused]
-            return serving if args.get("asks", True) else [], self._fleet, "info", {}
+            return serving if args.get("asks", True) else [], self._fleet, "info", _OFTEN
         if method in self._named and args.get("replica") is not None:
             given = {name: value for name, value in args.items() if name != "replica"}
             return [self._serving(args["replica"])], self._named[method], method, given
@@ -136,7 +137,7 @@ class RouterCalls:
         if method == "set_role":
             return self._whose_role(args)
         if method == "tree":
-            return ready, partial(self._tree, self._view.tree(**args)), "info", {}
+            return ready, partial(self._tree, self._view.tree(**args)), "info", _OFTEN
         if method == "watch":
             return ready[:1], self._watched, method, args
         known = sorted(

@@ -218,12 +218,13 @@ class Control:
         self._loaded.set_role(role)
         return {"role": role}
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self, has_experts: bool = True) -> dict[str, Any]:
+        """`has_experts`: with their loads, for which a device is waited: not for who asks often."""
         return {
             **self._loaded.describe(),
             **self._engine.describe(),
             "role": self._loaded.role,
-            "experts": self._loaded.describe_experts(),
+            "experts": self._loaded.describe_experts() if has_experts else {},
             "prefills": {} if self.prefills is None else self.prefills.describe(),
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,

@@ -51,7 +51,7 @@ def router(service: Service) -> APIRouter:
         fail_on_no_slot: int = Query(default=0, ge=0, le=1),
     ) -> list[dict[str, Any]]:
         """As many as run at once; which request runs in which of them means nothing here."""
-        info = await service.engine.connection.acall("info")
+        info = await service.engine.connection.acall("info", has_experts=False)
         num_slots, num_running = service.max_running, int(info["num_running"])
         if fail_on_no_slot and num_running >= num_slots:
             raise Refusal(503, "no slot is free: as many requests run as may at once")

@@ -22,7 +22,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/get_load")
     async def get_load() -> list[dict[str, Any]]:
         """SGLang's: what the engine runs, of all its clients; of several engines all together."""
-        info = await service.engine.connection.acall("info")
+        info = await service.engine.connection.acall("info", has_experts=False)
         num_tokens = info["total_tokens"] - info["free_tokens"] - info["evictable_tokens"]
         num_running, num_waiting = info["num_running"], info["num_waiting"]
         return [
