@@ -22,7 +22,7 @@ from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.queue.fairness import tenant_weights
 from .schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
 from .schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
-from .speculate.choice import AUTO, DRAFTERS, MAX_DRAFT_TOKENS, chosen_drafters
+from .speculate.choice import AUTO, DRAFTERS, MAX_DRAFT_TOKENS, MODEL, chosen_drafters
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
@@ -231,6 +231,18 @@ class EngineConfig:
     speculative_num_tokens: int = flag(
         8, "guess at most N tokens of a request in a step; 0: none", integer(0, MAX_DRAFT_TOKENS)
     )
+    draft_model: str | None = flag(
+        None, "a smaller model of the same tokens, which guesses what follows (CPU)",
+        metavar="PATH",
+    )
+    draft_quantization: Quantization = flag(
+        "none", "quantize the draft model's weights as it is loaded; with the model's own PATH as "
+        "--draft-model, a part of its bytes guesses for all of them", choices=QUANTIZATIONS,
+    )
+    draft_layers: int = flag(
+        0, "the model's first N layers guess what follows, with the KV that they have (CPU)",
+        integer(0, 1024),
+    )
 
     disable_jump_forward: bool = flag(
         False, "compute tokens that a grammar forces one by one (the output is the same)",
@@ -285,7 +297,7 @@ class EngineConfig:
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
         tenant_weights(self.tenant_weights)
-        chosen_drafters(self.speculate)
+        self._check_drafts()
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
@@ -331,6 +343,34 @@ class EngineConfig:
         _require("max_loaded_loras", most, fits, f"at least the {len(names)} of lora_paths")
         fits = self.chunked_prefill_size >= self.page_size
         _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a model guesses: another one, or its own first layers."""
+        return self.draft_model is not None or self.draft_layers > 0
+
+    def _check_drafts(self) -> None:
+        """Raises InvalidRequest."""
+        names = chosen_drafters(self.speculate)
+        if names is not None and (MODEL in names) != self.has_draft_model:
+            allowed = f"auto, or {MODEL} among others: draft_model or draft_layers is set"
+            if not self.has_draft_model:
+                allowed = f"something without {MODEL}, unless draft_model or draft_layers is set"
+            raise InvalidRequest.of("speculate", self.speculate, allowed)
+        if not self.has_draft_model:
+            fits = self.draft_quantization == "none"
+            _require(
+                "draft_quantization", self.draft_quantization, fits, "none without draft_model"
+            )
+            return
+        name = "draft_layers" if self.draft_model is None else "draft_model"
+        value = getattr(self, name)
+        fits = self.draft_model is None or self.draft_layers == 0
+        _require("draft_layers", self.draft_layers, fits, "0 with draft_model")
+        fits = self.draft_model is not None or self.draft_quantization == "none"
+        _require("draft_quantization", self.draft_quantization, fits, "none without draft_model")
+        _require(name, value, self.device == "cpu", "none but with device=cpu")
+        _require(name, value, self.num_processes == 1, f"none with {self._divided}")
 
     def _check_prefills(self) -> None:
         """Raises InvalidRequest."""
@@ -421,6 +461,9 @@ def located(config: EngineConfig, on_progress: ByteProgress | None = None) -> En
     """The configuration with the model's folder in place of what was typed; the name under which
     it is served stays. Raises as `locate_model` does."""
     folder = locate_model(config.model, revision=config.revision, on_progress=on_progress)
+    if config.draft_model is not None:
+        draft = locate_model(config.draft_model, on_progress=on_progress)
+        config = replace(config, draft_model=str(draft))
     if folder == config.model:
         return config
     return replace(config, model=folder, revision=None, served_model_name=config.model_name)

@@ -23,6 +23,7 @@ from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
+from .checkpoint.draft_checkpoint import DraftCheckpoint, require_drafts, require_first_layers
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -71,6 +72,7 @@ from .schedule.step_log import StepLog
 from .speculate.drafter import Drafting
 from .speculate.drafters import make_drafting
 from .tokenizer.chat_template import ChatTemplate
+from .tokenizer.same_tokens import first_difference
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import Tokenizer
 
@@ -367,8 +369,10 @@ class LoadedModel:
             else self.tokenizer.token_text(vision.image_token_id),
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
+        self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
+        draft = self._draft_checkpoint()
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
@@ -391,6 +395,8 @@ class LoadedModel:
                 num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
                 max_adapter_rank=_max_lora_rank(config),
                 num_state_checkpoints=config.state_checkpoints,
+                draft_checkpoint=draft,
+                draft_layers=config.draft_layers,
                 on_progress=on_progress,
             )
         self.executor = self.runner if self.ranks is None else self.ranks
@@ -472,6 +478,8 @@ class LoadedModel:
     def _block_layout(self) -> BlockLayout:
         """What makes KV interchangeable between engines."""
         arithmetic = dtype_name(self.runner.dtype) + " deterministic" * self.config.deterministic
+        if self._draft_revision is not None:
+            arithmetic += f" draft {self._draft_revision}"
         return BlockLayout(self._revisions[0], arithmetic, self.runner.kv_layout)
 
     def _state_options(self) -> StateOptions | None:
@@ -516,8 +524,31 @@ class LoadedModel:
     def _drafting(self) -> Drafting | None:
         config = self.config
         return make_drafting(
-            config.speculate, config.speculative_num_tokens, is_cpu=config.device == "cpu"
+            config.speculate,
+            config.speculative_num_tokens,
+            is_cpu=config.device == "cpu",
+            has_model=config.has_draft_model,
         )
+
+    def _draft_checkpoint(self) -> DraftCheckpoint | None:
+        """The model that guesses for this one. Raises InvalidRequest where it cannot, and
+        ModelLoadError."""
+        config, model = self.config, self.model_config
+        if config.draft_layers:
+            require_first_layers(model, config.draft_layers)
+        if config.draft_model is None:
+            return None
+        folder = Path(config.draft_model)
+        of_draft = read_model_config(folder)
+        require_drafts(model, of_draft, config.draft_model)
+        difference = first_difference(self.tokenizer, Tokenizer(folder, of_draft.vocab_size))
+        if difference is not None:
+            allowed = f"a model with the tokens of {config.model_name}: {difference}"
+            raise InvalidRequest.of("draft_model", config.draft_model, allowed)
+        self._draft_revision = model_revision(
+            folder, of_draft, model.context_length, config.draft_quantization, config.load_format
+        )
+        return DraftCheckpoint(folder, of_draft, config.draft_quantization)
 
     def _adapter_registry(self) -> AdapterRegistry | None:
         """The adapters given at the start. Raises ModelLoadError."""

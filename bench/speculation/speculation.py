@@ -33,7 +33,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
         help="checkpoint (default: the embedded model)")  # fmt: skip
-    add("--speculate", default="auto", metavar="LIST", help="against off (default: %(default)s)")
+    add("--speculate", default="auto", metavar="LIST", help="(default: %(default)s)")
+    add("--against", default="off", metavar="LIST", help="by these alone (default: %(default)s)")
+    add("--draft-model", metavar="FOLDER", help="of the one side; --against has none")
+    add("--draft-quantization", default="none")
+    add("--draft-layers", type=int, default=0, metavar="N")
     add("--speculative-num-tokens", type=count, default=8, metavar="N")
     add("--dtype", default="auto")
     add("--skills", help="comma-separated (default: all)")
@@ -67,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_DRAFT_FLAGS = ("draft_model", "draft_quantization", "draft_layers")
+
+
 @dataclass(slots=True)
 class _Measured:
     """One side of one skill, over the repeats."""
@@ -91,7 +98,11 @@ def _repeat(
     """On new engines; each round is the same conversations once more."""
     options = {"dtype": args.dtype, "num_threads": args.num_threads}
     options["speculative_num_tokens"] = args.speculative_num_tokens
-    engines = [Engine(args.model, speculate=how, **options) for how in ("off", args.speculate)]
+    drafts = {name: getattr(args, name) for name in _DRAFT_FLAGS if getattr(args, name)}
+    engines = [
+        Engine(args.model, speculate=args.against, **options),
+        Engine(args.model, speculate=args.speculate, **options, **drafts),
+    ]
     try:
         for engine in engines:
             _warm_up.run(backend=engine).text()

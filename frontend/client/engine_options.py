@@ -58,6 +58,9 @@ class EngineOptions(TypedDict, total=False):
     prefill_engines: Sequence[str]
     speculate: str
     speculative_num_tokens: int
+    draft_model: str | Path | None
+    draft_quantization: str
+    draft_layers: int
     disable_jump_forward: bool
     grammar_timeout: float
     enable_lora: bool
@@ -107,6 +110,8 @@ _SAME: Mapping[str, str] = {
     "speculative_algorithm": "speculate",
     "num_speculative_tokens": "speculative_num_tokens",
     "speculative_num_draft_tokens": "speculative_num_tokens",
+    "speculative_model": "draft_model",
+    "speculative_draft_model_path": "draft_model",
     "tp": "tp_size",
     "ep": "ep_size",
     "pp": "pp_size",
@@ -118,7 +123,6 @@ _SAME: Mapping[str, str] = {
 }
 _REPLICAS = "an engine is one replica; `stemma serve --replicas` starts several behind one address"
 _ALWAYS = "KV is always shared; leave it out"
-_NO_DRAFT_MODEL = "no draft model is needed: speculate says what guesses instead"
 _COPIES = "ep_extra_experts copies in each group of ranks, placed by the counts in ep_loads"
 _SERVER = "an option of `stemma serve`, which has an HTTP server; an engine has none"
 # Names of theirs for what is different here, and how.
@@ -134,10 +138,7 @@ _OTHERWISE: Mapping[str, str] = {
     "enable_prefix_caching": _ALWAYS,
     "disable_radix_cache": _ALWAYS,
     "enable_chunked_prefill": "it is always on; chunked_prefill_size is its size",
-    "speculative_config": "speculate and speculative_num_tokens are how it is said here",
-    "speculative_model": _NO_DRAFT_MODEL,
-    "speculative_draft_model_path": _NO_DRAFT_MODEL,
-    "draft_model": _NO_DRAFT_MODEL,
+    "speculative_config": "draft_model and speculate are how it is said here",
     "trust_remote_code": "no code of a checkpoint is ever run; leave it out",
     "seed": "a run has one, as in program.run(seed=7)",
     "random_seed": "a run has one, as in program.run(seed=7)",

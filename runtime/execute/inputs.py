@@ -152,7 +152,7 @@ class InputBuilder:
 
     def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
         self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
-        self._page_size = page_size
+        self.page_size = page_size
         self.spare_slot: int | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
@@ -169,7 +169,7 @@ class InputBuilder:
             seq_lens=(layout.starts + layout.lengths).astype(np.int32),
             page_table=self.page_table.entries,
             table_rows=layout.table_rows.astype(np.int32),
-            page_size=self._page_size,
+            page_size=self.page_size,
             segments=_segments(plan),
         )
         if any(row.images for row in rows):
@@ -187,9 +187,9 @@ class InputBuilder:
 
     def _slots(self, rows: Sequence[Row], layout: StepLayout, positions: Int64Array) -> Int64Array:
         table_rows = layout.table_rows[layout.row_of_token()]
-        pages, offsets = np.divmod(positions, self._page_size)
+        pages, offsets = np.divmod(positions, self.page_size)
         entries = self.page_table.entries[table_rows, pages].astype(np.int64)
-        slots: Int64Array = entries * self._page_size + offsets
+        slots: Int64Array = entries * self.page_size + offsets
         if any(row.kv_start > row.start for row in rows):
             assert self.spare_slot is not None, "there is no place for KV that is there already"
             kv_starts = np.array([row.kv_start for row in rows], dtype=np.int64)

@@ -35,9 +35,11 @@ class LayerStreams:
         self._memory: list[Bytes] = [each.numpy() for part in pool.parts for each in part]
         self._of_layer: dict[int, list[int]] = {}  # of the decoder's layers: their pieces
         layout, piece = pool.layout, 0
+        own = config.attention_layers
         for part in layout.parts:
-            for layer in layout.layers_of(part):
-                self._of_layer.setdefault(config.attention_layers[layer], []).append(piece)
+            for layer in layout.layers_of(part):  # a draft model's are behind the model's own
+                name = own[layer] if layer < len(own) else config.num_layers + layer
+                self._of_layer.setdefault(name, []).append(piece)
                 piece += 1
 
     def begin(self, streams: Sequence[StreamedKV]) -> LayersToSend:

@@ -25,6 +25,7 @@ from ...kernels.native.bindings import why_not_native
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
 from ..checkpoint.config.model_config import ModelConfig
+from ..checkpoint.draft_checkpoint import DraftCheckpoint
 from ..checkpoint.formats import require_kv_cache_dtype
 from ..checkpoint.loader import LoadFormat, open_weights
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
@@ -41,6 +42,7 @@ from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
+from ..models.decoder import Decoder
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
@@ -51,6 +53,7 @@ from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, 
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
 from .asynchronous import AsynchronousSteps
+from .draft_model import DraftModel
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
@@ -103,6 +106,8 @@ class ModelRunner:
         ranks: Ranks = ALONE,
         stage: Stage = ALL_LAYERS,
         neighbours: Neighbours | None = None,
+        draft_checkpoint: DraftCheckpoint | None = None,
+        draft_layers: int = 0,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
@@ -111,7 +116,8 @@ class ModelRunner:
         ranks: with others, this runner holds a part of the KV, and of the weights or all of these,
         and all run the same plans; only rank 0's results are whole. stage: with others,
         model_config is that of its layers, and `neighbours` exchanges with the processes that have
-        those before and behind.
+        those before and behind. draft_checkpoint: guesses what follows, on a CPU, or the model's
+        first `draft_layers` do.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -131,7 +137,13 @@ class ModelRunner:
         self.accelerator = _accelerator_of(str(device))
         self.dtype = resolve_dtype(dtype, str(device))
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
-        self.kv_layout = KVLayout.of(model_config, dtype_name(self.dtype), kv_cache_dtype)
+        self._draft_checkpoint, self._draft_layers = draft_checkpoint, draft_layers
+        self._draft: LanguageModel | None = None
+        name = dtype_name(self.dtype)
+        self.kv_layout = KVLayout.of(model_config, name, kv_cache_dtype)
+        if draft_checkpoint is not None:
+            of_draft = KVLayout.of(draft_checkpoint.config, name, kv_cache_dtype)
+            self.kv_layout = self.kv_layout.with_draft(of_draft)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
@@ -369,6 +381,26 @@ class ModelRunner:
             states=self.states,
             ranks=self.ranks,
             neighbours=self._neighbours,
+            draft_model=self._draft_model(),
+        )
+
+    def _draft_model(self) -> DraftModel | None:
+        """On the pool whose last layers are a draft model's own."""
+        if self._draft is None:
+            return None
+        own = self._draft_checkpoint
+        layers, config = self.pool.layers, self.config
+        if own is not None:
+            config = own.config
+            layers = layers[-len(config.attention_layers) :]
+        return DraftModel(
+            self._draft,
+            self.kernels,
+            self._inputs,
+            layers,
+            config,
+            vocab_size=self.config.vocab_size,
+            has_own_kv=own is not None,
         )
 
     def _queued(
@@ -437,6 +469,25 @@ class ModelRunner:
             folder, load_format, quantization, self.dtype, self.device, on_progress
         ) as source:
             self.model = self._build(source)
+        if self._draft_layers:
+            assert isinstance(self.model, Decoder), "its layers are alike"
+            self._draft = self.model.first(self._draft_layers)
+        draft = self._draft_checkpoint
+        if draft is not None:
+            with open_weights(
+                draft.folder, load_format, draft.quantization, self.dtype, self.device, on_progress
+            ) as source:
+                self._draft = build_model(
+                    ModelBuild(
+                        draft.config,
+                        source,
+                        self.kernels,
+                        self.dtype,
+                        self.device,
+                        self.max_model_len,
+                    )
+                )
+                source.finish()
 
     def _build(self, source: WeightSource) -> LanguageModel:
         if self._whole_config.experts is not None:

@@ -18,8 +18,9 @@ from ..memory.transfer import KVTransfer
 from ..models.forward_batch import ForwardBatch
 from ..models.language_model import LanguageModel
 from ..models.layers.ranks import ALONE, Ranks
-from ..schedule.plan import FinishedStep, StepPlan, StepResult
+from ..schedule.plan import NO_GUESSES, FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
+from .draft_model import DraftModel, guessed
 from .image_features import ImageFeatures, own_images
 from .inputs import (
     NO_SOURCE,
@@ -53,8 +54,10 @@ class SynchronousSteps:
         states: StatePool | None = None,
         ranks: Ranks = ALONE,
         neighbours: Neighbours | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
-        """states: of a model with recurrent layers, whose passes are not recorded."""
+        """states: of a model with recurrent layers, whose passes are not recorded. draft_model:
+        guesses what follows a step's rows."""
         self._ranks = ranks
         self._neighbours = neighbours
         self._vocabulary = vocabulary_of(kernels, config.vocab_size, ranks)
@@ -66,6 +69,7 @@ class SynchronousSteps:
         self._config = config
         self._num_adapter_slots = num_adapter_slots
         self._states = states
+        self._draft_model = draft_model
         self._images = None if model.vision is None else ImageFeatures(model.vision)
         self.streams: LayerStreams | None = None  # set once other engines may ask for KV
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
@@ -76,6 +80,8 @@ class SynchronousSteps:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> FinishedStep:
+        if self._draft_model is not None:
+            self._draft_model.settle(plan)
         started = time.perf_counter()
         payloads = self._transfer.run(plan.transfers)
         transfer_s = time.perf_counter() - started if plan.transfers else None
@@ -93,7 +99,14 @@ class SynchronousSteps:
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._config.vocab_size)
         batch = self._batch(plan, inputs)
-        hidden = self._computed(plan, batch)
+        sending = None
+        if plan.streams:
+            assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
+            sending = self.streams.begin(plan.streams)
+            batch = replace(batch, on_layer=sending.layer_is_done)
+        hidden = self.forward(batch)
+        if sending is not None and self._draft_model is None:
+            sending.end()
         if self._neighbours is not None and self._neighbours.has_next:
             self._ranks.check()
             self._neighbours.send(hidden)
@@ -113,19 +126,23 @@ class SynchronousSteps:
         self._ranks.check()
         self._is_sampled = readout.is_sampled
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
-        duration_s = time.perf_counter() - started
+        guessing = NO_GUESSES
+        if self._draft_model is not None:
+            rows, guessing = guessed(self._draft_model, plan, rows)
+            if sending is not None:
+                sending.end()
         return FinishedStep(
-            StepResult(plan.step_id, rows, duration_s, transfer_s, payloads, states, errors)
+            StepResult(
+                plan.step_id,
+                rows,
+                time.perf_counter() - started,
+                transfer_s,
+                payloads,
+                states,
+                errors,
+                guessing,
+            )
         )
-
-    def _computed(self, plan: StepPlan, batch: ForwardBatch) -> torch.Tensor:
-        if not plan.streams:
-            return self.forward(batch)
-        assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
-        sending = self.streams.begin(plan.streams)
-        hidden = self.forward(replace(batch, on_layer=sending.layer_is_done))
-        sending.end()
-        return hidden
 
     def _batch(self, plan: StepPlan, inputs: StepInputs) -> ForwardBatch:
         layers, adapters, images = self._pool.layers, None, None

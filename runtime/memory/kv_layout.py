@@ -6,13 +6,14 @@
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
                   index   one vector of the indexer's head_dim      where it selects keys
 
-Layers whose heads differ from others' have parts of their own. Code that moves KV sees only parts:
-vectors of a number of bytes. Torch-free.
+Layers whose heads differ from others' have parts of their own, and so have those of a draft model,
+which come behind the model's. Code that moves KV sees only parts: vectors of a number of bytes.
+Torch-free.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import KVCacheDtype
@@ -72,6 +73,15 @@ class KVLayout:
         Raises InvalidRequest for latents in 8 bits: they are small already.
         """
         return cls(len(config.attention_layers), _parts(config, dtype, kv_cache_dtype))
+
+    def with_draft(self, draft: KVLayout) -> KVLayout:
+        """A token's KV in these layers and, behind them, in those of a draft model."""
+        own = tuple(replace(part, layers=self.layers_of(part)) for part in self.parts)
+        behind = tuple(
+            replace(part, layers=tuple(self.num_layers + i for i in draft.layers_of(part)))
+            for part in draft.parts
+        )
+        return KVLayout(self.num_layers + draft.num_layers, own + behind)
 
 
 def _parts(config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype) -> tuple[KVPart, ...]:

@@ -4,6 +4,7 @@ output projection. The config specifies the layers (`families/`)."""
 from __future__ import annotations
 
 import logging
+from copy import copy
 
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Decoder:
             if images is not None:
                 residual[images.places] = images.features[0]
         x: Tensor | None = None
-        layers = zip(self._layers, rotaries, strict=True)
+        layers = zip(self._layers, rotaries[: len(self._layers)], strict=True)
         for index, (layer, rotary) in enumerate(layers, self._first_layer + 1):
             x = layer(x, residual, rotary, batch)
             if images is not None and index < len(images.features):
@@ -72,6 +73,13 @@ class Decoder:
             return self._norm(x, residual)
         self._add(residual, x)
         return residual
+
+    def first(self, num_layers: int) -> Decoder:
+        """Its first layers with its embedding, norm and output projection, as a model that shares
+        all of them."""
+        first = copy(self)
+        first._layers = self._layers[:num_layers]
+        return first
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] -> [N, vocab_size] float32 (float64 for a float64 model)."""

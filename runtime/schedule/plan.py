@@ -113,6 +113,10 @@ class Row(NamedTuple):
     # first of `images`, each of which says it for what follows.
     rope_shift: int = 0
     images: tuple[ImagePart, ...] = ()  # ascending; their inputs are no ids of the vocabulary
+    # With `sampling`: so many tokens behind what is drawn are to be guessed by the draft model, for
+    # the next plan; there are pages for all but the last.
+    num_ahead: int = 0
+    is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
 
     @property
     def known_end(self) -> int:
@@ -233,6 +237,19 @@ class RowResult:
     best: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     later: tuple[RowResult, ...] = ()
+    # What the draft model guesses to follow the last token that counts, at most `num_ahead`, each
+    # with its log-probability by that model.
+    ahead: tuple[TokenLogprob, ...] = ()
+
+
+class Guessing(NamedTuple):
+    """What a draft model did for a step, behind it."""
+
+    seconds: float = 0.0  # of the step's: for the KV of what counts, and to guess ahead ...
+    num_passes: int = 0  # ... so many tokens of each row that wanted as many
+
+
+NO_GUESSES = Guessing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +264,7 @@ class StepResult:
     payloads: tuple[Payload, ...] = ()  # of the plan's BlockSaves, in order
     state_payloads: tuple[Payload, ...] = ()  # and of its StateSaves
     image_errors: tuple[tuple[int, str], ...] = ()  # keys that have no features, and why
+    guessing: Guessing = NO_GUESSES
 
 
 class PendingStep(Protocol):

@@ -81,6 +81,24 @@ class StepDraft:
             else:
                 speculation.drop(request)
 
+    def guess_ahead(self, speculation: Speculation) -> None:
+        """Have the draft model guess what follows the rows that sample, where that pays."""
+        asked = [
+            index
+            for index, (row, request) in enumerate(zip(self.rows, self._requests, strict=True))
+            if row.sampling is not None
+            and request.beam is None
+            and request.num_new_tokens - row.num_drafts > 2
+        ]
+        wanted = speculation.num_ahead([self._requests[index] for index in asked])
+        for index, num_ahead in zip(asked, wanted, strict=True):
+            row, request = self.rows[index], self._requests[index]
+            num_ahead = min(num_ahead, request.num_new_tokens - row.num_drafts - 2)
+            end = row.start + len(row.input_ids) + num_ahead
+            if num_ahead and self._kv_cache.reserve_for_drafts(request, end):
+                update = _new_pages(request, row.page_update)
+                self.rows[index] = row._replace(num_ahead=num_ahead, page_update=update)
+
     def _with_drafts(self, row: Row, request: Request, verified: Verified) -> Row:
         last = len(row.input_ids) - 1
         mask = row.mask
@@ -189,6 +207,7 @@ def _row_of(
         encoding=request.encoding,
         rope_shift=shift,
         images=images,
+        is_output=start >= len(request.prompt),
     )
 
 

@@ -40,7 +40,7 @@ from .grammar_uptake import GrammarUptake, begin_output
 from .image_encodings import ImageEncodings
 from .in_flight import Held, InFlight, InFlightStep
 from .outputs import Outputs, note_lost
-from .plan import EncodeSlice, Row, StepPlan, StepResult
+from .plan import EncodeSlice, Row, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .queue.adapter_slots import AdapterSlots
 from .queue.admission import Admission, CutPrompt, NewTokenEstimate, shares_with
@@ -278,6 +278,8 @@ class Scheduler:
             draft.fill(self._share_out(continued), continued)
         if self.speculation is not None:
             draft.add_drafts(self.speculation, self._step_tokens)
+            if self.speculation.has_model:
+                draft.guess_ahead(self.speculation)
         self._is_stalled = False
         dropped, encodes = self._image_work()
         if not draft.rows and not encodes and not self._in_flight:
@@ -520,22 +522,27 @@ class Scheduler:
                     request.beam.report(request, outcome.best)
                 continue
             reason = self.outputs.take(request, row, outcome)
-            if row.num_drafts and request.state is RequestState.RUNNING:
-                self._take_back(request, row, is_over=reason is not None)
+            has_guesses = row.num_drafts or row.num_ahead
+            if has_guesses and request.state is RequestState.RUNNING:
+                self._take_back(request, row, outcome, is_over=reason is not None)
             self._finish_or_hold(request, reason)
         self.beams.advance()
         if self.speculation is not None:
-            self.speculation.end_step(planned.plan, result.duration_s)
+            self.speculation.end_step(planned.plan, result)
 
-    def _take_back(self, request: Request, row: Row, *, is_over: bool) -> None:
-        """What a row computed of wrong drafts never was."""
+    def _take_back(self, request: Request, row: Row, outcome: RowResult, *, is_over: bool) -> None:
+        """What a row computed of wrong drafts never was; what the draft model guesses stays for the
+        next plan, in the pages that it has."""
         assert self.speculation is not None
         num_right = request.num_computed_tokens - row.known_end
-        self.speculation.note(request, num_right, is_over)
-        if self.kv_cache.states is not None:
-            self.kv_cache.states.accept_drafts(request, num_right)
-        request.num_scheduled_tokens = request.num_computed_tokens
-        self.kv_cache.trim(request)
+        if row.num_drafts:
+            self.speculation.note(request, num_right, is_over)
+            if self.kv_cache.states is not None:
+                self.kv_cache.states.accept_drafts(request, num_right)
+            request.num_scheduled_tokens = request.num_computed_tokens
+        if outcome.ahead:
+            self.speculation.offer(request, outcome.ahead)
+        self.kv_cache.trim(request, len(outcome.ahead))
 
     def _finish_or_hold(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:

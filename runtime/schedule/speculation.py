@@ -24,8 +24,9 @@ from ...constrained.serving.follower import Follower
 from ..speculate import prediction
 from ..speculate.budget import Bid, DraftBudget
 from ..speculate.drafter import NO_DRAFT, Draft, Drafting, DraftText
+from ..speculate.guesses import ModelText
 from ..speculate.step_times import StepTimes
-from .plan import StepPlan
+from .plan import StepPlan, StepResult, TokenLogprob
 from .program_record import ProgramRecord
 from .request import Request
 from .stats import SchedulerStats
@@ -114,6 +115,33 @@ class Speculation:
                 self._verified[request] = verified
                 yield index, verified
 
+    @property
+    def has_model(self) -> bool:
+        """Whether the executor guesses, too."""
+        return self._drafting.model is not None
+
+    def num_ahead(self, requests: Sequence[Request]) -> list[int]:
+        """How many tokens the executor is to guess of each behind the step that is planned."""
+        rooms = [self._room_of(request) for request in requests]
+        texts = [self._model_text(request) for request in requests]
+        model, room = self._drafting.model, max(rooms, default=0)
+        if model is None or not room:
+            return [0] * len(requests)
+        wanted = model.num_ahead(texts, self.times.curve, room)
+        return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
+
+    def offer(self, request: Request, guess: Sequence[TokenLogprob]) -> None:
+        """The executor guesses what follows the tokens that it has computed and drawn."""
+        text = self._model_text(request)
+        text.offer([each.token_id for each in guess], [each.logprob for each in guess])
+        forced = request.token_ids[request.num_computed_tokens + 1 :]
+        text.extend(forced)
+
+    def _model_text(self, request: Request) -> ModelText:
+        text = self._texts_of(request).model
+        assert text is not None, "there is no draft model"
+        return text
+
     def drop(self, request: Request) -> None:
         """There is no room for what was chosen for it."""
         del self._verified[request]
@@ -175,11 +203,14 @@ class Speculation:
         """A step is about to be planned."""
         self._began_s = time.perf_counter()
 
-    def end_step(self, plan: StepPlan, duration_s: float | None) -> None:
-        """The step has been applied; the executor took so long for it, if it knows."""
+    def end_step(self, plan: StepPlan, result: StepResult) -> None:
+        """The step has been applied; the executor may know how long it took."""
+        duration_s, guessing = result.duration_s, result.guessing
         if duration_s is not None:
             host_s = time.perf_counter() - self._began_s - duration_s
-            self.times.note(plan.num_tokens, duration_s, max(0.0, host_s))
+            self.times.note(plan.num_tokens, duration_s - guessing.seconds, max(0.0, host_s))
+        if self._drafting.model is not None and all(row.is_output for row in plan.rows):
+            self._drafting.model.note_passes(guessing.seconds, guessing.num_passes)
 
     def end(self, request: Request) -> None:
         """A request has ended."""
@@ -208,7 +239,8 @@ class Speculation:
         if room <= 0:
             return guess
         texts = self._texts_of(request)
-        if (request.follower is None or request.follower.is_local) and texts.rests():
+        is_local = request.follower is None or request.follower.is_local
+        if is_local and not texts.has_guess and texts.rests():
             return guess  # of the others `expect` has asked
         if request.follower is None:
             self._draft_freely(guess, texts, request, room, least)
@@ -296,9 +328,16 @@ class _Texts:
 
     def __init__(self, texts: Sequence[DraftText]) -> None:
         self._texts = texts
+        models = [text for text in texts if isinstance(text, ModelText)]
+        self.model = models[0] if models else None
         self._num_seen = 0  # output tokens
         self._num_vain = 0  # times that it was asked since it was right last
         self._rest = 0  # steps
+
+    @property
+    def has_guess(self) -> bool:
+        """Whether the executor has guessed what follows."""
+        return self.model is not None and self.model.has_guess
 
     def rests(self) -> bool:
         """Whether it is not to be asked in this step."""
@@ -328,7 +367,10 @@ class _Texts:
         found = [(text, draft) for text, draft in drafts if draft.tokens]
         if not found:
             return None, NO_DRAFT
-        return max(found, key=_num_expected) if len(found) > 1 else found[0]
+        best = max(found, key=_num_expected) if len(found) > 1 else found[0]
+        if self.model is not None and self.model.has_guess:
+            self.model.note_choice(best[0] is self.model)
+        return best
 
     def close(self) -> None:
         for text in self._texts:

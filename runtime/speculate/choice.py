@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from ...errors import InvalidRequest
 
 GRAMMAR = "grammar"  # guesses nothing itself
-DRAFTERS = ("suffix", "siblings", "ngram", "prediction", GRAMMAR)
+MODEL = "model"  # where the engine has a draft model
+DRAFTERS = ("suffix", "siblings", "ngram", "prediction", MODEL, GRAMMAR)
 AUTO, OFF = "auto", "off"
 MAX_DRAFT_TOKENS = 32
 

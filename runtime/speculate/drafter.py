@@ -12,7 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from .guesses import ModelDrafter
 
 
 class Draft(NamedTuple):
@@ -97,3 +100,4 @@ class Drafting:
     drafters: tuple[Drafter, ...]
     max_tokens: int
     under_grammars: bool = True
+    model: ModelDrafter | None = None  # the one of `drafters` whom the executor's guesses are for

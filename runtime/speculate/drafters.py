@@ -5,6 +5,7 @@ suffix        what followed where the end of the text has occurred before: in th
 siblings      the same in outputs of its program's other branches, those that run included
 ngram         the same in its own text alone, by its last few tokens (prompt lookup)
 prediction    the text that the caller expects
+model         what a draft model guesses, or the model's own first layers
 grammar       no drafter: guesses are also made under a grammar, which cuts them and splices in
               what it forces
 """
@@ -16,8 +17,9 @@ from collections.abc import Collection
 
 from ...errors import InvalidRequest
 from ...native_library import BuildError
-from .choice import DRAFTERS, GRAMMAR, chosen_drafters
+from .choice import DRAFTERS, GRAMMAR, MODEL, chosen_drafters
 from .drafter import Drafter, Drafting
+from .guesses import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix import Scope, SuffixDrafter
 
@@ -31,16 +33,21 @@ _SCOPES = {
 NGRAM_TOKENS = 3  # that "ngram" looks at, at most
 
 
-def make_drafting(speculate: str, max_tokens: int, *, is_cpu: bool) -> Drafting | None:
-    """What `--speculate` asks for; None: nothing. Raises InvalidRequest."""
+def make_drafting(
+    speculate: str, max_tokens: int, *, is_cpu: bool, has_model: bool = False
+) -> Drafting | None:
+    """What `--speculate` asks for; None: nothing. has_model: the executor has a draft model. Raises
+    InvalidRequest."""
     names = chosen_drafters(speculate)
     is_automatic = names is None
     if names is None:
         # A step on a CPU is mostly the reading of the weights. On a GPU steps are planned ahead,
         # which drafts forbid: what pays there is not measured yet.
         names = tuple(name for name in DRAFTERS if name != "ngram") if is_cpu else ()
+        names = tuple(name for name in names if name != MODEL or has_model)
     if not names or not max_tokens:
         return None
+    of_model = ModelDrafter() if MODEL in names else None
     try:
         drafters = _drafters(names)
     except BuildError as error:
@@ -49,7 +56,9 @@ def make_drafting(speculate: str, max_tokens: int, *, is_cpu: bool) -> Drafting 
             raise InvalidRequest.of("speculate", speculate, allowed) from error
         log.warning("drafts from predictions only: %s", error)
         drafters = [PredictionDrafter()]
-    return Drafting(tuple(drafters), max_tokens, under_grammars=GRAMMAR in names)
+    if of_model is not None:
+        drafters.append(of_model)
+    return Drafting(tuple(drafters), max_tokens, GRAMMAR in names, of_model)
 
 
 def _drafters(names: Collection[str]) -> list[Drafter]:

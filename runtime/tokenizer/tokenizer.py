@@ -227,6 +227,11 @@ class Tokenizer:
         found: int | None = self._special.token_to_id(text)
         return found
 
+    def texts_by_id(self) -> list[str | None]:
+        """What the tokenizer's file calls each id; None: there is no such token."""
+        names = {i: text for text, i in self._special.get_vocab(with_added_tokens=True).items()}
+        return [names.get(token_id) for token_id in range(max(names, default=-1) + 1)]
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the tokenizer knows, added ones included."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import FakeListener
+from waiting import PATIENCE_S, ready
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
@@ -190,7 +191,11 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
     ]
     arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
     step = 0
-    while arrivals or engine.has_work:
+    while arrivals or engine.has_work or (engine.kv_store and engine.scheduler.num_waiting):
+        if not engine.has_work and not arrivals:
+            assert engine.kv_store is not None
+            assert ready([engine.kv_store], PATIENCE_S), "no fetch was done"
+            engine.kv_store.collect()
         while arrivals and jobs[arrivals[0]].arrives <= step:
             engine.submit(requests[arrivals.pop(0)])
         for job, request in zip(jobs, requests):

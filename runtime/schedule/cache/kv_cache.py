@@ -200,10 +200,10 @@ class KVCacheManager(PrefixCache):
             return False
         return True
 
-    def trim(self, request: Request) -> None:
-        """Free the pages beyond the request's tokens, which only rejected drafts used. NOTE: no
-        plan in flight names them."""
-        num_pages = -(-request.num_tokens // self.page_size)
+    def trim(self, request: Request, num_ahead: int = 0) -> None:
+        """Free the pages beyond the request's tokens and so many more, which only rejected drafts
+        used. NOTE: no plan in flight names them."""
+        num_pages = -(-(request.num_tokens + num_ahead) // self.page_size)
         if len(request.pages) > num_pages:
             self.allocator.free(request.pages[num_pages:])
             del request.pages[num_pages:]

@@ -18,6 +18,7 @@ import stemma as st
 from stemma.errors import InvalidRequest
 from stemma.frontend.client.backend import Backend
 from stemma.runtime.config import EngineConfig
+from stemma.runtime.speculate.guesses import ModelDrafter
 
 OPTIONS = {"max_total_tokens": 8192, "max_model_len": None, "chunked_prefill_size": 256}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
@@ -88,6 +89,23 @@ def test_what_another_engine_has_computed_says_the_same(
         assert told["num_bytes_held"] == told["num_coming"] == told["num_held_requests"] == 0
         wait_until(lambda: prefills(prefill)["num_streams"] == 0)
         assert prefills(prefill)["num_tokens"] >= 4 * len(TEXT)
+
+
+def test_the_kv_of_a_draft_model_comes_with_it(
+    checkpoint: Path, endpoint: str, truth: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the model drafts for itself, no guess is wrong unless that is missing."""
+    monkeypatch.setattr(ModelDrafter, "num_ahead", lambda _, texts, curve, room: [3] * len(texts))
+    draft = {"draft_model": str(checkpoint), "speculate": "model"}
+    with (
+        prefilling(checkpoint, endpoint, **draft),
+        decoding(checkpoint, endpoint, **draft) as decode,
+    ):
+        wait_until(lambda: coming(decode)["num_able_peers"] == 1)
+        assert said_by(decode) == truth
+        assert coming(decode)["num_restored_tokens"] >= 4 * (len(TEXT) - 1)
+        stats = decode.get_server_info()["stats"]
+        assert 0 < stats["num_draft_tokens"] == stats["num_accepted_tokens"]
 
 
 def test_an_engine_whose_kv_differs_is_not_asked(

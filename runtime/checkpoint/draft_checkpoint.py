@@ -1,0 +1,54 @@
+"""A draft model's checkpoint, and which models can guess for which. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...errors import InvalidRequest
+from .config.model_config import ModelConfig
+from .quantized.quantizing import Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """A draft model to load."""
+
+    folder: Path
+    config: ModelConfig
+    quantization: Quantization | Literal["none"] = "none"
+
+
+def require_drafts(model: ModelConfig, draft: ModelConfig, name: str) -> None:
+    """Raises InvalidRequest where `draft` cannot guess for the model."""
+    why = _why_silent(model) or _why_no_draft(draft)
+    if why is not None:
+        raise InvalidRequest.of("draft_model", name, f"none: {why}")
+
+
+def require_first_layers(model: ModelConfig, num_layers: int) -> None:
+    """Raises InvalidRequest where the first layers cannot guess for the model."""
+    why = _why_silent(model) or _why_no_draft(model)
+    if why is not None:
+        raise InvalidRequest.of("draft_layers", num_layers, f"0: {why}")
+    if num_layers >= model.num_layers:
+        allowed = f"0, or fewer than the model's {model.num_layers} layers"
+        raise InvalidRequest.of("draft_layers", num_layers, allowed)
+
+
+def _why_silent(model: ModelConfig) -> str | None:
+    return f"{model.architecture} generates nothing" if model.is_bare else None
+
+
+def _why_no_draft(draft: ModelConfig) -> str | None:
+    name = draft.architecture
+    if draft.is_bare:
+        return f"{name} generates nothing"
+    if draft.recurrent is not None:
+        return f"{name} has recurrent layers, whose states are not kept for drafts"
+    if draft.varied is not None:
+        return f"the layers of {name} share KV or vary in what they add"
+    if draft.latent is not None and draft.latent.indexer is not None:
+        return f"{name} selects keys, whose index is not kept for drafts"
+    return None

@@ -1,0 +1,283 @@
+"""A draft model beside the model that it guesses for: a smaller one of the same tokens, whose KV
+lies in the same pages, in layers of its own; or the model's own first layers, whose KV is the
+model's.
+
+    a step's row, in the pool   0 .......... start ......... end
+                                | both have KV | the model computes these
+    behind its draws            | ............ | the draft model computes those of them that count,
+                                               and what was drawn; then guess by guess, one token
+                                               a pass and row, all rows together
+
+So wherever the model has KV, the draft model has: what is cached, shared, leased, stored or sent to
+another engine keeps its drafts. What it computed along a guess that turned out right is not
+computed again. While nothing is to be guessed of an output, its tokens wait, and are computed
+together before anybody else can use them: a draft model that does not pay costs little.
+
+A guess is drawn as the model will draw it: by the row's sampling parameters, with the noise of its
+seed at that position (the coupling by Gumbel's noise of Daliri et al. 2025, arXiv:2408.07978, 4):
+where both models' distributions are a total variation of D apart, both draw the same token with a
+probability of at least (1 - D) / (1 + D). No output depends on any of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...kernels.ops import KVLayer
+from ...kernels.registry import Kernels
+from ...kernels.sampling_rows import SamplingRows
+from ..checkpoint.config.model_config import ModelConfig
+from ..models.forward_batch import ForwardBatch
+from ..models.language_model import LanguageModel
+from ..schedule.plan import (
+    Guessing,
+    Row,
+    RowResult,
+    SharedSegment,
+    StepPlan,
+    TokenLogprob,
+)
+from ..schedule.sampling_params import SamplingParams
+from .captured import CapturedForward
+from .inputs import InputBuilder, Int64Array, plan_attentions
+from .sampling_arrays import sampling_arrays
+
+_MAX_WAITING = 128  # tokens of an output
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A row of which tokens are guessed: `position` is that of the next one."""
+
+    row: Row
+    sampling: SamplingParams
+    position: int
+    drawn: int  # the token before it
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The tokens from a position on whose KV a row's draft model has computed along its guess."""
+
+    request_id: int
+    start: int
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Tokens of an output that the draft model has not computed yet, from a position on."""
+
+    row: Row
+    start: int
+    tokens: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What of a row counts: so many of its inputs, and the token drawn behind them."""
+
+    num_inputs: int
+    token_id: int | None  # None: nothing was drawn
+
+
+class DraftModel:
+    """Owns what the draft model has computed along its guesses. Not thread-safe.
+
+    `kv_layers`: of the draft model, of the pool whose pages the plans name.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        kernels: Kernels,
+        inputs: InputBuilder,
+        kv_layers: tuple[KVLayer, ...],
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        has_own_kv: bool,
+    ) -> None:
+        """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
+        must compute what the model computes; else its layers are the model's first."""
+        self._model = model
+        self._kernels = kernels
+        self._inputs = inputs
+        self._kv_layers = kv_layers
+        self._config = config
+        self._vocab_size = vocab_size
+        self._has_own_kv = has_own_kv
+        self._forward = CapturedForward(model, kernels.capture)
+        self._known: dict[int, _Known] = {}  # by table row
+        self._waiting: dict[int, _Waiting] = {}  # by table row
+
+    def settle(self, plan: StepPlan) -> None:
+        """A plan is about to be carried out: compute the tokens that wait of rows that it does not
+        go on with. NOTE: their pages may be others' in this plan, which writes them behind this."""
+        going = {row.table_row: (row.request_id, row.start) for row in plan.rows}
+        leaving = [
+            table_row
+            for table_row, each in self._waiting.items()
+            if going.get(table_row) != (each.row.request_id, each.end)
+        ]
+        if leaving:
+            waiting = [self._waiting.pop(table_row) for table_row in leaving]
+            self._compute([_part(each.row, each.start, each.tokens) for each in waiting], ())
+
+    def follow(self, plan: StepPlan, results: Sequence[RowResult]) -> Followed:
+        """Compute the KV of what counts of a step's rows, of which these are the results, and of
+        what was drawn where more is to be guessed."""
+        rows: list[Row] = []
+        ahead: list[Ahead] = []
+        places: list[int] = []  # of `ahead` in the plan
+        ends: list[int] = []  # of `ahead`: indices into `rows`
+        was_waiting = bool(self._waiting)
+        for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
+            counted = _counted(row, result)
+            token_ids = self._missing(row, row.input_ids[: counted.num_inputs])
+            is_asked = row.num_ahead > 0 and counted.token_id is not None
+            if is_asked and counted.token_id is not None:
+                token_ids = (*token_ids, counted.token_id)
+            elif row.is_output and 0 < len(token_ids) < _MAX_WAITING:
+                start = row.start + counted.num_inputs - len(token_ids)
+                self._waiting[row.table_row] = _Waiting(row, start, token_ids)
+                continue
+            if not token_ids:
+                continue
+            end = row.start + counted.num_inputs + is_asked
+            rows.append(_part(row, end - len(token_ids), token_ids))
+            if is_asked and row.sampling is not None:
+                places.append(place)
+                ends.append(len(rows) - 1)
+                ahead.append(Ahead(row, row.sampling, end, token_ids[-1]))
+        if not rows:
+            return Followed([], [], None)
+        # NOTE: what rows share is before their first tokens, in consecutive rows.
+        is_as_planned = len(rows) == len(plan.rows) and not was_waiting
+        segments = plan.segments if is_as_planned else ()
+        hidden = self._compute(rows, segments)
+        if not ahead:
+            return Followed([], [], None)
+        last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
+        return Followed(places, ahead, hidden[torch.from_numpy(last)])
+
+    def guess(self, followed: Followed) -> list[tuple[TokenLogprob, ...]]:
+        """What may follow each of the rows, one token a pass until each has as many as it wants."""
+        ahead, hidden = followed.ahead, followed.hidden
+        guesses: list[list[TokenLogprob]] = [[] for _ in ahead]
+        going = list(range(len(ahead)))
+        for num_before in range(max((each.row.num_ahead for each in ahead), default=0)):
+            assert hidden is not None
+            drawn = self._draw([ahead[i] for i in going], hidden, num_before)
+            for i, token in zip(going, drawn, strict=True):
+                guesses[i].append(token)
+            stay = [j for j, i in enumerate(going) if ahead[i].row.num_ahead > num_before + 1]
+            if not stay:
+                break
+            going, drawn = [going[j] for j in stay], [drawn[j] for j in stay]
+            rows = [
+                _part(ahead[i].row, ahead[i].position + num_before, (token.token_id,))
+                for i, token in zip(going, drawn, strict=True)
+            ]
+            hidden = self._compute(rows, ())
+        for each, tokens in zip(ahead, guesses, strict=True):
+            known = [each.drawn, *(token.token_id for token in tokens[:-1])]
+            self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
+        return [tuple(tokens) for tokens in guesses]
+
+    def _missing(self, row: Row, taken: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a row's inputs the last ones, which are to be computed, behind those that wait."""
+        if not self._has_own_kv:
+            return ()
+        waiting = self._waiting.pop(row.table_row, None)
+        if waiting is not None:
+            return (*waiting.tokens, *taken)
+        return taken[self._num_known(row, taken) :]
+
+    def _num_known(self, row: Row, taken: Sequence[int]) -> int:
+        """How many of a row's inputs were computed along a guess, in the pages that it has now."""
+        known = self._known.pop(row.table_row, None)
+        if known is None or (known.request_id, known.start) != (row.request_id, row.start):
+            return 0
+        most = min(len(known.tokens), len(taken))
+        if row.page_update is not None:
+            most = min(most, row.page_update.first * self._inputs.page_size - row.start)
+        num_same = 0
+        while num_same < most and taken[num_same] == known.tokens[num_same]:
+            num_same += 1
+        return num_same
+
+    def _compute(self, rows: Sequence[Row], segments: tuple[SharedSegment, ...]) -> Tensor:
+        """-> hidden [tokens of the rows, hidden_size]"""
+        inputs = self._inputs.build(StepPlan(0, tuple(rows), segments))
+        ids = np.where(inputs.token_ids < self._config.vocab_size, inputs.token_ids, 0)
+        batch = ForwardBatch(
+            input_ids=torch.from_numpy(ids),
+            positions=torch.from_numpy(inputs.positions),
+            slot_mapping=torch.from_numpy(inputs.slots),
+            kv_layers=self._kv_layers,
+            attention=plan_attentions(
+                self._kernels, inputs.attention_rows, self._kv_layers, self._config
+            ),
+        )
+        return self._forward(batch)
+
+    def _draw(self, rows: Sequence[Ahead], hidden: Tensor, num_before: int) -> list[TokenLogprob]:
+        logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
+        positions: Int64Array = np.array([each.position + num_before for each in rows])
+        arrays = sampling_arrays([each.sampling for each in rows], positions)
+        staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        token_ids, _ = self._kernels.sample(logits, SamplingRows(**staged))
+        logprobs = self._kernels.token_logprobs(logits, token_ids)
+        return list(map(TokenLogprob, token_ids.tolist(), logprobs.tolist()))
+
+
+def guessed(
+    model: DraftModel, plan: StepPlan, results: tuple[RowResult, ...]
+) -> tuple[tuple[RowResult, ...], Guessing]:
+    """A step's results with what is guessed to follow them."""
+    started = time.perf_counter()
+    followed = model.follow(plan, results)
+    rows = list(results)
+    if not followed.ahead:
+        return results, Guessing(time.perf_counter() - started)
+    for place, tokens in zip(followed.places, model.guess(followed), strict=True):
+        rows[place] = replace(rows[place], ahead=tokens)
+    num_passes = max(each.row.num_ahead for each in followed.ahead)
+    return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The rows of a step of which more is to be guessed, with their places in the plan and their
+    hidden states [rows, hidden_size] behind what was drawn."""
+
+    places: list[int]
+    ahead: list[Ahead]
+    hidden: Tensor | None
+
+
+def _part(row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
+    kv_start = row.kv_start if start >= row.start else 0  # what has waited is nowhere else
+    return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
+
+
+def _counted(row: Row, result: RowResult) -> _Counted:
+    """As `schedule/outputs.py` takes a row's results: a draw counts while it is what follows."""
+    num_inputs = len(row.input_ids) - row.num_drafts
+    token_id = result.token_id
+    for at, drawn in zip(row.sampled_at[1:], result.later, strict=True):
+        if token_id is None or row.input_ids[num_inputs] != token_id:
+            break
+        num_inputs, token_id = at + 1, drawn.token_id
+    return _Counted(num_inputs, token_id)

@@ -1,0 +1,81 @@
+"""What a draft model's guesses are worth, and how many are asked for."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import pytest
+
+from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
+
+CURVE = [1.0 + 0.1 * max(0, tokens - 8) for tokens in range(513)]  # flat up to 8 tokens
+
+
+class Subject:
+    prompt = prediction = array("i")
+    history = program_key = None
+    op_key = "op"
+
+
+def opened(drafter: ModelDrafter) -> ModelText:
+    return drafter.open(Subject())
+
+
+def test_a_guess_is_proposed_from_where_the_text_stands() -> None:
+    text = opened(ModelDrafter())
+    assert text.propose(8).tokens == () and not text.has_guess
+    text.offer([5, 6, 7, 8], [-0.1] * 4)
+    assert text.propose(2).tokens == (5, 6)
+    assert text.propose(8, (5,)).tokens == (6, 7, 8)
+    assert text.propose(8, (9,)).tokens == ()
+    text.extend([5, 6])
+    assert text.propose(8).tokens == (7, 8)
+    text.extend([1])
+    assert text.propose(8).tokens == () and not text.has_guess
+    text.offer([1, 2, 3], [-0.1, math.nan, -0.1])
+    assert text.propose(8).tokens == (1,)
+
+
+def test_confidence_is_how_often_such_guesses_were_right() -> None:
+    text = opened(ModelDrafter())
+    for _ in range(200):
+        text.offer([1, 2], [math.log(0.9), math.log(0.2)])
+        text.note(text.propose(2), 1)
+    first, second = text.propose(2).confidences
+    assert first == pytest.approx(1.0, abs=0.02) and second == pytest.approx(0.0, abs=0.02)
+
+
+def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
+    def num_ahead(num_right: int, pass_s: float, num_rows: int = 1) -> int:
+        drafter = ModelDrafter()
+        texts = [opened(drafter) for _ in range(num_rows)]
+        drafter.note_passes(4 * pass_s, 4)
+        for text in texts:
+            for _ in range(50):
+                text.offer([1, 2, 3, 4], [-0.1] * 4)
+                text.note(text.propose(4), num_right)
+        return drafter.num_ahead(texts, CURVE, 8)[0]
+
+    assert num_ahead(4, 0.01) > num_ahead(2, 0.01) > num_ahead(0, 0.01) == 0
+    assert num_ahead(4, 0.01) > num_ahead(4, 0.3) >= num_ahead(4, 2.0) == 0
+    assert num_ahead(4, 0.01, num_rows=2) > num_ahead(4, 0.01, num_rows=128) == 0
+
+
+def test_where_nothing_pays_some_are_tried_again_now_and_then() -> None:
+    drafter = ModelDrafter()
+    text = opened(drafter)
+    assert drafter.num_ahead([text], [], 8) == [3], "nothing is measured yet"
+    drafter.note_passes(40.0, 4)
+    asked = [drafter.num_ahead([text], CURVE, 8)[0] for _ in range(200)]
+    assert 0 < sum(map(bool, asked)) <= 5
+
+
+def test_others_guesses_that_are_preferred_make_it_guess_less() -> None:
+    drafter = ModelDrafter()
+    text = opened(drafter)
+    drafter.note_passes(0.4, 4)
+    before = drafter.num_ahead([text], CURVE, 8)[0]
+    for _ in range(30):
+        text.note_choice(False)
+    assert drafter.num_ahead([text], CURVE, 8)[0] < before

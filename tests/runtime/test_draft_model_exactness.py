@@ -1,0 +1,204 @@
+"""Exactness (see test_exactness.py) of draft models: outputs are those without any. A model that is
+its own draft is always right, wherever its KV comes from: so the draft's KV is there, too."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import make_adapter
+from checkpoints import make_checkpoint, make_long_token
+from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
+from scripted_drafters import verify_all
+
+from stemma.errors import InvalidRequest
+from stemma.runtime.config import EngineConfig
+from stemma.runtime.engine import LoadedModel
+from stemma.runtime.speculate.guesses import ModelDrafter
+
+
+@pytest.fixture(scope="module")
+def load(checkpoint: Path) -> Iterator[Load]:
+    yield from loading(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of other shapes for the same tokens, and some more, which its output is padded by."""
+    folder = tmp_path_factory.mktemp("draft")
+    return make_checkpoint(
+        folder, init_std=0.3, seed=3, num_layers=1, num_kv_heads=1, vocab_size=264
+    )
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def jobs(request: pytest.FixtureRequest) -> list[Job]:
+    return JOBS[request.param]
+
+
+@pytest.fixture(scope="module")
+def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
+    return said_alone(load, jobs)
+
+
+@pytest.fixture(autouse=True)
+def guesses_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever guesses cost: none at times, else as many as there is room for, or fewer."""
+    rng = random.Random(4)
+
+    def num_ahead(_: ModelDrafter, texts: list[Any], curve: list[float], room: int) -> list[int]:
+        return [rng.choice((0, rng.randrange(room + 1), room)) for _ in texts]
+
+    monkeypatch.setattr(ModelDrafter, "num_ahead", num_ahead)
+
+
+def drafting(load: Load, **options: Any) -> LoadedModel:
+    loaded = load(speculate="model,grammar", **options)
+    assert loaded.engine.scheduler.speculation is not None
+    verify_all(loaded.engine.scheduler.speculation)
+    return loaded
+
+
+def counts(loaded: LoadedModel) -> tuple[int, int]:
+    """Tokens guessed, and those of them that were right."""
+    stats = loaded.engine.scheduler.stats
+    return stats.num_draft_tokens, stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "page_size", "chunk", "options"),
+    [
+        ("itself", 1, 2048, {}),
+        ("itself", 16, 23, {"host_kv_tokens": 512}),
+        ("itself", 1, 32, {"max_total_tokens": 160}),
+        ("smaller", 1, 7, {}),
+        ("rounded", 1, 7, {"kernels": "cpu"}),
+        ("layers", 1, 32, {"max_total_tokens": 160}),
+    ],
+)
+def test_tokens_are_identical_with_a_draft_model(
+    load: Load,
+    checkpoint: Path,
+    smaller: Path,
+    jobs: list[Job],
+    alone: list[list[int]],
+    kind: str,
+    page_size: int,
+    chunk: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also beside requests that are aborted amid their guesses, and with too few pages for all."""
+    draft: dict[str, Any] = {
+        "itself": {"draft_model": str(checkpoint)},
+        "smaller": {"draft_model": str(smaller)},
+        "rounded": {"draft_model": str(checkpoint), "draft_quantization": "int4"},
+        "layers": {"draft_layers": 1},
+    }[kind]
+    loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **draft, **options)
+    scheduler = loaded.engine.scheduler
+    if "max_total_tokens" in options:
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    before = counts(loaded)
+    leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
+    for _ in range(2):  # the second time from the cache
+        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
+    drafted, accepted = (now - then for now, then in zip(counts(loaded), before))
+    assert drafted > 0
+    if kind == "itself" and jobs in (JOBS["greedy"], JOBS["sampled"]):
+        assert accepted == drafted, "KV of the draft model is missing somewhere"
+    elif kind == "rounded":
+        assert accepted > 0
+
+
+def followed(jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[Job]:
+    """Each job's output and a few tokens more: another turn of the same conversations."""
+    return [
+        replace(job, prompt=(*job.prompt, *output, 1, 2, 3)) for job, output in zip(jobs, outputs)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_outputs_leave_the_draft_models_kv_for_the_next_turn(
+    load: Load, checkpoint: Path, kind: str
+) -> None:
+    loaded = drafting(load, draft_model=str(checkpoint), page_size=1)
+    jobs = JOBS[kind]
+    first = outputs_of(serve(loaded, jobs))
+    computed = loaded.engine.scheduler.stats.num_computed_tokens
+    before = counts(loaded)
+    later = followed(jobs, first)
+    assert outputs_of(serve(loaded, later)) == said_alone(load, later)
+    drafted, accepted = (now - then for now, then in zip(counts(loaded), before))
+    assert drafted == accepted > 0
+    computed = loaded.engine.scheduler.stats.num_computed_tokens - computed
+    assert computed < sum(len(job.prompt) for job in later) / 2
+
+
+def test_a_restart_finds_the_draft_models_kv_on_disk(
+    load: Load, checkpoint: Path, tmp_path: Path
+) -> None:
+    """By which model drafted: without it, or with another, blocks are not taken."""
+    rng = random.Random(2)
+    (job,) = [replace(JOBS["greedy"][0], prompt=tuple(rng.randrange(256) for _ in range(600)))]
+    (alone,) = said_alone(load, [job])
+    found = []
+    drafts = {"draft_model": str(checkpoint)}
+    rounded = {**drafts, "draft_quantization": "int8"}
+    for number, draft in enumerate((drafts, drafts, rounded)):
+        loaded = drafting(load, kv_store=tmp_path / "store", grammar_timeout=10 + number, **draft)
+        (request,) = serve(loaded, [job])
+        assert list(request.output_ids) == alone
+        found.append(request.num_disk_tokens)
+        drafted, accepted = counts(loaded)
+        assert 0 < drafted == accepted or draft is rounded
+        store = loaded.engine.kv_store
+        assert store is not None and store.flush(30.0)
+        store.close()
+    assert found == [0, 512, 0]
+
+
+def test_adapters_are_guessed_for_by_the_plain_draft_model(
+    load: Load, checkpoint: Path, tmp_path: Path
+) -> None:
+    paths = tuple(
+        (name, make_adapter(tmp_path / name, checkpoint, seed=i, std=0.05))
+        for i, name in enumerate(("first", "second"))
+    )
+    names = (None, "first", "second")
+    jobs = [replace(job, adapter=name) for job, name in zip(JOBS["sampled"], names * 3)]
+    plain = load(lora_paths=paths)
+    alone = [outputs_of(serve(plain, [job]))[0] for job in jobs]
+    loaded = drafting(load, draft_model=str(checkpoint), lora_paths=paths, chunked_prefill_size=19)
+    assert outputs_of(serve(loaded, jobs)) == alone
+    drafted, accepted = counts(loaded)
+    assert 0 < accepted <= drafted
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ({"draft_layers": 2}, "fewer than the model's 2 layers"),
+        ({"draft_layers": 1, "tp_size": 2}, "draft_layers=1 .* none with tp_size > 1"),
+        ({"draft_layers": 1, "speculate": "suffix"}, "auto, or model among others"),
+        ({"speculate": "model"}, "unless draft_model or draft_layers is set"),
+        ({"draft_quantization": "int4"}, "none without draft_model"),
+        ({"draft_model": "somewhere", "draft_layers": 1}, "0 with draft_model"),
+        ({"draft_model": "another"}, "token 259 is .* there and '<xxxxxx>' in the draft model"),
+    ],
+    ids=str,
+)
+def test_what_cannot_draft_is_refused_with_the_reason(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any], answer: str
+) -> None:
+    if options.get("draft_model") == "another":
+        other = shutil.copytree(checkpoint, tmp_path / "another")
+        make_long_token(other, 8)
+        options = {"draft_model": str(other)}
+    with pytest.raises(InvalidRequest, match=answer):
+        LoadedModel(EngineConfig(model=checkpoint, **options))
