@@ -81,26 +81,14 @@ class TorchCommunicator:
         gathered = torch.stack(parts).numpy()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        """See `ops.Communicator`. By single messages: gloo's own exchange is of equal sizes."""
-        sizes = self.all_gather(np.array([part.size for part in parts], dtype=np.int64))
-        received = [torch.empty(int(size), dtype=torch.uint8) for size in sizes[:, self.rank]]
-        received[self.rank].copy_(torch.from_numpy(parts[self.rank]))
-        others = [rank for rank in range(self.num_ranks) if rank != self.rank]
-
-        def exchange() -> None:
-            works = [dist.irecv(received[rank], rank) for rank in others if len(received[rank])]
-            works += [
-                dist.isend(torch.from_numpy(parts[rank]), rank)
-                for rank in others
-                if len(parts[rank])
-            ]
-            for work in works:
-                assert work is not None, "this process is one of the group"
-                work.wait()
-
-        self._wait_for(exchange)
-        return [part.numpy() for part in received]
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """See `ops.Communicator`."""
+        given = [len(part) for part in parts]
+        sizes = self.all_gather(np.array(given, dtype=np.int64))[:, self.rank].tolist()
+        data = torch.cat(list(parts))
+        received = data.new_empty(sum(sizes))
+        self._wait_for(lambda: dist.all_to_all_single(received, data, sizes, given))
+        return received.split(sizes)
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""

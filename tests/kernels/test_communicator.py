@@ -100,13 +100,13 @@ def test_each_rank_is_given_what_the_others_have_for_it_however_much(unit: int) 
     def run(ranks: SharedMemoryCommunicator) -> None:
         for turn in range(3):
             parts = [
-                np.full(size(ranks.rank, taker), 16 * turn + 4 * ranks.rank + taker, dtype=np.uint8)
+                torch.full((size(ranks.rank, taker),), 16 * turn + 4 * ranks.rank + taker).byte()
                 for taker in range(3)
             ]
             for giver, part in enumerate(ranks.all_to_all(parts)):
                 assert len(part) == size(giver, ranks.rank)
                 assert (part == 16 * turn + 4 * giver + ranks.rank).all()
-        nothing = [np.zeros(0, dtype=np.uint8)] * 3
+        nothing = [torch.zeros(0, dtype=torch.uint8)] * 3
         assert [len(part) for part in ranks.all_to_all(nothing)] == [0, 0, 0]
 
     on_ranks(3, run)
@@ -161,7 +161,7 @@ ranks.all_reduce(x)
 assert x.tolist() == [3.0, 3 * 2.0**-9], x
 assert ranks.all_gather(np.array([rank, 7])).tolist() == [[0, 7], [1, 7]]
 for size in (3, 0):
-    parts = [np.full(size, rank, np.uint8), np.full(2 * rank * size, 7, np.uint8)]
+    parts = [torch.full((size,), rank).byte(), torch.full((2 * rank * size,), 7).byte()]
     received = ranks.all_to_all(parts)
     assert [part.tolist() for part in received] == (
         [[0] * size, [1] * size] if rank == 0 else [[], [7] * 2 * size]

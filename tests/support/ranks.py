@@ -31,10 +31,10 @@ class ThreadCommunicator:
         self._barrier.wait()
         return gathered
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        self._parts[self.rank] = [part.copy() for part in parts]
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._parts[self.rank] = [part.clone() for part in parts]
         self._barrier.wait()
-        received: list[npt.NDArray[np.uint8]] = [given[self.rank] for given in self._parts]
+        received: list[Tensor] = [given[self.rank] for given in self._parts]
         self._barrier.wait()
         return received
 
