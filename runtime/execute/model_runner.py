@@ -213,8 +213,9 @@ class ModelRunner:
 
     @property
     def can_overlap(self) -> bool:
-        """Whether `submit` may return before the step has been computed."""
-        return self.steps.can_overlap
+        """Whether `submit` may return before the step has been computed, and the next plan refer
+        to what it draws: the first of several stages does not learn that."""
+        return self.steps.can_overlap and self._neighbours is None
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
@@ -394,6 +395,7 @@ class ModelRunner:
             sizes=sizes,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
+            has_logits=self._stage.is_last,
         )
         return AsynchronousSteps(
             self.model,
@@ -404,6 +406,7 @@ class ModelRunner:
             accelerator,
             vocab_size=self.config.vocab_size,
             states=self.states,
+            neighbours=self._neighbours,
         )
 
     @property
