@@ -22,13 +22,12 @@ from .graphs import GraphForward
 from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
 from .neighbours import Neighbours
 from .sampler import Sampler
-from .staging import ReadBack, Staging
+from .staging import NUM_BUFFERS, ReadBack, Staging
 from .vocabulary import WholeVocabulary
 
 
 class AsynchronousSteps:
-    """Executes plans in their order. `submit` waits for the device only to capture a graph, or
-    where two plans before are still to be begun."""
+    """Executes plans in their order. `submit` waits for the device only to capture a graph."""
 
     can_overlap = True
 
@@ -44,8 +43,10 @@ class AsynchronousSteps:
         vocab_size: int,
         states: StatePool | None = None,
         neighbours: Neighbours | None = None,
+        num_buffers: int = NUM_BUFFERS,
     ) -> None:
-        """states: of a model with recurrent layers."""
+        """states: of a model with recurrent layers. num_buffers: of staging, for so many
+        steps that wait to be begun."""
         self._neighbours = neighbours
         self.forward = forward
         self._model = model
@@ -55,7 +56,7 @@ class AsynchronousSteps:
         self._transfer = transfer
         self._accelerator = accelerator
         self._vocab_size = vocab_size
-        self._staging = Staging(accelerator)
+        self._staging = Staging(accelerator, num_buffers)
         self._is_sampled = np.zeros(0, dtype=bool)
         self._states = states
         self._drafted: StateRows | None = None  # of the step before, if it had drafts

@@ -56,6 +56,7 @@ from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
 from .layer_streams import KVSink, LayerStreams
 from .neighbours import Neighbours
+from .staging import NUM_BUFFERS
 from .synchronous import SynchronousSteps
 
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
@@ -407,6 +408,7 @@ class ModelRunner:
             vocab_size=self.config.vocab_size,
             states=self.states,
             neighbours=self._neighbours,
+            num_buffers=max(NUM_BUFFERS, self._stage.num_stages),
         )
 
     @property

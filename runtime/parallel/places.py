@@ -22,6 +22,7 @@ import torch
 from ...frontend.client.progress import ByteProgress
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.parts import Range
+from ..execute.accelerator import require_devices
 from ..execute.model_runner import ModelRunner, resolve_dtype
 from ..models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from ..models.layers.ranks import ALONE, Ranks
@@ -78,8 +79,8 @@ class Place:
     @property
     def part(self) -> Stage:
         """Its layers, as `ModelRunner` takes them."""
-        last = self.division.num_stages - 1
-        return Stage(self.layers[0], is_first=self.stage == 0, is_last=self.stage == last)
+        count = self.division.num_stages
+        return Stage(self.layers[0], self.stage == 0, self.stage == count - 1, count)
 
     def take(self, joined: Joined | None = None, lost: int | None = None) -> Seat:
         """Join the others. joined: of who has opened the meeting; lost: see `ChannelNeighbours`."""
@@ -179,8 +180,11 @@ class OpenedPlaces:
         model_config: ModelConfig,
         options: Mapping[str, Any],
     ) -> None:
-        """options: of `ModelRunner`. Raises InvalidRequest for a model that cannot be divided."""
+        """options: of `ModelRunner`. Raises InvalidRequest for a model that cannot be divided, and
+        where a process has no device."""
         device, num_stages = options["device"], division.num_stages
+        if device != "cpu":
+            require_devices(device, division.num_processes)
         layers = [(0, model_config.num_layers)]
         if num_stages > 1:
             layers = stages_of(model_config, num_stages)

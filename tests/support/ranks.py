@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from stemma.native_library import BuildError
+
 T = TypeVar("T")
 
 
@@ -54,6 +56,11 @@ class ThreadCommunicator:
     def check(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def without_library(num_ranks: int) -> None:
+    """In place of `meeting.SharedMemory`: ranks meet through torch.distributed."""
+    raise BuildError("no compiler")
 
 
 def on_ranks(num_ranks: int, run: Callable[[ThreadCommunicator], T]) -> list[T]:

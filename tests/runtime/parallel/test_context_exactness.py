@@ -27,11 +27,11 @@ from exactness_jobs import (
     serve,
 )
 from mixtures import make_mixture
+from ranks import without_library
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 from stemma.errors import InvalidRequest
 from stemma.kernels.torch_communicator import TorchCommunicator
-from stemma.native_library import BuildError
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.parallel import meeting
 from stemma.runtime.schedule.request import Scoring
@@ -129,15 +129,11 @@ def test_tokens_sent_to_their_experts_through_gloo_get_the_bits_of_shared_memory
     for load in loading(tmp_path):
         alone = said_alone(load, jobs)
         expected = score(load(**sizes), jobs[0].prompt, scoring).scores
-        monkeypatch.setattr(meeting, "SharedMemory", _no_library)
+        monkeypatch.setattr(meeting, "SharedMemory", without_library)
         through_gloo = load(**sizes, chunked_prefill_size=4096)
         assert isinstance(through_gloo.runner.ranks.communicator, TorchCommunicator)
         assert score(through_gloo, jobs[0].prompt, scoring).scores == expected
         assert outputs_of(serve(through_gloo, jobs)) == alone
-
-
-def _no_library(num_ranks: int) -> None:
-    raise BuildError("no compiler")
 
 
 def test_each_rank_has_its_part_of_the_kv(load: Load) -> None:

@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 from exactness_jobs import JOBS, loading, outputs_of, said_alone, score, serve
 from mixtures import make_mixture
+from ranks import without_library
 
+from stemma.runtime.parallel import meeting
 from stemma.runtime.parallel.torch_neighbours import TorchNeighbours
 from stemma.runtime.schedule.request import Scoring
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, 2])  # of each stage: groups of the world, as on GPUs
 def test_tokens_are_identical_with_several_plans_in_flight(
-    num_ranks: int, checkpoint: Path
+    num_ranks: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(meeting, "SharedMemory", without_library)
     for load in loading(checkpoint):
         alone = {name: said_alone(load, jobs) for name, jobs in JOBS.items()}
         loaded = load(device="cuda", pp_size=2, tp_size=num_ranks, chunked_prefill_size=23)
