@@ -70,7 +70,7 @@ class TorchWorld:
         theirs together."""
         group = None
         if num_ranks < self._num_processes:
-            group, _ = dist.new_subgroups(num_ranks, timeout=_TIMEOUT)
+            group, _ = dist.new_subgroups(num_ranks, timeout=_TIMEOUT)  # type: ignore[no-untyped-call]
         rank = self._process % num_ranks
         return TorchCommunicator(group, rank, num_ranks, is_on_gpu=self._is_on_gpu)
 
@@ -144,7 +144,7 @@ class TorchCommunicator:
         received = data.new_empty(sum(sizes))
         with self._told():
             dist.all_to_all_single(received, data, sizes, given, group=self._group)
-        return received.split(sizes)
+        return torch.split(received, sizes)
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""

@@ -105,7 +105,7 @@ class SharedMemoryCommunicator:
             self._handle, data.data_ptr(), sizes.ctypes.data, received.data_ptr()
         )
         self.check()
-        return received.split(own)
+        return torch.split(received, own)
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""

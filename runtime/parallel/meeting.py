@@ -16,7 +16,7 @@ from ...kernels.triton.availability import is_interpreted
 from ...native_library import BuildError
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     from ...kernels.torch_communicator import TorchWorld
 
@@ -66,7 +66,8 @@ class Meeting:
 
     def joined(self, store: TCPStore | None, memory: SharedMemory | None) -> Joined:
         """With what this process has opened."""
-        world, communicator = None, None
+        world: TorchWorld | None = None
+        communicator: Communicator | None = None
         if store is not None:
             from ...kernels.torch_communicator import TorchWorld
 
