@@ -8,11 +8,14 @@ own: a process is of one world at a time.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from exactness_jobs import JOBS, loading, outputs_of, said_alone, score, serve
 from mixtures import make_mixture
 from ranks import without_library
+from torch import Tensor
 
 from stemma.runtime.parallel import meeting
 from stemma.runtime.parallel.torch_neighbours import TorchNeighbours
@@ -32,6 +35,32 @@ def test_tokens_are_identical_with_several_plans_in_flight(
         for name, jobs in JOBS.items():
             assert outputs_of(serve(loaded, jobs)) == alone[name]
             assert outputs_of(serve(loaded, jobs)) == alone[name]
+
+
+class ScriptedWorld:
+    """In place of `TorchWorld`: whoever receives is slow."""
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+        self.ended: list[int] = []
+
+    def send(self, x: Tensor, process: int) -> int:
+        self.sent.append(x)
+        return len(self.sent) - 1
+
+    def end(self, sent: int) -> None:
+        self.ended.append(sent)
+
+
+def test_what_is_under_way_does_not_change_and_is_bounded() -> None:
+    """A graph leaves its results in the same place again."""
+    world: Any = ScriptedWorld()
+    neighbours = TorchNeighbours(world, None, 0, row=torch.empty(0, 2), max_sent=2)
+    hidden = torch.empty(3, 2)
+    for step in range(4):
+        neighbours.send(hidden.fill_(step))
+    assert [x.tolist() for x in world.sent] == [[[step] * 2] * 3 for step in range(4)]
+    assert world.ended == [0, 1]
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mixtral", "DeepseekV3"])
