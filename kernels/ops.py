@@ -644,9 +644,9 @@ class Communicator(Protocol):
         """data: of host memory -> [num_ranks, *data.shape]. Raises RankLost after `abort`."""
         ...
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        """parts: for each rank what it is given, of any sizes, of host memory -> from each rank
-        what it gave to this one. Raises RankLost after `abort`."""
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """parts: for each rank what it is given, [N] uint8 with any N, where the ranks compute ->
+        from each rank what it gave to this one. Raises RankLost after `abort`."""
         ...
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -1,11 +1,12 @@
-"""Ranks that sum and exchange through torch.distributed: NCCL between GPUs, gloo between processes
-without a compiled library. Its sums are the reference of the compiled ones."""
+"""Processes that sum and exchange through torch.distributed: NCCL between GPUs, gloo between
+processes without a compiled library. Its sums are the reference of the compiled ones."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,22 +20,23 @@ from torch.nn.functional import pad
 
 from ..errors import RankLost
 
-# A rank that has ended closes its sockets, which ends all waits at once; this is for one that
+# A process that has ended closes its sockets, which ends all waits at once; this is for one that
 # hangs.
 _TIMEOUT = timedelta(minutes=10)
 _HOST = "127.0.0.1"
 
 
-def new_store(num_ranks: int, port: int | None = None) -> TCPStore:
-    """Where the ranks of a machine meet. port: of the store that rank 0 made; None: makes it."""
+def new_store(num_processes: int, port: int | None = None) -> TCPStore:
+    """Where the processes of a machine meet. port: of the store that the first made; None: makes
+    it."""
     if port is not None:
-        return TCPStore(_HOST, port, num_ranks, False, _TIMEOUT, wait_for_workers=False)
+        return TCPStore(_HOST, port, num_processes, False, _TIMEOUT, wait_for_workers=False)
     listener = socket.create_server((_HOST, 0))  # by itself it would listen to all networks
     port = listener.getsockname()[1]
     return TCPStore(
         _HOST,
         port,
-        num_ranks,
+        num_processes,
         True,
         _TIMEOUT,
         wait_for_workers=False,
@@ -42,31 +44,83 @@ def new_store(num_ranks: int, port: int | None = None) -> TCPStore:
     )
 
 
-class TorchCommunicator:
-    """See `ops.Communicator`. Waits until all ranks have made theirs."""
+class TorchWorld:
+    """All processes of a model by their numbers: torch.distributed's default group, which it owns
+    until `close`. Waits until all have made theirs.
+
+    Between GPUs messages are queued on the current stream, as kernels are; the host waits for none.
+    """
 
     def __init__(
-        self, store: TCPStore, rank: int, num_ranks: int, *, is_on_gpu: bool = False
+        self, store: TCPStore, process: int, num_processes: int, *, is_on_gpu: bool = False
     ) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
+        self._process, self._num_processes = process, num_processes
         self._store = store
         self._is_on_gpu = is_on_gpu
-        self._is_aborted = False
         loopbacks = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         if loopbacks:  # rather than where this machine's name leads to
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopbacks[0])
         backend = "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo"
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=num_ranks, timeout=_TIMEOUT
+            backend, store=store, rank=process, world_size=num_processes, timeout=_TIMEOUT
         )
+
+    def communicator(self, num_ranks: int) -> TorchCommunicator:
+        """With the others of each `num_ranks` whose numbers follow each other. All processes make
+        theirs together."""
+        group = None
+        if num_ranks < self._num_processes:
+            group, _ = dist.new_subgroups(num_ranks, timeout=_TIMEOUT)  # type: ignore[no-untyped-call]
+        rank = self._process % num_ranks
+        return TorchCommunicator(group, rank, num_ranks, is_on_gpu=self._is_on_gpu)
+
+    def send(self, x: Tensor, process: int) -> dist.Work:
+        """Begin to; x stays as it is until `end`. Raises RankLost."""
+        with _telling():
+            return _work(dist.isend(x, process))
+
+    def end(self, sent: dist.Work) -> None:
+        """Wait until it has been received. Raises RankLost."""
+        with _telling():
+            sent.wait()
+
+    def receive(self, x: Tensor, process: int) -> None:
+        """Fill x, of the dtype and shape of what is sent next. Raises RankLost."""
+        with _telling():
+            _work(dist.irecv(x, process)).wait()
+
+    def least(self, number: int) -> int:
+        """The smallest of all processes' numbers. Raises RankLost."""
+        found = torch.tensor(number)
+        with _telling():
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def close(self) -> None:
+        """Nobody exchanges anything any more."""
+        dist.destroy_process_group()
+
+
+class TorchCommunicator:
+    """See `ops.Communicator`. The world has what it uses."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, rank: int, num_ranks: int, *, is_on_gpu: bool
+    ) -> None:
+        """group: None: all processes."""
+        self.rank, self.num_ranks = rank, num_ranks
+        self._group = group
+        self._is_on_gpu = is_on_gpu
+        self._is_aborted = False
 
     def all_reduce(self, x: Tensor) -> None:
         """See `ops.Communicator`."""
         if self._is_on_gpu:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self._group)
             return
         parts = [torch.empty_like(x) for _ in range(self.num_ranks)]
-        self._wait_for(lambda: dist.all_gather(parts, x))
+        with self._told():
+            dist.all_gather(parts, x, group=self._group)
         wide = torch.promote_types(x.dtype, torch.float32)
         total = parts[0].to(wide)
         for part in parts[1:]:
@@ -77,36 +131,26 @@ class TorchCommunicator:
         """See `ops.Communicator`."""
         flat = torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
         parts = [torch.empty_like(flat) for _ in range(self.num_ranks)]
-        self._wait_for(lambda: dist.all_gather(parts, flat))
+        with self._told():
+            dist.all_gather(parts, flat, group=self._group)
         gathered = torch.stack(parts).numpy()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        """See `ops.Communicator`. By single messages: gloo's own exchange is of equal sizes."""
-        sizes = self.all_gather(np.array([part.size for part in parts], dtype=np.int64))
-        received = [torch.empty(int(size), dtype=torch.uint8) for size in sizes[:, self.rank]]
-        received[self.rank].copy_(torch.from_numpy(parts[self.rank]))
-        others = [rank for rank in range(self.num_ranks) if rank != self.rank]
-
-        def exchange() -> None:
-            works = [dist.irecv(received[rank], rank) for rank in others if len(received[rank])]
-            works += [
-                dist.isend(torch.from_numpy(parts[rank]), rank)
-                for rank in others
-                if len(parts[rank])
-            ]
-            for work in works:
-                assert work is not None, "this process is one of the group"
-                work.wait()
-
-        self._wait_for(exchange)
-        return [part.numpy() for part in received]
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """See `ops.Communicator`."""
+        given = [len(part) for part in parts]
+        sizes = self.all_gather(np.array(given, dtype=np.int64))[:, self.rank].tolist()
+        data = torch.cat(list(parts))
+        received = data.new_empty(sum(sizes))
+        with self._told():
+            dist.all_to_all_single(received, data, sizes, given, group=self._group)
+        return torch.split(received, sizes)
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""
         padded = pad(x, (0, max(sizes) - x.shape[1]))
         gathered = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(gathered, padded)
+        dist.all_gather(gathered, padded, group=self._group)
         return torch.cat([part[:, :size] for part, size in zip(gathered, sizes)], dim=1)
 
     def abort(self) -> None:
@@ -120,16 +164,31 @@ class TorchCommunicator:
 
     def close(self) -> None:
         """See `ops.Communicator`."""
-        dist.destroy_process_group()
+        self._is_aborted = True
 
-    def _wait_for(self, exchange: Any) -> None:
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         self.check()
         try:
-            exchange()
-        except RuntimeError as error:  # a socket was closed at the other end
+            with _telling():
+                yield
+        except RankLost:
             self._is_aborted = True
-            raise _lost() from error
+            raise
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # a socket was closed at the other end
+        raise _lost() from error
 
 
 def _lost() -> RankLost:
-    return RankLost("a rank of the model has ended: the engine cannot go on without it")
+    return RankLost("a process of the model has ended: the engine cannot go on without it")
+
+
+def _work(begun: dist.Work | None) -> dist.Work:
+    assert begun is not None, "this process is one of the world"
+    return begun

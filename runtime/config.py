@@ -315,7 +315,6 @@ class EngineConfig:
         allowed = f"at most {most_stages} here: {MAX_PROCESSES} processes in all"
         _require("pp_size", self.pp_size, self.pp_size <= most_stages, allowed)
         if self.pp_size > 1:
-            _require("pp_size", self.pp_size, self.device == "cpu", "1 on a GPU: use tp_size")
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
         if self.cp_size > 1:
             _require("cp_size", self.cp_size, self.tp_size == 1, "1 with tp_size > 1")

@@ -94,7 +94,8 @@ class Executor(Protocol):
 
     @property
     def can_overlap(self) -> bool:
-        """Whether `submit` may return before the step has been computed."""
+        """Whether `submit` may return before the step has been computed, and the next plan refer
+        to what it draws."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start to compute the plan's tokens. Plans are executed, copies included, in the order in

@@ -102,11 +102,11 @@ def _copier(x: Tensor) -> Callable[[], object]:
 def _met(kind: str, rounds: int) -> Iterator[Communicator]:
     """This process as rank 0, and another one that sums whenever it does."""
     if kind == "gloo":
-        from ...kernels.torch_communicator import TorchCommunicator, new_store
+        from ...kernels.torch_communicator import TorchWorld, new_store
 
         store = new_store(2)
         with _peer(kind, store.port, rounds) as peer:
-            communicator: Communicator = TorchCommunicator(store, 0, 2)
+            communicator: Communicator = TorchWorld(store, 0, 2).communicator(2)
             _meet(communicator)
             yield communicator
             peer.kill()
@@ -141,9 +141,9 @@ def _sum_as_rank_1(kind: str, place: int, num_sums: int) -> None:
 
     torch.set_num_threads(1)
     if kind == "gloo":
-        from ...kernels.torch_communicator import TorchCommunicator, new_store
+        from ...kernels.torch_communicator import TorchWorld, new_store
 
-        communicator: Communicator = TorchCommunicator(new_store(2, place), 1, 2)
+        communicator: Communicator = TorchWorld(new_store(2, place), 1, 2).communicator(2)
     else:
         from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 

@@ -95,17 +95,17 @@ class SharedMemoryCommunicator:
         self.check()
         return gathered.view(data.dtype).reshape(self.num_ranks, *data.shape)
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
         """See `ops.Communicator`."""
-        sizes = self.all_gather(np.array([part.size for part in parts], dtype=np.int64))
-        data = np.concatenate(parts)
-        own = sizes[:, self.rank]
-        received = np.empty(own.sum(), dtype=np.uint8)
+        sizes = self.all_gather(np.array([len(part) for part in parts], dtype=np.int64))
+        data = torch.cat(list(parts))
+        own = sizes[:, self.rank].tolist()
+        received = data.new_empty(sum(own))
         self._library.stemma_all_to_all(
-            self._handle, data.ctypes.data, sizes.ctypes.data, received.ctypes.data
+            self._handle, data.data_ptr(), sizes.ctypes.data, received.data_ptr()
         )
         self.check()
-        return np.split(received, np.cumsum(own)[:-1])
+        return torch.split(received, own)
 
     def gather_columns(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `ops.Communicator`."""

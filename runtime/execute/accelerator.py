@@ -69,17 +69,24 @@ def accelerator_for(device: str) -> Accelerator:
 
     Raises InvalidRequest where there is no such device.
     """
+    require_devices(device)
+    return InterpretedAccelerator() if is_interpreted() else CudaAccelerator(torch.device(device))
+
+
+def require_devices(device: str, count: int = 1) -> None:
+    """Raises InvalidRequest unless there are so many accelerators from this one on."""
     if is_interpreted():
-        return InterpretedAccelerator()
+        return
     missing = why_no_cuda()
     if missing is not None:
-        raise InvalidRequest.of(
-            "device", device, f"cpu; {missing} (TRITON_INTERPRET=1 runs its kernels on a CPU)"
-        )
-    num_devices, wanted = torch.cuda.device_count(), torch.device(device)
-    if wanted.index is not None and wanted.index >= num_devices:
-        raise InvalidRequest.of("device", device, f"cuda:0 to cuda:{num_devices - 1}, or cpu")
-    return CudaAccelerator(wanted)
+        allowed = f"cpu; {missing} (TRITON_INTERPRET=1 runs its kernels on a CPU)"
+        raise InvalidRequest.of("device", device, allowed)
+    last = torch.cuda.device_count() - count
+    if last < 0:
+        allowed = f"cpu: {count} processes need a GPU each, and there are {last + count}"
+        raise InvalidRequest.of("device", device, allowed)
+    if (torch.device(device).index or 0) > last:
+        raise InvalidRequest.of("device", device, f"cuda:0 to cuda:{last}, or cpu")
 
 
 class CudaAccelerator:

@@ -20,14 +20,14 @@ from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
 from .graphs import GraphForward
 from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
+from .neighbours import Neighbours
 from .sampler import Sampler
-from .staging import ReadBack, Staging
+from .staging import NUM_BUFFERS, ReadBack, Staging
 from .vocabulary import WholeVocabulary
 
 
 class AsynchronousSteps:
-    """Executes plans in their order; at most two are pending. `submit` waits for the device only
-    to capture a graph."""
+    """Executes plans in their order. `submit` waits for the device only to capture a graph."""
 
     can_overlap = True
 
@@ -42,8 +42,12 @@ class AsynchronousSteps:
         *,
         vocab_size: int,
         states: StatePool | None = None,
+        neighbours: Neighbours | None = None,
+        num_buffers: int = NUM_BUFFERS,
     ) -> None:
-        """states: of a model with recurrent layers."""
+        """states: of a model with recurrent layers. num_buffers: of staging, for so many
+        steps that wait to be begun."""
+        self._neighbours = neighbours
         self.forward = forward
         self._model = model
         self._kernels = kernels
@@ -52,7 +56,7 @@ class AsynchronousSteps:
         self._transfer = transfer
         self._accelerator = accelerator
         self._vocab_size = vocab_size
-        self._staging = Staging(accelerator)
+        self._staging = Staging(accelerator, num_buffers)
         self._is_sampled = np.zeros(0, dtype=bool)
         self._states = states
         self._drafted: StateRows | None = None  # of the step before, if it had drafts
@@ -66,7 +70,7 @@ class AsynchronousSteps:
             queued = self._compute(plan) if plan.rows else None
         return AsynchronousStep(plan, copies, (begun, transferred), queued)
 
-    def _compute(self, plan: StepPlan) -> AsynchronousRows:
+    def _compute(self, plan: StepPlan) -> AsynchronousRows | PassedRows:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
@@ -89,7 +93,14 @@ class AsynchronousSteps:
             self._kernels.recurrence.accept_drafts(self.forward.drafted, staged["accepted"])
         if self._states is not None:
             self._states.copy(plan.state_loads)
-        hidden, logits = self.forward(prepared, staged)
+        # Nor are messages, whose rows are not padded.
+        neighbours, residual = self._neighbours, None
+        if neighbours is not None and neighbours.has_previous:
+            residual = neighbours.receive(inputs.num_tokens)
+        hidden, logits = self.forward(prepared, staged, residual)
+        if neighbours is not None and neighbours.has_next:
+            neighbours.send(hidden[: inputs.num_tokens])
+            return PassedRows(self._accelerator.event())
         if self._states is not None:
             self._states.copy(plan.state_saves)
         answers = readout.launch(
@@ -114,6 +125,18 @@ class AsynchronousRows:
         return StepResult(plan.step_id, rows, duration_s)
 
 
+class PassedRows:
+    """The rows of a step of which the stages behind compute the rest."""
+
+    def __init__(self, done: Event) -> None:
+        self._done = done
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """Wait for this stage's part."""
+        self._done.wait()
+        return StepResult(plan.step_id, ())
+
+
 class AsynchronousStep:
     """A pending step, see `step.PendingStep`."""
 
@@ -122,7 +145,7 @@ class AsynchronousStep:
         plan: StepPlan,
         copies: AsynchronousCopies | None,
         copied: tuple[Event, Event],
-        queued: AsynchronousRows | None,
+        queued: AsynchronousRows | PassedRows | None,
     ) -> None:
         self._plan = plan
         self._copies = copies

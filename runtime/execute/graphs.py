@@ -107,8 +107,10 @@ class GraphForward:
         sizes: tuple[int, ...],
         num_adapter_slots: int = 0,
         states: StatePool | None = None,
+        has_logits: bool = True,
     ) -> None:
-        """states: of a model with recurrent layers."""
+        """states: of a model with recurrent layers. has_logits: False: other stages have the layers
+        behind."""
         self._model = model
         self._kernels = kernels
         self._pool = pool
@@ -117,6 +119,7 @@ class GraphForward:
         self._config = config
         self._max_rows = table_shape[0]
         self._num_adapter_slots = num_adapter_slots
+        self._has_logits = has_logits
         self._states: tuple[RecurrentState, ...] = () if states is None else states.layers
         self.drafted: object | None = None  # the recurrence's plan of a last step with drafts
         self._graphs: dict[tuple[int, bool], _Graph] = {}  # by (size, with adapters)
@@ -128,9 +131,8 @@ class GraphForward:
         largest = sizes[-1] if sizes else 0
         wide = torch.promote_types(dtype, torch.float32)
         self._hidden = torch.empty((largest, config.hidden_size), dtype=dtype, device=device)
-        self._logits = torch.empty(
-            (min(largest, self._max_rows), config.vocab_size), dtype=wide, device=device
-        )
+        num_logits = min(largest, self._max_rows) if has_logits else 0
+        self._logits = torch.empty((num_logits, config.vocab_size), dtype=wide, device=device)
 
     @property
     def num_graphs(self) -> int:
@@ -175,23 +177,31 @@ class GraphForward:
         for prefix, plan in {**plans, **others}.items():
             if isinstance(plan, DevicePlan):
                 arrays |= {f"{prefix}.{name}": array for name, array in plan.arrays.items()}
+        num_sampled = len(tokens) if self._has_logits else 0
         return PreparedForward(
-            arrays, attention, adapters, recurrence, padded, len(tokens), has_drafts
+            arrays, attention, adapters, recurrence, padded, num_sampled, has_drafts
         )
 
-    def __call__(self, prepared: PreparedForward, staged: Staged) -> tuple[Tensor, Tensor | None]:
-        """-> hidden [>= T, hidden_size] and the logits [N, vocab_size] of the rows that sample, or
-        None if no row does."""
+    def __call__(
+        self, prepared: PreparedForward, staged: Staged, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """residual: from the stage before -> hidden [>= T, hidden_size] and the logits
+        [N, vocab_size] of the rows that sample, or None if no row does."""
         self.drafted = None
         if prepared.padded_tokens is None:
             plans = self._bound(prepared, staged)
             self.drafted = plans.recurrence if prepared.has_drafts else None
-            hidden = self._forward(staged, plans)
+            hidden = self._forward(staged, plans, residual)
             return hidden, self._logits_of(hidden, staged) if prepared.num_sampled else None
+        own = None
+        if residual is not None:  # a graph computes it where it leaves its results
+            own = self._hidden[: prepared.padded_tokens]
+            own[: len(residual)].copy_(residual)
+            own[len(residual) :].zero_()
         key = (prepared.padded_tokens, prepared.adapters is not None)
         graph = self._graphs.get(key)
         if graph is None:
-            self._graphs[key] = self._captured(prepared, staged)
+            self._graphs[key] = self._captured(prepared, staged, own)
         else:
             graph.inputs.buffer.copy_(staged.buffer[: len(graph.inputs.buffer)])
             graph.replay()
@@ -202,26 +212,30 @@ class GraphForward:
         place = bisect_left(self.sizes, num_tokens)
         return self.sizes[place] if place < len(self.sizes) else None
 
-    def _captured(self, prepared: PreparedForward, staged: Staged) -> _Graph:
+    def _captured(
+        self, prepared: PreparedForward, staged: Staged, residual: Tensor | None
+    ) -> _Graph:
         """Capture a graph of this size; its first run computes this step."""
         own: dict[str, Field] = {name: staged.fields[name] for name in prepared.arrays}
         inputs = Staged(staged.buffer[: num_bytes_of(own.values())].clone(), own)
         plans = self._bound(prepared, inputs)
 
         def run() -> None:
-            hidden = self._forward(inputs, plans)
-            logits = self._logits_of(hidden, inputs)
-            self._hidden[: len(hidden)].copy_(hidden)
-            self._logits[: len(logits)].copy_(logits)
+            hidden = self._forward(inputs, plans, residual)
+            if self._has_logits:
+                logits = self._logits_of(hidden, inputs)
+                self._logits[: len(logits)].copy_(logits)
+            if hidden is not residual:
+                self._hidden[: len(hidden)].copy_(hidden)
 
         return _Graph(inputs, self._accelerator.capture(run), plans)
 
-    def _forward(self, at: Staged, plans: _Plans) -> Tensor:
+    def _forward(self, at: Staged, plans: _Plans, residual: Tensor | None) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
-            spare_slot=self._spare_slot,
+            spare_slot=self._spare_slot, residual=residual,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 

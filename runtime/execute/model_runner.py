@@ -59,6 +59,7 @@ from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
 from .layer_streams import KVSink, LayerStreams
 from .neighbours import Neighbours
+from .staging import NUM_BUFFERS
 from .synchronous import SynchronousSteps
 
 GraphProgress = Callable[[int, int], None]  # (graphs captured so far, graphs in all)
@@ -225,8 +226,9 @@ class ModelRunner:
 
     @property
     def can_overlap(self) -> bool:
-        """Whether `submit` may return before the step has been computed."""
-        return self.steps.can_overlap
+        """Whether `submit` may return before the step has been computed, and the next plan refer
+        to what it draws: the first of several stages does not learn that."""
+        return self.steps.can_overlap and self._neighbours is None
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Make the plan's copies between tiers, then compute its tokens, store their KV, and
@@ -426,6 +428,7 @@ class ModelRunner:
             sizes=sizes,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
+            has_logits=self._stage.is_last,
         )
         return AsynchronousSteps(
             self.model,
@@ -436,6 +439,8 @@ class ModelRunner:
             accelerator,
             vocab_size=self.config.vocab_size,
             states=self.states,
+            neighbours=self._neighbours,
+            num_buffers=max(NUM_BUFFERS, self._stage.num_stages),
         )
 
     @property

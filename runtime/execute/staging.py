@@ -23,7 +23,7 @@ from torch import Tensor
 from .accelerator import Accelerator, Event
 
 Array = npt.NDArray[Any]
-# As many as there may be pending steps.
+# As many as there may be pending steps, without stages.
 NUM_BUFFERS = 2
 # Bytes; the widest load of a GPU thread.
 ALIGNMENT = 16

@@ -3,8 +3,9 @@ parallelism), by tokens (context parallelism), by layers (pipeline parallelism).
 
 It is the engine's executor: what the engine asks of it, it first orders of the other processes, its
 children, which then compute the same step on their part of the model. It is of the last stage,
-which samples: a step is queued by being ordered, and computed here when its result is asked for. If
-one of the processes ends, or a step fails on any, the engine ends: its owner starts all again.
+which samples: a step is queued by being ordered, and computed here when its result is asked for,
+or, by a device that works by itself, once the stages before have. If one of the processes ends, or
+a step fails on any, the engine ends: its owner starts all again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import RankLost
-from ...kernels.triton.availability import is_interpreted
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.model_runner import GraphProgress, ModelRunner
@@ -85,7 +85,7 @@ class Leader:
         self._lost_fd, self._signal_fd = os.pipe()
         self._num_stages = division.num_stages
         self._is_closing = self._is_lost = False
-        self._is_on_gpu = device != "cpu" and not is_interpreted()
+        self._is_on_cpu = device == "cpu"
         self._plans = PlanWriter()
         self._pending: deque[_StagedStep] = deque()  # ordered, and not computed here yet
         opened = OpenedPlaces(division, model_folder, model_config, options)
@@ -117,7 +117,7 @@ class Leader:
 
     def submit(self, plan: StepPlan) -> PendingStep:
         self._order(self._plans.frame(plan))
-        if self._num_stages == 1:
+        if self._num_stages == 1 or not self._is_on_cpu:
             return self._guarded(lambda: self.runner.submit(plan))
         step = _StagedStep(plan, self._compute)
         self._pending.append(step)
@@ -222,7 +222,7 @@ class Leader:
         self._is_lost = True
         self._seat.abort()
         os.write(self._signal_fd, b"\0")
-        if self._is_on_gpu:  # where a sum that comes to nothing is waited for without end
+        if not self._is_on_cpu:  # a device may wait without end for what never comes
             time.sleep(_GRACE_S)
             os._exit(1)
 

@@ -5,7 +5,8 @@ of it.
                    |  residual          |
     stage 1    process 0 (rank 0)   process 1 (rank 1)     layers [k, n): process 0 is the engine
 
-Ranks of a stage meet in sums; those of the same number pass on the residual stream.
+Ranks of a stage meet in sums; those of the same number pass on the residual stream: on a CPU
+through memory that two of them share, else through torch.distributed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...frontend.client.progress import ByteProgress
-from ...kernels.ops import Communicator
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.parts import Range
+from ..execute.accelerator import require_devices
 from ..execute.model_runner import ModelRunner, resolve_dtype
 from ..models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from ..models.layers.ranks import ALONE, Ranks
 from ..models.layers.stage import Stage, config_of_stage
-from .meeting import Meeting, OpenedMeeting
+from .meeting import Joined, Meeting, OpenedMeeting
 from .neighbours import ChannelEnd, ChannelNeighbours, open_channel, slot_bytes
 from .stages import stages_of
+from .torch_neighbours import TorchNeighbours
 
-_SPARE_SLOTS = 2  # of a channel, beside those in flight: one that is read, one that is written
+# Messages to the stage behind, beside those of steps in flight: one is read, one is written.
+_SPARE_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ class Place:
     stage: int
     rank: int
     layers: Range
-    meeting: Meeting | None  # with the other ranks of its stage; None: there are none
-    previous: ChannelEnd | None  # from the stage before
-    behind: ChannelEnd | None  # to the one behind
+    meeting: Meeting
+    previous: ChannelEnd | None  # from the stage before, on a CPU
+    behind: ChannelEnd | None  # to the one behind, on a CPU
     model_folder: Path
     model_config: ModelConfig  # of the stage's layers
     options: Mapping[str, Any]  # of `ModelRunner`
@@ -70,14 +74,18 @@ class Place:
     def descriptors(self) -> tuple[int, ...]:
         """What its process must be given."""
         ends = [end.descriptors for end in (self.previous, self.behind) if end is not None]
-        return (*(() if self.meeting is None else self.meeting.descriptors), *sum(ends, ()))
+        return (*self.meeting.descriptors, *sum(ends, ()))
 
-    def take(self, communicator: Communicator | None = None, lost: int | None = None) -> Seat:
-        """Join the others. communicator: of who has opened the meeting; lost: see
-        `ChannelNeighbours`."""
-        if communicator is None and self.meeting is not None:
-            communicator = self.meeting.join(self.rank)
-        division = self.division
+    @property
+    def part(self) -> Stage:
+        """Its layers, as `ModelRunner` takes them."""
+        count = self.division.num_stages
+        return Stage(self.layers[0], self.stage == 0, self.stage == count - 1, count)
+
+    def take(self, joined: Joined | None = None, lost: int | None = None) -> Seat:
+        """Join the others. joined: of who has opened the meeting; lost: see `ChannelNeighbours`."""
+        joined = joined or self.meeting.join()
+        division, communicator = self.division, joined.communicator
         ranks = ALONE
         if communicator is not None:
             ranks = Ranks(
@@ -88,23 +96,43 @@ class Place:
                 expert_groups=division.expert_groups,
                 divides_tokens=division.divides_tokens,
             )
-        neighbours = None
-        if division.num_stages > 1:
-            neighbours = ChannelNeighbours(
-                self.previous,
-                self.behind,
-                self.model_config.hidden_size,
-                resolve_dtype(self.options["dtype"], self.options["device"]),
-                lost,
-            )
-        return Seat(self, ranks, neighbours)
+        return Seat(self, joined, ranks, self._neighbours(joined, lost))
+
+    def _neighbours(
+        self, joined: Joined, lost: int | None
+    ) -> ChannelNeighbours | TorchNeighbours | None:
+        division, device = self.division, self.options["device"]
+        if division.num_stages == 1:
+            return None
+        size = self.model_config.hidden_size
+        dtype = resolve_dtype(self.options["dtype"], device)
+        if device == "cpu":
+            return ChannelNeighbours(self.previous, self.behind, size, dtype, lost)
+        assert joined.world is not None, "the stages meet"
+        process, step = self.meeting.process, division.num_ranks  # the last stage's come first
+        return TorchNeighbours(
+            joined.world,
+            None if self.part.is_first else process + step,
+            None if self.part.is_last else process - step,
+            row=torch.empty(
+                (0, size), dtype=dtype, device=device if self.meeting.is_on_gpu else "cpu"
+            ),
+            max_sent=division.num_stages + _SPARE_SLOTS,
+        )
 
 
 class Seat:
     """A place that is taken: owns what its process exchanges through."""
 
-    def __init__(self, place: Place, ranks: Ranks, neighbours: ChannelNeighbours | None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        joined: Joined,
+        ranks: Ranks,
+        neighbours: ChannelNeighbours | TorchNeighbours | None,
+    ) -> None:
         self._place = place
+        self._joined = joined
         self._ranks = ranks
         self._neighbours = neighbours
 
@@ -112,12 +140,11 @@ class Seat:
         """Of this process's part; returns when all ranks of the stage, and the stages before it,
         have loaded theirs. Raises as `ModelRunner` does."""
         place = self._place
-        first, _ = place.layers
         runner = ModelRunner(
             place.model_folder,
             place.model_config,
             ranks=self._ranks,
-            stage=Stage(first, place.previous is None, place.behind is None),
+            stage=place.part,
             neighbours=self._neighbours,
             on_progress=on_progress,
             **place.options,
@@ -137,10 +164,9 @@ class Seat:
 
     def close(self) -> None:
         """Nobody exchanges anything any more."""
-        if self._ranks.communicator is not None:
-            self._ranks.communicator.close()
-        if self._neighbours is not None:
-            self._neighbours.close()
+        for each in (self._ranks.communicator, self._neighbours, self._joined.world):
+            if each is not None:
+                each.close()
 
 
 class OpenedPlaces:
@@ -154,40 +180,42 @@ class OpenedPlaces:
         model_config: ModelConfig,
         options: Mapping[str, Any],
     ) -> None:
-        """options: of `ModelRunner`. Raises InvalidRequest for a model that cannot be divided."""
+        """options: of `ModelRunner`. Raises InvalidRequest for a model that cannot be divided, and
+        where a process has no device."""
         device, num_stages = options["device"], division.num_stages
+        if device != "cpu":
+            require_devices(device, division.num_processes)
         layers = [(0, model_config.num_layers)]
         if num_stages > 1:
             layers = stages_of(model_config, num_stages)
-        self._meetings = [
-            OpenedMeeting(division.num_ranks, device) if division.num_ranks > 1 else None
-            for _ in range(num_stages)
-        ]
-        size = model_config.hidden_size
-        room = slot_bytes(options["max_step_tokens"], size, resolve_dtype(options["dtype"], device))
-        channels = [
-            [open_channel(num_stages + _SPARE_SLOTS, room) for _ in range(division.num_ranks)]
-            for _ in range(num_stages - 1)
-        ]
-        places = []
+        self._meeting = OpenedMeeting(division.num_ranks, num_stages, device)
+        channels: list[list[tuple[ChannelEnd, ChannelEnd]]] = []
+        if device == "cpu":
+            dtype = resolve_dtype(options["dtype"], device)
+            room = slot_bytes(options["max_step_tokens"], model_config.hidden_size, dtype)
+            channels = [
+                [open_channel(num_stages + _SPARE_SLOTS, room) for _ in range(division.num_ranks)]
+                for _ in range(num_stages - 1)
+            ]
+        places: list[Place] = []
         for stage in reversed(range(num_stages)):
-            meeting = self._meetings[stage]
             config = model_config
             if num_stages > 1:
                 config = config_of_stage(model_config, layers[stage])
             for rank in range(division.num_ranks):
+                process = len(places)
                 places.append(
                     Place(
                         division,
                         stage,
                         rank,
                         layers[stage],
-                        None if meeting is None else meeting.meeting,
-                        channels[stage - 1][rank][1] if stage > 0 else None,
-                        channels[stage][rank][0] if stage < num_stages - 1 else None,
+                        self._meeting.of(process),
+                        channels[stage - 1][rank][1] if channels and stage > 0 else None,
+                        channels[stage][rank][0] if channels and stage < num_stages - 1 else None,
                         model_folder,
                         config,
-                        {**options, "device": _device_of(device, rank)},
+                        {**options, "device": _device_of(device, process)},
                     )
                 )
         self.own, self.others = places[0], places[1:]
@@ -198,20 +226,17 @@ class OpenedPlaces:
             for end in (place.previous, place.behind):
                 if end is not None:
                     end.close()
-        for meeting in self._meetings[:-1]:
-            if meeting is not None:
-                meeting.hand_over()
+        self._meeting.hand_over()
 
     def take_own(self, are_alive: Callable[[], bool], lost: int) -> Seat:
         """The first place; lost: see `Place.take`. Raises RankLost where another process, of which
         `are_alive` knows, ends before it is here."""
-        meeting = self._meetings[-1]
-        return self.own.take(None if meeting is None else meeting.communicator(are_alive), lost)
+        return self.own.take(self._meeting.join(are_alive), lost)
 
 
-def _device_of(device: str, rank: int) -> str:
+def _device_of(device: str, process: int) -> str:
     """GPUs of one machine, one after the other."""
     if device == "cpu":
         return device
     first = int(device.partition(":")[2] or 0)
-    return f"cuda:{first + rank}"
+    return f"cuda:{first + process}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpoint.lora.adapter import AdapterModule
 from ..execute.model_runner import ModelRunner
-from ..schedule.plan import StepPlan
+from ..schedule.plan import PendingStep, StepPlan
 from .orders import PlanReader
 
 
@@ -17,9 +17,13 @@ class RankRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._plans = PlanReader()
+        self._pending: PendingStep | None = None  # which a device may still be computing
 
     def execute(self, plan: StepPlan, rows: Sequence[tuple[Any, ...]]) -> None:
-        self._runner.execute(self._plans.plan(plan, rows))
+        step = self._runner.submit(self._plans.plan(plan, rows))
+        before, self._pending = self._pending, step
+        if before is not None:
+            before.result()
 
     def warm_up(self) -> None:
         self._runner.warm_up()

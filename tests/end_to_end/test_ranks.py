@@ -21,7 +21,7 @@ FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off")
 PROMPT = "The story begins in a small town"
 
 
-@pytest.fixture(scope="module", params=["--tp-size 2", "--pp-size 3"])
+@pytest.fixture(scope="module", params=["--tp-size 2", "--pp-size 3", "--device cuda --pp-size 3"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

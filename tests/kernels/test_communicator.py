@@ -100,13 +100,13 @@ def test_each_rank_is_given_what_the_others_have_for_it_however_much(unit: int) 
     def run(ranks: SharedMemoryCommunicator) -> None:
         for turn in range(3):
             parts = [
-                np.full(size(ranks.rank, taker), 16 * turn + 4 * ranks.rank + taker, dtype=np.uint8)
+                torch.full((size(ranks.rank, taker),), 16 * turn + 4 * ranks.rank + taker).byte()
                 for taker in range(3)
             ]
             for giver, part in enumerate(ranks.all_to_all(parts)):
                 assert len(part) == size(giver, ranks.rank)
                 assert (part == 16 * turn + 4 * giver + ranks.rank).all()
-        nothing = [np.zeros(0, dtype=np.uint8)] * 3
+        nothing = [torch.zeros(0, dtype=torch.uint8)] * 3
         assert [len(part) for part in ranks.all_to_all(nothing)] == [0, 0, 0]
 
     on_ranks(3, run)
@@ -147,7 +147,7 @@ def test_more_ranks_than_there_is_room_for_are_refused() -> None:
 _TORCH_RANK = """
 import os, socket, sys, numpy as np, torch
 from stemma.errors import RankLost
-from stemma.kernels.torch_communicator import TorchCommunicator, new_store
+from stemma.kernels.torch_communicator import TorchWorld, new_store
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = new_store(2, port or None)
 if rank == 0:
@@ -155,13 +155,24 @@ if rank == 0:
         socket.create_connection(("127.0.0.2", store.port), 5)
     except OSError:  # it listens to one address, not to those of all networks
         print(store.port, flush=True)
-ranks = TorchCommunicator(store, rank, 2)
+world = TorchWorld(store, rank, 2)
+assert world.least(5 - rank) == 4
+rows = torch.arange(6.0).view(3, 2)
+if rank == 0:
+    for sent in [world.send(rows * turn, 1) for turn in range(3)]:
+        world.end(sent)
+else:
+    for turn in range(3):
+        received = torch.empty(3, 2)
+        world.receive(received, 0)
+        assert torch.equal(received, rows * turn), received
+ranks = world.communicator(2)
 x = torch.tensor([1.0, 2.0**-9], dtype=torch.bfloat16) * (rank + 1)
 ranks.all_reduce(x)
 assert x.tolist() == [3.0, 3 * 2.0**-9], x
 assert ranks.all_gather(np.array([rank, 7])).tolist() == [[0, 7], [1, 7]]
 for size in (3, 0):
-    parts = [np.full(size, rank, np.uint8), np.full(2 * rank * size, 7, np.uint8)]
+    parts = [torch.full((size,), rank).byte(), torch.full((2 * rank * size,), 7).byte()]
     received = ranks.all_to_all(parts)
     assert [part.tolist() for part in received] == (
         [[0] * size, [1] * size] if rank == 0 else [[], [7] * 2 * size]
@@ -170,10 +181,11 @@ if rank == 1:
     store.wait(["gathered"])
     os._exit(0)
 store.set("gathered", "")
-try:
-    ranks.all_reduce(x)
-except RankLost:
-    print("told", flush=True)
+for exchange in (lambda: ranks.all_reduce(x), lambda: world.receive(rows, 1)):
+    try:
+        exchange()
+    except RankLost:
+        print("told", flush=True)
 os._exit(0)  # what gloo does about its lost sockets at an exit is its own
 """
 
@@ -188,5 +200,5 @@ def test_ranks_of_torch_sum_and_are_told_of_one_that_has_gone() -> None:
         port = first.stdout.readline().strip()
         with start(1, port) as second:
             assert second.wait() == 0
-        assert first.stdout.read() == "told\n"
+        assert first.stdout.read() == "told\n" * 2
     assert first.returncode == 0

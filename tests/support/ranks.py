@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from stemma.native_library import BuildError
+
 T = TypeVar("T")
 
 
@@ -31,10 +33,10 @@ class ThreadCommunicator:
         self._barrier.wait()
         return gathered
 
-    def all_to_all(self, parts: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        self._parts[self.rank] = [part.copy() for part in parts]
+    def all_to_all(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._parts[self.rank] = [part.clone() for part in parts]
         self._barrier.wait()
-        received: list[npt.NDArray[np.uint8]] = [given[self.rank] for given in self._parts]
+        received: list[Tensor] = [given[self.rank] for given in self._parts]
         self._barrier.wait()
         return received
 
@@ -54,6 +56,11 @@ class ThreadCommunicator:
     def check(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def without_library(num_ranks: int) -> None:
+    """In place of `meeting.SharedMemory`: ranks meet through torch.distributed."""
+    raise BuildError("no compiler")
 
 
 def on_ranks(num_ranks: int, run: Callable[[ThreadCommunicator], T]) -> list[T]:

@@ -11,6 +11,8 @@ on other tokens nor on the rank that has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,17 +40,17 @@ class SentExperts:
             sent.append(tokens)
             parts.append(torch.cat([_bytes(t[tokens]) for t in (x, chosen, weights)], dim=1))
         returned = self._exchange(self._computed(self._exchange(parts), x, weights))
-        found = torch.cat(returned).view(x.dtype).view(-1, x.shape[1])
         total = torch.zeros_like(widen(x))
-        total.index_add_(0, torch.cat(sent), widen(found))  # one after the other
+        for tokens, found in zip(sent, returned, strict=True):
+            total.index_add_(0, tokens, widen(found.view(x.dtype).view(-1, x.shape[1])))
         return total.to(x.dtype)
 
-    def _computed(self, received: list[Tensor], x: Tensor, weights: Tensor) -> list[Tensor]:
+    def _computed(self, received: Sequence[Tensor], x: Tensor, weights: Tensor) -> list[Tensor]:
         """What each rank gets for the rows that it sent; x, weights: of the same dtypes and
         widths."""
         num_choices = weights.shape[1]
         widths = [x.shape[1] * x.itemsize, num_choices * 4, num_choices * weights.itemsize]
-        rows = torch.cat(received).view(-1, sum(widths))
+        rows = torch.cat(list(received)).view(-1, sum(widths))
         own, chosen, own_weights = (
             column.contiguous().view(dtype)
             for column, dtype in zip(
@@ -58,10 +60,9 @@ class SentExperts:
         found = _bytes(self._own(own, chosen.to(torch.int64), own_weights))
         return list(torch.split(found, [part.numel() // sum(widths) for part in received]))
 
-    def _exchange(self, parts: list[Tensor]) -> list[Tensor]:
+    def _exchange(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
         """Bytes for each rank -> [N] of each rank."""
-        received = self._communicator.all_to_all([part.flatten().numpy() for part in parts])
-        return [torch.from_numpy(part) for part in received]
+        return self._communicator.all_to_all([part.flatten() for part in parts])
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Stage:
     first_layer: int = 0  # of the checkpoint's, in whose names layers have these numbers
     is_first: bool = True
     is_last: bool = True
+    num_stages: int = 1  # of the model
 
     @property
     def is_whole(self) -> bool:

@@ -30,10 +30,12 @@ from stemma.runtime.config import EngineConfig
 from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute import accelerator as accelerators
 from stemma.runtime.execute import model_runner
+from stemma.runtime.execute.accelerator import require_devices
 from stemma.runtime.execute.asynchronous import AsynchronousSteps
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.memory.sizing import step_bytes
+from stemma.runtime.models.layers.stage import Stage
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import StepPlan
 from stemma.runtime.schedule.request import HiddenSum, Request, Scoring
@@ -199,18 +201,23 @@ def test_two_steps_may_be_pending_and_the_second_takes_what_the_first_sampled(
     assert [list(tokens) for tokens in zip(*swapped, strict=True)] == expected
 
 
-def test_submit_waits_for_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_stages", [1, 4])
+def test_submit_waits_for_nothing(
+    num_stages: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps, or as many as there are stages."""
     waits: list[object] = []
     monkeypatch.setattr(accelerators.PassedEvent, "wait", lambda event: waits.append(event))
-    runner = _runner(checkpoint)
+    runner = _runner(checkpoint, stage=Stage(num_stages=num_stages))
     driver = PlanDriver(runner)
     sequence = driver.sequence()
-    first = runner.submit(driver.plan([Feed(sequence, TEXT[:20], GREEDY, is_scored=True)]))
-    second = runner.submit(driver.plan([Feed(sequence, [0], GREEDY, from_previous=0)]))
+    feeds = [Feed(sequence, TEXT[:20], GREEDY, is_scored=True)]
+    feeds += [Feed(sequence, [0], GREEDY, from_previous=0)] * max(1, num_stages - 1)
+    steps = [runner.submit(driver.plan([feed])) for feed in feeds]
     assert not waits
-    first.result()
-    second.result()
-    assert len(waits) == 2
+    for step in steps:
+        step.result()
+    assert len(waits) == len(steps)
 
 
 def test_a_row_that_is_not_finite_fails_alone_and_padding_spoils_nothing(checkpoint: Path) -> None:
@@ -316,6 +323,17 @@ def test_a_step_s_memory_grows_with_its_tokens_and_rows(checkpoint: Path) -> Non
     assert step_bytes(config, dtype_bytes=2, num_tokens=128, num_rows=8) > base
     rows = step_bytes(config, dtype_bytes=2, num_tokens=64, num_rows=9)
     assert rows - base == config.vocab_size * 18
+
+
+def test_each_process_of_a_model_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "is_interpreted", lambda: False)
+    monkeypatch.setattr(accelerators, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    require_devices("cuda:1", 2)
+    with pytest.raises(InvalidRequest, match=r"device='cuda:2' is not allowed.*cuda:0 to cuda:1"):
+        require_devices("cuda:2", 2)
+    with pytest.raises(InvalidRequest, match="4 processes need a GPU each, and there are 3"):
+        require_devices("cuda", 4)
 
 
 def _runner(folder: Path, **options: Any) -> ModelRunner:

@@ -27,10 +27,13 @@ from exactness_jobs import (
     serve,
 )
 from mixtures import make_mixture
+from ranks import without_library
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 from stemma.errors import InvalidRequest
+from stemma.kernels.torch_communicator import TorchCommunicator
 from stemma.runtime.config import EngineConfig
+from stemma.runtime.parallel import meeting
 from stemma.runtime.schedule.request import Scoring
 
 
@@ -115,6 +118,22 @@ def test_tokens_are_identical_of_latents_and_of_experts(family: str, tmp_path: P
         loaded = load(cp_size=2, page_size=16, chunked_prefill_size=23)
         for _ in range(2):
             assert outputs_of(serve(loaded, jobs)) == alone
+
+
+def test_tokens_sent_to_their_experts_through_gloo_get_the_bits_of_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_mixture(tmp_path, "Mixtral", has_tokenizer=True)
+    jobs, sizes = JOBS["greedy"][3:], {"cp_size": 2, "ep_size": 2}
+    scoring = Scoring(3, jobs[0].prompt[4:], num_top=4)
+    for load in loading(tmp_path):
+        alone = said_alone(load, jobs)
+        expected = score(load(**sizes), jobs[0].prompt, scoring).scores
+        monkeypatch.setattr(meeting, "SharedMemory", without_library)
+        through_gloo = load(**sizes, chunked_prefill_size=4096)
+        assert isinstance(through_gloo.runner.ranks.communicator, TorchCommunicator)
+        assert score(through_gloo, jobs[0].prompt, scoring).scores == expected
+        assert outputs_of(serve(through_gloo, jobs)) == alone
 
 
 def test_each_rank_has_its_part_of_the_kv(load: Load) -> None:

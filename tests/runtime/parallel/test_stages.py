@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
+from device_plans import device_kernels
 from family_cases import CASES, VOCAB_SIZE
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,7 @@ from step_plans import Feed, PlanDriver
 from torch import Tensor
 
 from stemma.errors import InvalidRequest
+from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.ranks import Ranks
 from stemma.runtime.models.layers.stage import ALL_LAYERS, Stage, config_of_stage
@@ -62,15 +66,18 @@ class QueueNeighbours:
 
 
 def scores(
-    folder: Path, stage: Stage = ALL_LAYERS, layers: Any = None, neighbours: Any = None
+    folder: Path,
+    stage: Stage = ALL_LAYERS,
+    layers: Any = None,
+    neighbours: Any = None,
+    **options: Any,
 ) -> list[tuple[float, ...]]:
-    """Log-probabilities of the prompts' tokens, in two steps."""
+    """Log-probabilities of the prompts' last tokens, in three steps."""
     config = read_model_config(folder)
     runner = ModelRunner(
         folder,
         config if layers is None else config_of_stage(config, layers),
-        dtype="float64",
-        kernels="reference",
+        **{"dtype": "float64", "kernels": "reference", **options},
         num_pages=120,
         max_running_requests=4,
         stage=stage,
@@ -79,14 +86,16 @@ def scores(
     driver = PlanDriver(runner)
     sequences = [driver.sequence() for _ in PROMPTS]
     rows: Any = ()
-    for own in (slice(0, 9), slice(9, None)):
+    for own in (slice(0, 3), slice(3, 7), slice(7, None)):
         rows = driver.step(
             [Feed(sequences[i], prompt[own], is_scored=True) for i, prompt in enumerate(PROMPTS)]
         )
     return [row.target_logprobs for row in rows]
 
 
-def scores_through_stages(folder: Path, num_stages: int) -> tuple[list[tuple[float, ...]], Any]:
+def scores_through_stages(
+    folder: Path, num_stages: int, **options: Any
+) -> tuple[list[tuple[float, ...]], Any]:
     """(those of the last stage, what was sent)."""
     bounds = stages_of(read_model_config(folder), num_stages)
     links = [queue.Queue[Any]() for _ in bounds[1:]]
@@ -94,7 +103,7 @@ def scores_through_stages(folder: Path, num_stages: int) -> tuple[list[tuple[flo
 
     def run(number: int) -> list[tuple[float, ...]]:
         stage = Stage(bounds[number][0], number == 0, number == num_stages - 1)
-        return scores(folder, stage, bounds[number], neighbours[number])
+        return scores(folder, stage, bounds[number], neighbours[number], **options)
 
     with ThreadPoolExecutor(num_stages) as pool:
         return list(pool.map(run, range(num_stages)))[-1], [each.sent for each in neighbours]
@@ -119,7 +128,33 @@ def test_log_probabilities_are_those_of_the_whole(
     assert found == whole
     hidden_size = read_model_config(tmp_path).hidden_size
     # One message a step and boundary: the tokens' residual stream, once.
-    assert sent == [[(18, hidden_size), (35, hidden_size)]] * (num_stages - 1) + [[]]
+    steps = [(num_tokens, hidden_size) for num_tokens in (6, 8, 39)]
+    assert sent == [steps] * (num_stages - 1) + [[]]
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_graphs_of_stages_compute_what_the_whole_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second step replays the first one's graph, without padding; messages have none."""
+    if name == "dense":
+        make_checkpoint(tmp_path, num_layers=3, vocab_size=VOCAB_SIZE, has_tokenizer=False)
+    else:
+        make_mixture(tmp_path, "Mixtral", num_hidden_layers=3)
+    captured: list[object] = []
+    capture = InterpretedAccelerator.capture
+
+    def counted(self: InterpretedAccelerator, run: Callable[[], None]) -> Callable[[], None]:
+        captured.append(run)
+        return capture(self, run)
+
+    monkeypatch.setattr(InterpretedAccelerator, "capture", counted)
+    options = {"device": "cuda", "kernels": device_kernels(torch.float64)}
+    whole = scores(tmp_path, **options)
+    assert len(captured) == 2
+    found, sent = scores_through_stages(tmp_path, 3, **options)
+    assert found == whole and len(captured) == 2 * (1 + 3)
+    assert [[num_tokens for num_tokens, _ in each] for each in sent] == [[6, 8, 39]] * 2 + [[]]
 
 
 def test_no_rank_of_a_stage_has_fewer_pages_than_the_engine_hands_out(tmp_path: Path) -> None:
