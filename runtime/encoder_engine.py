@@ -203,6 +203,9 @@ def _require_plain(config: EngineConfig, encoder: EncoderConfig) -> None:
     for field in ("kv_store", "prefill_endpoint", "prefill_engines"):
         if value := getattr(config, field):
             raise InvalidRequest.of(field, value, f"none: {why}, without KV")
+    for field, none in (("draft_model", "none"), ("draft_layers", 0)):
+        if value := getattr(config, field):
+            raise InvalidRequest.of(field, value, f"{none}: {why}, and generates nothing")
     for field in ("tp_size", "pp_size", "cp_size"):
         if (size := getattr(config, field)) > 1:
             raise InvalidRequest.of(field, size, f"1: {why}, in one process")

@@ -220,7 +220,8 @@ class DraftModel:
     def _compute(self, rows: Sequence[Row], segments: tuple[SharedSegment, ...]) -> Tensor:
         """-> hidden [tokens of the rows, hidden_size]"""
         inputs = self._inputs.build(StepPlan(0, tuple(rows), segments))
-        ids = np.where(inputs.token_ids < self._config.vocab_size, inputs.token_ids, 0)
+        known = (inputs.token_ids >= 0) & (inputs.token_ids < self._config.vocab_size)
+        ids = np.where(known, inputs.token_ids, 0)  # an image's are no ids of a vocabulary
         batch = ForwardBatch(
             input_ids=torch.from_numpy(ids),
             positions=torch.from_numpy(inputs.positions),
