@@ -22,10 +22,12 @@ probability of at least (1 - D) / (1 + D). No output depends on any of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ from ..schedule.plan import (
 )
 from ..schedule.sampling_params import SamplingParams
 from .captured import CapturedForward
-from .inputs import InputBuilder, Int64Array, plan_attentions
+from .inputs import InputBuilder, StepInputs, plan_attentions
 from .sampling_arrays import sampling_arrays
 
 _MAX_WAITING = 128  # tokens of an output
@@ -132,7 +134,7 @@ class DraftModel:
         ]
         if leaving:
             waiting = [self._waiting.pop(table_row) for table_row in leaving]
-            self._compute([_part(each.row, each.start, each.tokens) for each in waiting], ())
+            self._compute_rows([_part(each.row, each.start, each.tokens) for each in waiting], ())
 
     def follow(self, plan: StepPlan, results: Sequence[RowResult]) -> Followed:
         """Compute the KV of what counts of a step's rows, of which these are the results, and of
@@ -165,7 +167,7 @@ class DraftModel:
         # NOTE: what rows share is before their first tokens, in consecutive rows.
         is_as_planned = len(rows) == len(plan.rows) and not was_waiting
         segments = plan.segments if is_as_planned else ()
-        hidden = self._compute(rows, segments)
+        hidden = self._compute_rows(rows, segments)
         if not ahead:
             return Followed([], [], None)
         last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
@@ -175,21 +177,26 @@ class DraftModel:
         """What may follow each of the rows, one token a pass until each has as many as it wants."""
         ahead, hidden = followed.ahead, followed.hidden
         guesses: list[list[TokenLogprob]] = [[] for _ in ahead]
-        going = list(range(len(ahead)))
-        for num_before in range(max((each.row.num_ahead for each in ahead), default=0)):
+        wanted = np.array([each.row.num_ahead for each in ahead])
+        table_rows = np.array([each.row.table_row for each in ahead])
+        positions = np.array([each.position for each in ahead])
+        sampling = sampling_arrays([each.sampling for each in ahead], positions)
+        going = np.arange(len(ahead))
+        for num_before in range(max(wanted, default=0)):
             assert hidden is not None
-            drawn = self._draw([ahead[i] for i in going], hidden, num_before)
-            for i, token in zip(going, drawn, strict=True):
-                guesses[i].append(token)
-            stay = [j for j, i in enumerate(going) if ahead[i].row.num_ahead > num_before + 1]
-            if not stay:
+            parameters = {name: array[going] for name, array in sampling.items()}
+            parameters["position"] = parameters["position"] + num_before
+            token_ids, logprobs = self._draw(hidden, parameters)
+            for i, token_id, logprob in zip(going, token_ids.tolist(), logprobs.tolist()):
+                guesses[i].append(TokenLogprob(token_id, logprob))
+            stay = wanted[going] > num_before + 1
+            going = going[stay]
+            if not len(going):
                 break
-            going, drawn = [going[j] for j in stay], [drawn[j] for j in stay]
-            rows = [
-                _part(ahead[i].row, ahead[i].position + num_before, (token.token_id,))
-                for i, token in zip(going, drawn, strict=True)
-            ]
-            hidden = self._compute(rows, ())
+            inputs = self._inputs.build_decode(
+                table_rows[going], positions[going] + num_before, token_ids.numpy()[stay]
+            )
+            hidden = self._compute(inputs)
         for each, tokens in zip(ahead, guesses, strict=True):
             known = [each.drawn, *(token.token_id for token in tokens[:-1])]
             self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
@@ -217,9 +224,11 @@ class DraftModel:
             num_same += 1
         return num_same
 
-    def _compute(self, rows: Sequence[Row], segments: tuple[SharedSegment, ...]) -> Tensor:
-        """-> hidden [tokens of the rows, hidden_size]"""
-        inputs = self._inputs.build(StepPlan(0, tuple(rows), segments))
+    def _compute_rows(self, rows: Sequence[Row], segments: tuple[SharedSegment, ...]) -> Tensor:
+        return self._compute(self._inputs.build(StepPlan(0, tuple(rows), segments)))
+
+    def _compute(self, inputs: StepInputs) -> Tensor:
+        """-> hidden [T, hidden_size], valid until the next call"""
         known = (inputs.token_ids >= 0) & (inputs.token_ids < self._config.vocab_size)
         ids = np.where(known, inputs.token_ids, 0)  # an image's are no ids of a vocabulary
         batch = ForwardBatch(
@@ -233,14 +242,15 @@ class DraftModel:
         )
         return self._forward(batch)
 
-    def _draw(self, rows: Sequence[Ahead], hidden: Tensor, num_before: int) -> list[TokenLogprob]:
+    def _draw(
+        self, hidden: Tensor, parameters: Mapping[str, npt.NDArray[Any]]
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [N, hidden_size], parameters of SamplingRows [N] -> tokens [N] int64, and their
+        log-probabilities [N]"""
         logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
-        positions: Int64Array = np.array([each.position + num_before for each in rows])
-        arrays = sampling_arrays([each.sampling for each in rows], positions)
-        staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        token_ids, _ = self._kernels.sample(logits, SamplingRows(**staged))
-        logprobs = self._kernels.token_logprobs(logits, token_ids)
-        return list(map(TokenLogprob, token_ids.tolist(), logprobs.tolist()))
+        rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
+        token_ids, _ = self._kernels.sample(logits, rows)
+        return token_ids, self._kernels.token_logprobs(logits, token_ids)
 
 
 def guessed(

@@ -185,6 +185,37 @@ class InputBuilder:
             state_rows=_state_rows(rows, layout),
         )
 
+    def build_decode(
+        self, table_rows: Int64Array, positions: Int64Array, token_ids: Int64Array
+    ) -> StepInputs:
+        """One token [R] of each of these rows of the page table [R], at these positions [R], of a
+        model without recurrent states."""
+        num_rows = len(table_rows)
+        none = np.zeros(num_rows, np.int64)
+        layout = StepLayout(
+            table_rows, positions, np.ones(num_rows, np.int64), np.arange(num_rows + 1)
+        )
+        pages, offsets = np.divmod(positions, self.page_size)
+        entries = self.page_table.entries[table_rows, pages].astype(np.int64)
+        attention_rows = AttentionRows(
+            query_start=layout.query_start.astype(np.int32),
+            seq_lens=(positions + 1).astype(np.int32),
+            page_table=self.page_table.entries,
+            table_rows=table_rows.astype(np.int32),
+            page_size=self.page_size,
+            segments=np.empty((0, 4), np.int32),
+        )
+        return StepInputs(
+            layout=layout,
+            token_ids=token_ids,
+            sources=None,
+            positions=positions,
+            slots=entries * self.page_size + offsets,
+            attention_rows=attention_rows,
+            adapters=None,
+            state_rows=StateRows(layout.query_start, none, positions == 0, none),
+        )
+
     def _slots(self, rows: Sequence[Row], layout: StepLayout, positions: Int64Array) -> Int64Array:
         table_rows = layout.table_rows[layout.row_of_token()]
         pages, offsets = np.divmod(positions, self.page_size)
