@@ -14,6 +14,7 @@ import pytest
 from adapters import make_adapter
 from checkpoints import make_checkpoint, make_long_token
 from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
+from mixtures import make_mixture
 from scripted_drafters import verify_all
 
 from stemma.errors import InvalidRequest
@@ -202,3 +203,25 @@ def test_what_cannot_draft_is_refused_with_the_reason(
         options = {"draft_model": str(other)}
     with pytest.raises(InvalidRequest, match=answer):
         LoadedModel(EngineConfig(model=checkpoint, **options))
+
+
+@pytest.mark.parametrize("family", ["Lfm2", "DeepseekV3", "Mixtral"])
+def test_models_of_other_kinds_are_drafted_for_and_draft(
+    smaller: Path, tmp_path: Path, family: str
+) -> None:
+    """States are drafted for; latents, and experts, also draft for themselves."""
+    is_recurrent = family == "Lfm2"
+    folder = tmp_path / "model"
+    if is_recurrent:
+        types = ["conv", "full_attention", "conv"]
+        make_checkpoint(folder, "lfm2", num_layers=3, layer_types=types, init_std=0.3, seed=11)
+    else:
+        make_mixture(folder, family, has_tokenizer=True, seed=5)
+    draft = {"draft_model": str(smaller if is_recurrent else folder)}
+    for load in loading(folder):
+        alone = said_alone(load, JOBS["greedy"])
+        loaded = drafting(load, page_size=16, chunked_prefill_size=23, **draft)
+        for _ in range(2):
+            assert outputs_of(serve(loaded, JOBS["greedy"])) == alone
+        drafted, accepted = counts(loaded)
+        assert drafted > 0 and (is_recurrent or accepted == drafted)
