@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from nixl_worker import skip_without_nixl
 from waiting import ready, wait_until
 
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, BlockLayout
@@ -23,6 +24,8 @@ from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 from stemma.runtime.memory.peers import wire
 from stemma.runtime.memory.peers.kv_receiver import ComingPrefix, KVReceiver
 from stemma.runtime.memory.peers.kv_sender import Asked, Cancelled, KVSender
+from stemma.runtime.memory.peers.nixl_memory import NixlWorker
+from stemma.runtime.memory.peers.written_memory import offers_by
 
 PART = KVPart("kv", 2, 2, "bfloat16")
 LAYOUT = BlockLayout("tiny", "bfloat16", KVLayout(3, (PART,)))
@@ -43,16 +46,24 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/kv"
 
 
+@pytest.fixture(params=["zmq", "auto", "nixl"])
+def way(request: pytest.FixtureRequest) -> str:
+    if request.param == "nixl":
+        skip_without_nixl()
+    return str(request.param)
+
+
 @pytest.fixture
-def sender(endpoint: str) -> Iterator[KVSender]:
-    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, silence_s=LONG_S)
+def sender(endpoint: str, way: str) -> Iterator[KVSender]:
+    nixl = NixlWorker() if way == "nixl" else None
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, nixl=nixl, silence_s=LONG_S)
     yield sender
     sender.close()
 
 
 @pytest.fixture
-def receiver(endpoint: str) -> Iterator[KVReceiver]:
-    receiver = KVReceiver([endpoint], LAYOUT, silence_s=LONG_S)
+def receiver(endpoint: str, way: str) -> Iterator[KVReceiver]:
+    receiver = KVReceiver([endpoint], LAYOUT, offers=offers_by(way), silence_s=LONG_S)
     yield receiver
     receiver.close()
     assert not receiver._num_blocks, "memory of a prefix was not given back"
@@ -107,7 +118,7 @@ def assert_right(prefix: ComingPrefix) -> None:
 
 @pytest.mark.parametrize("start", [0, 256, 512])
 def test_chunks_of_any_length_land_where_they_belong(
-    sender: KVSender, receiver: KVReceiver, start: int
+    sender: KVSender, receiver: KVReceiver, start: int, way: str
 ) -> None:
     prefix = asked(receiver, start)
     news = taken(sender, Asked)
@@ -119,6 +130,8 @@ def test_chunks_of_any_length_land_where_they_belong(
     sender.end(news.key, None)
     assert ended(receiver, prefix) is None and prefix.num_there == 600
     assert_right(prefix)
+    num_written = 0 if way == "zmq" else prefix.num_bytes
+    assert receiver.describe()["num_written_bytes"] == num_written
     receiver.release(prefix)
 
 
