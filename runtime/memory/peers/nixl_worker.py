@@ -122,8 +122,18 @@ class _Worker:
         return NUMBER.pack(self._num_opened)
 
     def _write(self, rest: bytes) -> bytes:
-        """Spans of the piece into the memory; when this returns they are there."""
+        """Spans of the piece into the memory; when this returns they are there. After a failure
+        the other agent is unknown, and what it has offered is no longer open."""
         name, address = self._opened[NUMBER.unpack_from(rest)[0]]
+        is_written = False
+        try:
+            is_written = self._is_written(rest, address, name)
+        finally:
+            if not is_written:
+                self._forget(name)
+        return b"\1" if is_written else b""
+
+    def _is_written(self, rest: bytes, address: int, name: str) -> bool:
         spans = np.frombuffer(rest, np.uint64, offset=NUMBER.size).reshape(-1, 3)
         sides = []
         for column, base in ((0, _address(self._piece)), (1, address)):
@@ -139,14 +149,18 @@ class _Worker:
         if state == "PROC":
             os._exit(1)  # the piece may still be read: it is given up together with the process
         self._agent.release_xfer_handle(request)
-        return b"\1" if state == "DONE" else b""
+        return bool(state == "DONE")
 
     def _close(self, rest: bytes) -> bytes:
-        """An agent of which nothing is open is forgotten, with all that was told of it."""
-        name, _ = self._opened.pop(NUMBER.unpack(rest)[0])
-        if not any(name == other for other, _ in self._opened.values()):
-            self._agent.remove_remote_agent(name)
+        name, _ = self._opened.pop(NUMBER.unpack(rest)[0], ("", 0))
+        if name and not any(name == other for other, _ in self._opened.values()):
+            self._forget(name)
         return b"\1"
+
+    def _forget(self, name: str) -> None:
+        """All that was told of an agent."""
+        self._opened = {n: each for n, each in self._opened.items() if each[0] != name}
+        self._agent.remove_remote_agent(name)
 
 
 def _api() -> Any:

@@ -24,7 +24,7 @@ from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 from stemma.runtime.memory.peers import wire
 from stemma.runtime.memory.peers.kv_receiver import ComingPrefix, KVReceiver
 from stemma.runtime.memory.peers.kv_sender import Asked, Cancelled, KVSender
-from stemma.runtime.memory.peers.nixl_memory import NixlWorker
+from stemma.runtime.memory.peers.nixl_memory import NixlOffers, NixlWorker
 from stemma.runtime.memory.peers.written_memory import offers_by
 
 PART = KVPart("kv", 2, 2, "bfloat16")
@@ -46,11 +46,16 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/kv"
 
 
-@pytest.fixture(params=["zmq", "auto", "nixl"])
+@pytest.fixture
 def way(request: pytest.FixtureRequest) -> str:
-    if request.param == "nixl":
+    """A `kv_transport`: "zmq", but where a test asks for others."""
+    way = str(getattr(request, "param", "zmq"))
+    if way == "nixl":
         skip_without_nixl()
-    return str(request.param)
+    return way
+
+
+all_ways = pytest.mark.parametrize("way", ["zmq", "auto", "nixl"], indirect=True)
 
 
 @pytest.fixture
@@ -116,7 +121,8 @@ def assert_right(prefix: ComingPrefix) -> None:
             assert (block[piece, :, at] == kv_of(piece, token, token + 1)[:, 0]).all(), token
 
 
-@pytest.mark.parametrize("start", [0, 256, 512])
+@all_ways
+@pytest.mark.parametrize("start", [0, 256])
 def test_chunks_of_any_length_land_where_they_belong(
     sender: KVSender, receiver: KVReceiver, start: int, way: str
 ) -> None:
@@ -135,6 +141,29 @@ def test_chunks_of_any_length_land_where_they_belong(
     receiver.release(prefix)
 
 
+@pytest.mark.parametrize("way", ["nixl"], indirect=True)
+def test_a_stream_goes_on_in_messages_when_its_memory_cannot_be_written(
+    sender: KVSender, receiver: KVReceiver
+) -> None:
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 300)
+    sender.prove(key, 300)
+    wait_until(lambda: prefix.num_there == 300)
+    assert isinstance(receiver._offers, NixlOffers)
+    process = receiver._offers._worker._process
+    assert process is not None
+    process.kill()
+    send(sender, key, 300, 600)
+    sender.prove(key, 600)
+    sender.end(key, None)
+    assert ended(receiver, prefix) is None and prefix.num_there == 600
+    assert_right(prefix)
+    assert receiver.describe()["num_written_bytes"] == prefix.num_bytes // 2
+    receiver.release(prefix)
+
+
+@all_ways
 def test_what_was_not_proved_does_not_count(sender: KVSender, receiver: KVReceiver) -> None:
     """A step that failed, or whose sender ended amid it, has sent what may be wrong."""
     prefix = asked(receiver)
@@ -183,6 +212,7 @@ def test_a_role_that_computes_for_nobody_is_not_asked(
     wait_until(lambda: receiver.best_peer() is not None)
 
 
+@all_ways
 def test_what_nobody_waits_for_is_cancelled(sender: KVSender, receiver: KVReceiver) -> None:
     prefix = asked(receiver)
     key = taken(sender, Asked).key
@@ -281,6 +311,7 @@ LIES = {
     "too short": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD[:-1]),
     "too long": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD + b"x"),
     "not the next": (wire.Piece("one", 0, 0, 0, 10, 10, 0.0), GOOD),
+    "of no bytes, without memory": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), b""),
     "of no tokens": (wire.Piece("one", 0, 0, 0, 0, 0, 0.0), b""),
     "one was lost": (wire.Piece("one", 0, 1, 0, 0, 10, 0.0), GOOD),
 }  # fmt: skip
