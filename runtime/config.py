@@ -224,7 +224,7 @@ class EngineConfig:
         help="prefill endpoints of other engines, which compute long prompts for this one",
     )
     kv_transport: KVTransport = flag(
-        AUTO, choices=KV_TRANSPORTS,
+        "auto", choices=KV_TRANSPORTS,
         help="how such a prompt's KV comes: auto, into memory that both engines see, where there "
         "is such memory; nixl, written by NIXL, if both engines name it; else, and with zmq, in "
         "messages (default: %(default)s)",

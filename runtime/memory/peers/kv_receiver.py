@@ -127,6 +127,8 @@ class KVReceiver:
         self._places = places_of(layout)
         self._offers = offers
         self._over: deque[StreamMemory] = deque()  # to be withdrawn
+        self._released: deque[StreamMemory] = deque()  # then nobody reads it any more either
+        self._spare: list[StreamMemory] = []  # in which nothing is written; guarded by the lock
         self._context = context or zmq.Context.instance()
         self._lock = threading.Lock()  # of streams, and of what is written into their blocks
         self._peers = [Peer(endpoint) for endpoint in endpoints]
@@ -172,11 +174,11 @@ class KVReceiver:
             blocks = [np.empty(block_bytes, np.uint8) for _ in range(num_blocks)]
         else:
             try:
-                memory = StreamMemory(num_blocks, block_bytes)
+                memory = self._stream_memory(num_blocks)
             except OSError as error:
                 log.warning("a prompt is computed here: %s", error)
                 return None
-            blocks = memory.blocks
+            blocks = memory.blocks[:num_blocks]
         self._num_blocks += num_blocks
         prefix = ComingPrefix(
             namespace,
@@ -205,7 +207,9 @@ class KVReceiver:
         with self._lock:
             prefix.is_done = True
             prefix.payloads = []
-            self._withdraw(prefix)
+            if prefix.memory is not None:
+                self._released.append(prefix.memory)
+                prefix.memory = None
             for peer in self._peers:
                 for number in [n for n, each in peer.streams.items() if each is prefix]:
                     del peer.streams[number]
@@ -217,6 +221,9 @@ class KVReceiver:
         self._is_closing = True
         self._wake.ring()
         self._thread.join()
+        self._end_offers()
+        for memory in self._spare:
+            memory.close()
         if self._offers is not None:
             self._offers.close()
         self._wake.close()
@@ -238,6 +245,17 @@ class KVReceiver:
                 "transfer_s": self.transfer_s,
                 "exposed_s": self.exposed_s,
             }
+
+    def _stream_memory(self, num_blocks: int) -> StreamMemory:
+        """What an earlier stream has left, whose pages are there, or what the system gives. Raises
+        OSError."""
+        with self._lock:
+            fitting = [each for each in self._spare if len(each.blocks) >= num_blocks]
+            if fitting:
+                memory = min(fitting, key=lambda each: len(each.blocks))
+                self._spare.remove(memory)
+                return memory
+        return StreamMemory(num_blocks, self.layout.block_bytes)
 
     def _is_able(self, pong: wire.Pong | None) -> bool:
         return pong is not None and pong.accepts and pong.layout == self._digest
@@ -315,10 +333,23 @@ class KVReceiver:
     def _end_offers(self) -> None:
         """Of streams that have ended."""
         while self._over:
-            memory = self._over.popleft()
-            if memory.offer is not None and self._offers is not None:
-                self._offers.withdraw(memory.offer)
-            memory.close()
+            self._end_offer(self._over.popleft())
+        while self._released:
+            memory = self._released.popleft()
+            self._end_offer(memory)
+            with self._lock:
+                num_spare = sum(len(each.blocks) for each in (memory, *self._spare))
+                is_spare = memory.is_over and num_spare <= self._max_blocks
+                if is_spare:
+                    memory.is_over = False
+                    self._spare.append(memory)
+            if not is_spare:
+                memory.close()
+
+    def _end_offer(self, memory: StreamMemory) -> None:
+        if memory.offer is not None and self._offers is not None:
+            self._offers.withdraw(memory.offer)
+        memory.offer = None
 
     def _receive(self, socket: zmq.Socket[bytes], peer: Peer) -> None:
         while True:
@@ -367,6 +398,8 @@ class KVReceiver:
                 self.exposed_s += prefix.last_s
                 self.transfer_s += prefix.transfer_s
         else:
+            if prefix.memory is not None:
+                prefix.memory.is_over = True
             is_whole = message.error is None and prefix.num_there == prefix.end
             self._end(peer, message.stream, None if is_whole else message.error or "it is short")
 
@@ -438,15 +471,10 @@ class KVReceiver:
             self._outbox.append((peer, wire.Cancel(number), None))
         prefix.error = error
         prefix.is_done = True
-        self._withdraw(prefix)
-        self.num_ended += 1
-        self._bell.ring()
-
-    def _withdraw(self, prefix: ComingPrefix) -> None:
-        """Its sender is not to write any more. Called under the lock."""
         if prefix.memory is not None:
             self._over.append(prefix.memory)
-            prefix.memory = None
+        self.num_ended += 1
+        self._bell.ring()
 
     def _lose(self, peer: Peer, why: str) -> None:
         """A peer is gone, until it answers a ping. Called under the lock."""

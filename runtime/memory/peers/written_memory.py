@@ -6,8 +6,9 @@
     withdraws them when the stream has ended
 
 What is offered is a text; its first word says how to write there. Who cannot, or whose write fails,
-sends the bytes in messages, as for a receiver that offers nothing. Each stream's memory is its own,
-and is given to nobody else afterwards: a late write changes no other stream.
+sends the bytes in messages, as for a receiver that offers nothing. Each stream has memory of its
+own. Another one gets it afterwards if the sender has said that it is done, and only then: a late
+write changes no other stream.
 
 Here: within one host, by mapping the same memory. Through NIXL: nixl_memory.py.
 """
@@ -30,13 +31,14 @@ SHARED, NIXL = "shared", "nixl"  # an offer's first word
 
 
 class StreamMemory:
-    """The blocks of one stream. It can be mapped by who may open its descriptor, and cannot shrink.
-    The descriptor lives until `close`, the memory as long as its blocks are used."""
+    """The blocks of one stream at a time. It can be mapped by who may open its descriptor, and
+    cannot shrink. The descriptor lives until `close`, the memory as long as its blocks are used."""
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         """Raises OSError."""
         self.num_bytes = num_blocks * block_bytes
         self.offer: str | None = None  # what its sender was told
+        self.is_over = False  # the sender has said that it writes nothing more
         self.descriptor = os.memfd_create("stemma-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.num_bytes)
@@ -106,7 +108,7 @@ class SharedMemory:
     def __init__(self, offer: str, layout: BlockLayout, num_blocks: int) -> None:
         """Raises OSError, and ValueError for what is no such offer or too small."""
         pid, number, inode, num_bytes = (int(word) for word in offer.split(" ")[1:])
-        if num_bytes != num_blocks * layout.block_bytes:
+        if num_bytes < num_blocks * layout.block_bytes:
             raise ValueError(f"{num_bytes} bytes for {num_blocks} blocks")
         descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -154,6 +154,7 @@ def test_a_stream_goes_on_in_messages_when_its_memory_cannot_be_written(
     process = receiver._offers._worker._process
     assert process is not None
     process.kill()
+    wait_until(lambda: process.has_ended)
     send(sender, key, 300, 600)
     sender.prove(key, 600)
     sender.end(key, None)
@@ -161,6 +162,30 @@ def test_a_stream_goes_on_in_messages_when_its_memory_cannot_be_written(
     assert_right(prefix)
     assert receiver.describe()["num_written_bytes"] == prefix.num_bytes // 2
     receiver.release(prefix)
+
+
+@pytest.mark.parametrize("way", ["auto", "nixl"], indirect=True)
+def test_memory_is_used_again_after_the_senders_last_word_alone(
+    sender: KVSender, receiver: KVReceiver
+) -> None:
+    """Else a late write would change another stream."""
+    first = asked(receiver)
+    memory = first.memory
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 600)
+    sender.prove(key, 600)
+    sender.end(key, None)
+    assert ended(receiver, first) is None
+    receiver.release(first)
+    wait_until(lambda: receiver._spare == [memory])
+    second = asked(receiver)
+    assert second.memory is memory is not None and receiver._spare == []
+    send(sender, taken(sender, Asked).key, 0, 300)
+    receiver.release(second)  # amid it
+    taken(sender, Cancelled)
+    third = asked(receiver)
+    assert third.memory is not memory and receiver._spare == []
+    receiver.release(third)
 
 
 @all_ways
