@@ -84,17 +84,17 @@ class _Link:
     name: str
     receiver: KVReceiver
 
-    def stream(self, num_tokens: int) -> tuple[float, float]:
-        """Seconds until all of it is there, and CPU seconds of all processes."""
+    def stream(self, num_tokens: int, pids: list[int]) -> tuple[float, float]:
+        """Seconds until all of it is there, and CPU seconds of these processes."""
         peer = self.receiver.best_peer()
         assert peer is not None, f"{self.name}: the sender has gone"
-        cpu_s, began_s = _cpu_s(), time.perf_counter()
+        cpu_s, began_s = _cpu_s(pids), time.perf_counter()
         prefix = self.receiver.ask(peer, "", array("i", [1]) * num_tokens, 0, _PATIENCE_S)
         assert prefix is not None
         while not prefix.is_done:
             select.select([self.receiver], [], [], _PATIENCE_S)
             self.receiver.collect()
-        took_s, cpu_s = time.perf_counter() - began_s, _cpu_s() - cpu_s
+        took_s, cpu_s = time.perf_counter() - began_s, _cpu_s(pids) - cpu_s
         assert prefix.error is None, prefix.error
         self.receiver.release(prefix)
         return took_s, cpu_s
@@ -151,9 +151,10 @@ def _send(endpoint: str, kv_transport: str, stop: Connection) -> None:
 
 def _measured(links: list[_Link], mib: int, repeats: int) -> list[dict[str, object]]:
     found: dict[str, list[tuple[float, float]]] = {link.name: [] for link in links}
+    pids = process_tree(os.getpid())
     for repeat in range(repeats + 1):
         for link in links:
-            one = link.stream(mib * _MIB // _TOKEN_BYTES)
+            one = link.stream(mib * _MIB // _TOKEN_BYTES, pids)
             if repeat:  # the first one connects
                 found[link.name].append(one)
     rows: list[dict[str, object]] = []
@@ -172,5 +173,5 @@ def _measured(links: list[_Link], mib: int, repeats: int) -> list[dict[str, obje
     return rows
 
 
-def _cpu_s() -> float:
-    return sum(process_cpu_s(pid) for pid in process_tree(os.getpid()))
+def _cpu_s(pids: list[int]) -> float:
+    return sum(process_cpu_s(pid) for pid in pids)

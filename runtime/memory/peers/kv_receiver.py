@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 MAX_COMING_BYTES = 512 * 2**20  # of prefixes that come, or have come and are not yet released
 MIN_PATIENCE_S = 10.0  # for the first word of a stream, and between two (guess)
 PATIENCE = 4.0  # times what a prompt is expected to take
+SPARE_S = 10.0  # that memory of a stream is kept for the next one (guess)
 _POLL_MS = 100
 _MEMORY = 32  # pieces that the mean cost of a byte remembers
 
@@ -308,6 +309,7 @@ class KVReceiver:
                 for socket in sockets:
                     _sent(socket, ping)
             self._look_for_silence(now_s)
+            self._give_back(now_s)
         for socket in sockets:
             socket.disable_monitor()
             socket.close(0)
@@ -341,10 +343,18 @@ class KVReceiver:
                 num_spare = sum(len(each.blocks) for each in (memory, *self._spare))
                 is_spare = memory.is_over and num_spare <= self._max_blocks
                 if is_spare:
-                    memory.is_over = False
+                    memory.is_over, memory.spare_s = False, time.monotonic()
                     self._spare.append(memory)
             if not is_spare:
                 memory.close()
+
+    def _give_back(self, now_s: float) -> None:
+        """Memory that no stream has needed for a while."""
+        with self._lock:
+            unused = [each for each in self._spare if now_s - each.spare_s > SPARE_S]
+            self._spare = [each for each in self._spare if each not in unused]
+        for memory in unused:
+            memory.close()
 
     def _end_offer(self, memory: StreamMemory) -> None:
         if memory.offer is not None and self._offers is not None:

@@ -39,6 +39,7 @@ class StreamMemory:
         self.num_bytes = num_blocks * block_bytes
         self.offer: str | None = None  # what its sender was told
         self.is_over = False  # the sender has said that it writes nothing more
+        self.spare_s = 0.0  # time.monotonic() since when no stream has it
         self.descriptor = os.memfd_create("stemma-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.num_bytes)
