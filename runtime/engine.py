@@ -454,7 +454,7 @@ class LoadedModel:
         if not config.prefill_engines or self.runner.states is not None:
             return None
         from .memory.peers.kv_receiver import KVReceiver
-        from .memory.peers.written_memory import offers_by
+        from .memory.peers.transports import offers_by
 
         offers = offers_by(config.kv_transport)
         receiver = KVReceiver(config.prefill_engines, self._block_layout(), offers=offers)

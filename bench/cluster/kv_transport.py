@@ -32,8 +32,8 @@ from ...runtime.memory.kv_layout import KVLayout, KVPart
 from ...runtime.memory.peers.kv_receiver import KVReceiver
 from ...runtime.memory.peers.kv_sender import Asked, KVSender
 from ...runtime.memory.peers.nixl_memory import NixlWorker
+from ...runtime.memory.peers.transports import offers_by
 from ...runtime.memory.peers.wire import MAX_PIECE_BYTES
-from ...runtime.memory.peers.written_memory import offers_by
 from ..harness.process_meter import process_cpu_s, process_tree
 from ..harness.report import write_report
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,11 @@ from ...sessions.listener import Listener
 from ..disk.block_key import BLOCK_TOKENS, BlockLayout
 from . import wire
 from .bell import Bell
+from .nixl_memory import NixlWorker
 from .piece_places import places_of
+from .transports import opened
 from .wire import StreamKey
-from .written_memory import NIXL, SHARED, OpenedMemory, SharedMemory
-
-if TYPE_CHECKING:
-    from .nixl_memory import NixlWorker
+from .written_memory import OpenedMemory
 
 log = logging.getLogger(__name__)
 
@@ -359,7 +358,7 @@ class KVSender:
         head, fields, kv = words.frames
         try:
             if target.opened is None:
-                target.opened = self._opened(target)
+                target.opened = opened(target.offer, self._layout, target.num_blocks, self._nixl)
             place, token = self._places[piece.piece], piece.start - target.start
             if token >= 0 and target.opened.write(place, token, kv):
                 return _Words([head, fields], words.num_bytes)
@@ -368,17 +367,6 @@ class KVSender:
             target.is_given_up, target.opened = True, None
             log.info("KV goes by ZeroMQ to a peer that offers memory: %s", error)
         return words
-
-    def _opened(self, target: _Target) -> OpenedMemory:
-        """Raises OSError, ValueError."""
-        kind = target.offer.partition(" ")[0]
-        if kind == SHARED:
-            return SharedMemory(target.offer, self._layout, target.num_blocks)
-        if kind == NIXL and self._nixl is not None:
-            from .nixl_memory import NixlMemory
-
-            return NixlMemory(target.offer, self._layout, self._nixl)
-        raise ValueError(f"nothing here writes by {kind:.20}")
 
     def _look_for_silence(self) -> None:
         """Forget who is silent; a peer that was stopped for a while is told so, and does not wait

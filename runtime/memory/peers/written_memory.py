@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import sys
 from typing import Protocol
 
 import numpy as np
@@ -68,16 +67,6 @@ class Offers(Protocol):
 
     def close(self) -> None:
         """Withdraw all."""
-
-
-def offers_by(transport: str) -> Offers | None:
-    """What a receiver offers for `kv_transport`; None: nothing. Raises MissingDependency."""
-    if transport == "nixl":
-        from .nixl_memory import NixlOffers
-
-        return NixlOffers()
-    is_shared = transport == "auto" and sys.platform == "linux"
-    return SharedOffers() if is_shared else None
 
 
 class OpenedMemory(Protocol):

@@ -25,7 +25,7 @@ from stemma.runtime.memory.peers import wire
 from stemma.runtime.memory.peers.kv_receiver import ComingPrefix, KVReceiver
 from stemma.runtime.memory.peers.kv_sender import Asked, Cancelled, KVSender
 from stemma.runtime.memory.peers.nixl_memory import NixlOffers, NixlWorker
-from stemma.runtime.memory.peers.written_memory import offers_by
+from stemma.runtime.memory.peers.transports import offers_by
 
 PART = KVPart("kv", 2, 2, "bfloat16")
 LAYOUT = BlockLayout("tiny", "bfloat16", KVLayout(3, (PART,)))
