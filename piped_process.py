@@ -13,9 +13,10 @@ import os
 import select
 import struct
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 LOOK_S = 1.0  # how often a process that does not reply is looked at
 
@@ -127,6 +128,19 @@ class PipedProcess:
         except OSError:
             return False
         return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def output_of_frames(is_quiet: bool) -> BinaryIO:
+    """For a child: its standard output, for frames alone. What libraries print goes to standard
+    error, or to nobody if it is to be quiet; errors of Python are still written."""
+    output = os.fdopen(os.dup(1), "wb")
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    if is_quiet:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+    os.dup2(2, 1)
+    return output
 
 
 def framed(payload: bytes) -> bytes:

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "serving.serving", "constrained.masks", "constrained.conformance",
     "constrained.grammar_load", "cache.radix", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
+    "cluster.kv_transport",
     "cluster.roles", "device.step", "scheduling.stall", "serving.startup", "serving.threads",
     "gpu", "scheduling.dsl", "serving.latency", "serving.load", "scheduling.programs",
     "harness.limits", "serving.watch", "serving.plan", "serving.memory", "device.quantization",

@@ -31,6 +31,8 @@ Kernels = Literal["auto", "cpu", "triton", "reference"]
 LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 ROLES: tuple[Role, ...] = get_args(Role)
+KVTransport = Literal["auto", "nixl", "zmq"]
+KV_TRANSPORTS: tuple[KVTransport, ...] = get_args(KVTransport)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
@@ -220,6 +222,12 @@ class EngineConfig:
     prefill_engines: Sequence[str] = flag(
         (), nargs="+", metavar="ADDRESS",
         help="prefill endpoints of other engines, which compute long prompts for this one",
+    )
+    kv_transport: KVTransport = flag(
+        "auto", choices=KV_TRANSPORTS,
+        help="how such a prompt's KV comes: auto, into memory that both engines see, where there "
+        "is such memory; nixl, written by NIXL, if both engines name it; else, and with zmq, in "
+        "messages (default: %(default)s)",
     )
 
     speculate: str = flag(

@@ -461,8 +461,10 @@ class LoadedModel:
         if not config.prefill_engines or self.runner.states is not None:
             return None
         from .memory.peers.kv_receiver import KVReceiver
+        from .memory.peers.transports import offers_by
 
-        receiver = KVReceiver(config.prefill_engines, self._block_layout())
+        offers = offers_by(config.kv_transport)
+        receiver = KVReceiver(config.prefill_engines, self._block_layout(), offers=offers)
         return ComingPrefixes(receiver, config.page_size)
 
     def _kv_sender(self) -> KVSender | None:
@@ -471,8 +473,13 @@ class LoadedModel:
             return None
         from .memory.peers.kv_sender import KVSender
 
+        nixl = None
+        if self.config.kv_transport == "nixl":
+            from .memory.peers.nixl_memory import NixlWorker
+
+            nixl = NixlWorker()
         endpoint, vocab_size = self.config.prefill_endpoint, self.model_config.vocab_size
-        sender = KVSender(endpoint, self._block_layout(), vocab_size=vocab_size)
+        sender = KVSender(endpoint, self._block_layout(), vocab_size=vocab_size, nixl=nixl)
         self.runner.stream_to(sender)
         return sender
 

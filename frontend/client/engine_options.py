@@ -56,6 +56,7 @@ class EngineOptions(TypedDict, total=False):
     role: str
     prefill_endpoint: str | None
     prefill_engines: Sequence[str]
+    kv_transport: str
     speculate: str
     speculative_num_tokens: int
     draft_model: str | Path | None

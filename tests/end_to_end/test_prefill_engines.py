@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from engine_thread import serving
+from nixl_worker import skip_without_nixl
 from waiting import wait_until
 
 import stemma as st
@@ -74,14 +75,17 @@ def kill(engine: st.Engine) -> None:
     os.kill(engine.pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("transport", ["auto", "zmq", "nixl"])
 def test_prefill_engines_are_killed_and_nobody_notices(
-    engines: Any, endpoint: str, truth: list[list[Any]]
+    engines: Any, endpoint: str, truth: list[list[Any]], transport: str
 ) -> None:
     """At random times, amid streams; the next one listens at the same place."""
+    if transport == "nixl":
+        skip_without_nixl()
     rng = random.Random(5)
-    decode = engines(role="decode", prefill_engines=[endpoint])
+    decode = engines(role="decode", prefill_engines=[endpoint], kv_transport=transport)
     for number in range(NUM_KILLS):
-        prefill = engines(role="prefill", prefill_endpoint=endpoint)
+        prefill = engines(role="prefill", prefill_endpoint=endpoint, kv_transport=transport)
         wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
         if number == NUM_KILLS - 1:
             assert said_by(decode, 10 * number) == truth[number]
@@ -98,7 +102,9 @@ def test_prefill_engines_are_killed_and_nobody_notices(
         killer.start()
         assert said_by(decode, 10 * number) == truth[number]
         killer.join()
-    assert told(decode)["coming"]["num_failed"] > 0, "no kill has hit a stream"
+    coming = told(decode)["coming"]
+    assert coming["num_failed"] > 0, "no kill has hit a stream"
+    assert (coming["num_written_bytes"] > 0) == (transport != "zmq")
     assert_nothing_held(decode, "coming")
 
 

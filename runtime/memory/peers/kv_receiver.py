@@ -3,6 +3,9 @@
     engine's thread     best peer, ask, release: no I/O, no waiting
     receiver's thread   the sockets, one a peer; writes pieces into blocks
 
+The bytes come in messages, or the sender writes them itself into the blocks that a stream was
+given (written_memory.py), and says that it has.
+
 What comes lies in memory of its own, in blocks as those of a store (block_key.py), and takes no
 page of the pool: pages are given when all is there, by the plan that admits the request. So a
 prefix on its way needs no place in the pool's accounts, and one that never comes leaves nothing
@@ -16,13 +19,14 @@ counts all the same.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -34,6 +38,8 @@ from ..disk.block_file import Payload
 from ..disk.block_key import BLOCK_TOKENS, BlockLayout
 from . import wire
 from .bell import Bell
+from .piece_places import places_of, put_piece
+from .written_memory import Offers, StreamMemory
 
 __all__ = ["ComingPrefix", "KVReceiver", "Peer"]
 
@@ -42,6 +48,7 @@ log = logging.getLogger(__name__)
 MAX_COMING_BYTES = 512 * 2**20  # of prefixes that come, or have come and are not yet released
 MIN_PATIENCE_S = 10.0  # for the first word of a stream, and between two (guess)
 PATIENCE = 4.0  # times what a prompt is expected to take
+SPARE_S = 10.0  # that memory of a stream is kept for the next one (guess)
 _POLL_MS = 100
 _MEMORY = 32  # pieces that the mean cost of a byte remembers
 
@@ -58,6 +65,7 @@ class ComingPrefix:
     patience_s: float  # without a word of it
     heard_s: float  # time.monotonic()
     epoch: str  # of the sender when it was asked
+    memory: StreamMemory | None = None  # that the payloads lie in, while the sender may write there
     num_written: list[int] = field(default_factory=list)  # of each piece: leading tokens
     is_done: bool = False  # final: nothing more is written
     error: str | None = None
@@ -80,6 +88,7 @@ class Peer:
     pong: wire.Pong | None = None  # the last one; None while it is gone
     heard_s: float = 0.0
     is_strange: bool = False  # it has said what is no message
+    way: str = ""  # that its last piece took
     streams: dict[int, ComingPrefix] = field(default_factory=dict)  # guarded by the lock
 
     def queue_s(self) -> float:
@@ -98,26 +107,34 @@ class KVReceiver:
         endpoints: Sequence[str],
         layout: BlockLayout,
         *,
+        offers: Offers | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         max_coming_bytes: int = MAX_COMING_BYTES,
         silence_s: float = wire.SILENCE_S,
         min_patience_s: float = MIN_PATIENCE_S,
     ) -> None:
+        """`offers`: how senders may write into this engine's memory, its own from here on; None:
+        they do not."""
         self.layout = layout
         self.num_ended = 0  # streams; changes before `fileno` is readable
         self.byte_s = 0.0  # seconds that a byte takes, measured; 0: not known yet
         self.num_streams = self.num_failed = self.num_late = self.num_bytes = 0
+        self.num_written_bytes = 0  # of them, by senders themselves
         self.transfer_s = self.exposed_s = 0.0  # of it: the last layer's, which nothing hides
         self._digest = layout.digest.hex()
         self._max_blocks = max_coming_bytes // layout.block_bytes
         self._silence_s = silence_s
         self._min_patience_s = min_patience_s
-        self._places = _places(layout)
+        self._places = places_of(layout)
+        self._offers = offers
+        self._over: deque[StreamMemory] = deque()  # to be withdrawn
+        self._released: deque[StreamMemory] = deque()  # then nobody reads it any more either
+        self._spare: list[StreamMemory] = []  # in which nothing is written; guarded by the lock
         self._context = context or zmq.Context.instance()
         self._lock = threading.Lock()  # of streams, and of what is written into their blocks
         self._peers = [Peer(endpoint) for endpoint in endpoints]
         self._num_blocks = 0  # in use
-        self._outbox: deque[tuple[Peer, list[Any], int | None]] = deque()  # with an asked stream
+        self._outbox: deque[tuple[Peer, wire.Ask | wire.Cancel, Any]] = deque()  # with its data
         self._numbers = count(1)
         self._is_closing = False
         self._bell = Bell()  # of the engine's thread
@@ -152,16 +169,28 @@ class KVReceiver:
         pong = peer.pong
         if pong is None or self._num_blocks + num_blocks > self._max_blocks:
             return None
+        block_bytes = self.layout.block_bytes
+        memory = None
+        if self._offers is None:
+            blocks = [np.empty(block_bytes, np.uint8) for _ in range(num_blocks)]
+        else:
+            try:
+                memory = self._stream_memory(num_blocks)
+            except OSError as error:
+                log.warning("a prompt is computed here: %s", error)
+                return None
+            blocks = memory.blocks[:num_blocks]
         self._num_blocks += num_blocks
         prefix = ComingPrefix(
             namespace,
             token_ids,
             start,
-            [np.empty(self.layout.block_bytes, np.uint8) for _ in range(num_blocks)],
+            blocks,
             start,
             max(self._min_patience_s, PATIENCE * expected_s),
             time.monotonic(),
             pong.epoch,
+            memory,
             [start] * len(self._places),
         )
         number = next(self._numbers)
@@ -169,7 +198,7 @@ class KVReceiver:
             self.num_streams += 1
             peer.streams[number] = prefix
         ask = wire.Ask(number, self._digest, namespace, start)
-        self._outbox.append((peer, wire.frames_of(ask, token_ids.tobytes()), number))
+        self._outbox.append((peer, ask, token_ids.tobytes()))
         self._wake.ring()
         return prefix
 
@@ -179,10 +208,13 @@ class KVReceiver:
         with self._lock:
             prefix.is_done = True
             prefix.payloads = []
+            if prefix.memory is not None:
+                self._released.append(prefix.memory)
+                prefix.memory = None
             for peer in self._peers:
                 for number in [n for n, each in peer.streams.items() if each is prefix]:
                     del peer.streams[number]
-                    self._outbox.append((peer, wire.frames_of(wire.Cancel(number)), None))
+                    self._outbox.append((peer, wire.Cancel(number), None))
         self._wake.ring()
 
     def close(self) -> None:
@@ -190,6 +222,11 @@ class KVReceiver:
         self._is_closing = True
         self._wake.ring()
         self._thread.join()
+        self._end_offers()
+        for memory in self._spare:
+            memory.close()
+        if self._offers is not None:
+            self._offers.close()
         self._wake.close()
         self._bell.close()
 
@@ -205,9 +242,21 @@ class KVReceiver:
                 "num_failed": self.num_failed,
                 "num_late_writes": self.num_late,
                 "num_bytes": self.num_bytes,
+                "num_written_bytes": self.num_written_bytes,
                 "transfer_s": self.transfer_s,
                 "exposed_s": self.exposed_s,
             }
+
+    def _stream_memory(self, num_blocks: int) -> StreamMemory:
+        """What an earlier stream has left, whose pages are there, or what the system gives. Raises
+        OSError."""
+        with self._lock:
+            fitting = [each for each in self._spare if len(each.blocks) >= num_blocks]
+            if fitting:
+                memory = min(fitting, key=lambda each: len(each.blocks))
+                self._spare.remove(memory)
+                return memory
+        return StreamMemory(num_blocks, self.layout.block_bytes)
 
     def _is_able(self, pong: wire.Pong | None) -> bool:
         return pong is not None and pong.accepts and pong.layout == self._digest
@@ -222,6 +271,7 @@ class KVReceiver:
         with self._lock:
             for peer in self._peers:
                 self._lose(peer, "this engine takes no more")
+        self._end_offers()
 
     def _serve(self) -> None:
         sockets = {self._connect(peer): peer for peer in self._peers}
@@ -245,17 +295,21 @@ class KVReceiver:
                     recv_monitor_message(monitor)
                     with self._lock:
                         self._lose(sockets[socket], "its connection has ended")
+            self._end_offers()
             while self._outbox:
-                peer, frames, number = self._outbox.popleft()
-                if not _sent(of_peer[peer], frames) and number is not None:
+                peer, message, data = self._outbox.popleft()
+                if isinstance(message, wire.Ask):
+                    message = self._with_offer(peer, message)
+                if not _sent(of_peer[peer], wire.frames_of(message, data)):
                     with self._lock:
-                        self._end(peer, number, "there is no connection to it")
+                        self._end(peer, message.stream, "there is no connection to it")
             now_s = time.monotonic()
             if now_s - pinged_s >= wire.PING_S:
                 pinged_s = now_s
                 for socket in sockets:
                     _sent(socket, ping)
             self._look_for_silence(now_s)
+            self._give_back(now_s)
         for socket in sockets:
             socket.disable_monitor()
             socket.close(0)
@@ -268,6 +322,44 @@ class KVReceiver:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(peer.endpoint)
         return socket
+
+    def _with_offer(self, peer: Peer, ask: wire.Ask) -> wire.Ask:
+        """The same, with the memory that its stream has."""
+        prefix = peer.streams.get(ask.stream)
+        memory = None if prefix is None else prefix.memory
+        if memory is None or self._offers is None:
+            return ask
+        memory.offer = self._offers.offer(memory)
+        return replace(ask, offer=memory.offer)
+
+    def _end_offers(self) -> None:
+        """Of streams that have ended."""
+        while self._over:
+            self._end_offer(self._over.popleft())
+        while self._released:
+            memory = self._released.popleft()
+            self._end_offer(memory)
+            with self._lock:
+                num_spare = sum(len(each.blocks) for each in (memory, *self._spare))
+                is_spare = memory.is_over and num_spare <= self._max_blocks
+                if is_spare:
+                    memory.is_over, memory.spare_s = False, time.monotonic()
+                    self._spare.append(memory)
+            if not is_spare:
+                memory.close()
+
+    def _give_back(self, now_s: float) -> None:
+        """Memory that no stream has needed for a while."""
+        with self._lock:
+            unused = [each for each in self._spare if now_s - each.spare_s > SPARE_S]
+            self._spare = [each for each in self._spare if each not in unused]
+        for memory in unused:
+            memory.close()
+
+    def _end_offer(self, memory: StreamMemory) -> None:
+        if memory.offer is not None and self._offers is not None:
+            self._offers.withdraw(memory.offer)
+        memory.offer = None
 
     def _receive(self, socket: zmq.Socket[bytes], peer: Peer) -> None:
         while True:
@@ -305,7 +397,7 @@ class KVReceiver:
         self, peer: Peer, prefix: ComingPrefix, message: wire.OfStream, data: memoryview
     ) -> None:
         if isinstance(message, wire.Piece):
-            if not self._write(prefix, message, data):
+            if not self._write(peer, prefix, message, data):
                 self._end(peer, message.stream, "a piece has no place in it")
         elif isinstance(message, wire.Proved):
             if not prefix.num_there <= message.end <= min(prefix.num_written):
@@ -316,6 +408,8 @@ class KVReceiver:
                 self.exposed_s += prefix.last_s
                 self.transfer_s += prefix.transfer_s
         else:
+            if prefix.memory is not None:
+                prefix.memory.is_over = True
             is_whole = message.error is None and prefix.num_there == prefix.end
             self._end(peer, message.stream, None if is_whole else message.error or "it is short")
 
@@ -329,31 +423,42 @@ class KVReceiver:
         for number in [n for n, each in peer.streams.items() if each.epoch != pong.epoch]:
             self._end(peer, number, "it was started anew")
 
-    def _write(self, prefix: ComingPrefix, piece: wire.Piece, data: memoryview) -> bool:
+    def _write(self, peer: Peer, prefix: ComingPrefix, piece: wire.Piece, data: memoryview) -> bool:
         """Put a piece into its blocks; False if it does not go on where that piece has ended, or at
         what was proved, as after a step that has failed."""
         if piece.piece >= len(self._places) or not piece.length:
             return False
-        first, num_vectors, vector_bytes = self._places[piece.piece]
+        place = self._places[piece.piece]
         end = piece.start + piece.length
         if not prefix.num_there <= piece.start <= prefix.num_written[piece.piece]:
             return False
         if end > prefix.end:
             return False
-        if data.nbytes != num_vectors * piece.length * vector_bytes:
+        shape = (place.num_vectors, piece.length, place.vector_bytes)
+        num_bytes = math.prod(shape)
+        is_written = not data.nbytes and prefix.memory is not None and prefix.memory.offer
+        if is_written:
+            self.num_written_bytes += num_bytes
+        elif data.nbytes == num_bytes:
+            kv = np.frombuffer(data, np.uint8).reshape(shape)
+            put_piece(prefix.payloads, place, piece.start - prefix.start, kv)
+        else:
             return False
-        shape = (num_vectors, piece.length, vector_bytes)
-        kv = np.frombuffer(data, np.uint8).reshape(shape)
-        size = num_vectors * BLOCK_TOKENS * vector_bytes
-        for index in range(piece.start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
-            payload = prefix.payloads[index - prefix.start // BLOCK_TOKENS]
-            block = payload[first : first + size].reshape(num_vectors, BLOCK_TOKENS, vector_bytes)
-            at = index * BLOCK_TOKENS
-            low, high = max(piece.start, at), min(end, at + BLOCK_TOKENS)
-            block[:, low - at : high - at] = kv[:, low - piece.start : high - piece.start]
         prefix.num_written[piece.piece] = end
-        self._note_time(prefix, piece, data.nbytes)
+        self._note_way(peer, prefix, bool(is_written))
+        self._note_time(prefix, piece, num_bytes)
         return True
+
+    def _note_way(self, peer: Peer, prefix: ComingPrefix, is_written: bool) -> None:
+        """Once for each that a peer takes."""
+        way, why = "zmq", "no memory is offered to it"
+        if is_written and self._offers is not None:
+            way, why = self._offers.kind, "it can write there"
+        elif prefix.memory is not None:
+            why = "it cannot write into memory of this engine"
+        if way != peer.way:
+            peer.way = way
+            log.info("KV from %s comes by %s: %s", peer.endpoint, way, why)
 
     def _note_time(self, prefix: ComingPrefix, piece: wire.Piece, num_bytes: int) -> None:
         """NOTE: by the clocks of two machines, where there are two: it is a cost, and no proof."""
@@ -373,9 +478,11 @@ class KVReceiver:
         if error is not None:
             log.info("a prompt that %s was to compute is computed here: %s", peer.endpoint, error)
             self.num_failed += 1
-            self._outbox.append((peer, wire.frames_of(wire.Cancel(number)), None))
+            self._outbox.append((peer, wire.Cancel(number), None))
         prefix.error = error
         prefix.is_done = True
+        if prefix.memory is not None:
+            self._over.append(prefix.memory)
         self.num_ended += 1
         self._bell.ring()
 
@@ -393,17 +500,6 @@ class KVReceiver:
                 waiting = list(peer.streams.items())
                 for number in [n for n, p in waiting if now_s - p.heard_s > p.patience_s]:
                     self._end(peer, number, "nothing has come of it for too long")
-
-
-def _places(layout: BlockLayout) -> list[tuple[int, int, int]]:
-    """Of each piece: its first byte in a block, its vectors, their bytes."""
-    places, first = [], 0
-    for part in layout.kv.parts:
-        for _ in layout.kv.layers_of(part):
-            places.append((first, part.num_vectors, part.vector_bytes))
-            first += part.num_vectors * BLOCK_TOKENS * part.vector_bytes
-    assert first == layout.block_bytes
-    return places
 
 
 def _sent(socket: zmq.Socket[bytes], frames: list[Any]) -> bool:

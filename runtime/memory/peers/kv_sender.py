@@ -27,10 +27,14 @@ import zmq
 
 from ....errors import ProtocolError
 from ...sessions.listener import Listener
-from ..disk.block_key import BlockLayout
+from ..disk.block_key import BLOCK_TOKENS, BlockLayout
 from . import wire
 from .bell import Bell
+from .nixl_memory import NixlWorker
+from .piece_places import places_of
+from .transports import opened
 from .wire import StreamKey
+from .written_memory import OpenedMemory
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +69,40 @@ class Backlog(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class _Target:
+    """The memory that was offered for a stream. The sending thread's."""
+
+    offer: str
+    start: int  # token with which its first block begins
+    num_blocks: int
+    opened: OpenedMemory | None = None
+    is_given_up: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """Guarded by the sender's lock, but for the target."""
+
+    target: _Target | None  # None: its pieces are sent in messages
+    number: int = 0  # of the next message
+
+
+class _Words(NamedTuple):
+    """A message to send. Where there is a target its piece is written there, if that can be."""
+
+    frames: list[Any]
+    num_bytes: int = 0  # of a piece
+    piece: wire.Piece | None = None
+    target: _Target | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Peer:
     """Guarded by the sender's lock."""
 
     heard_s: float
-    streams: dict[int, int] = field(default_factory=dict)  # the next message's number of each
-    outbox: deque[tuple[list[Any], int]] = field(default_factory=deque)  # frames, bytes
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    outbox: deque[_Words] = field(default_factory=deque)
     num_bytes: int = 0
 
 
@@ -83,11 +115,13 @@ class KVSender:
         layout: BlockLayout,
         *,
         vocab_size: int,
+        nixl: NixlWorker | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         silence_s: float = wire.SILENCE_S,
     ) -> None:
-        """`vocab_size`: token ids of prompts are in [0, vocab_size). Raises ProtocolError for an
+        """`vocab_size`: token ids of prompts are in [0, vocab_size). `nixl`: what writes where
+        receivers offer that; the sender's from here on. Raises ProtocolError for an
         endpoint that cannot be bound."""
         self.epoch = secrets.token_hex(8)
         self.accepts = True
@@ -96,7 +130,10 @@ class KVSender:
         self.num_malformed = 0  # messages
         self.num_sent_bytes = 0
         self._vocab_size = vocab_size
-        self._layout = layout.digest.hex()
+        self._layout = layout
+        self._digest = layout.digest.hex()
+        self._places = places_of(layout)
+        self._nixl = nixl
         self._max_pending = max_pending_bytes
         self._silence_s = silence_s
         self._listener = _listening(context or zmq.Context.instance(), endpoint)
@@ -153,6 +190,8 @@ class KVSender:
         self._is_closing = True
         self._wake.ring()
         self._thread.join()
+        if self._nixl is not None:
+            self._nixl.close()
         self._wake.close()
         self._told.close()
 
@@ -182,9 +221,12 @@ class KVSender:
                 log.warning("a peer takes no KV: its streams are ended")
                 self._end_all(key.peer, peer, f"more than {self._max_pending} bytes waited for you")
             else:
-                number = peer.streams[key.number]
-                peer.streams[key.number] = number + 1
-                peer.outbox.append((wire.frames_of(message(number), kv), num_bytes))
+                stream = peer.streams[key.number]
+                said = message(stream.number)
+                stream.number += 1
+                piece = said if isinstance(said, wire.Piece) else None
+                target = None if piece is None else stream.target
+                peer.outbox.append(_Words(wire.frames_of(said, kv), num_bytes, piece, target))
                 peer.num_bytes += num_bytes
         self._wake.ring()
 
@@ -192,10 +234,10 @@ class KVSender:
         """A peer is to compute for itself what it has asked for. Called under the lock."""
         peer.outbox.clear()
         peer.num_bytes = 0
-        for stream, number in peer.streams.items():
-            done = wire.Done(self.epoch, stream, number, error)
-            peer.outbox.append((wire.frames_of(done), 0))
-            self._tell(Cancelled(StreamKey(name, stream)))
+        for number, stream in peer.streams.items():
+            done = wire.Done(self.epoch, number, stream.number, error)
+            peer.outbox.append(_Words(wire.frames_of(done)))
+            self._tell(Cancelled(StreamKey(name, number)))
         peer.streams.clear()
 
     def _forget(self, name: bytes) -> None:
@@ -244,8 +286,8 @@ class KVSender:
             peer = self._peers.setdefault(name, _Peer(time.monotonic()))
             peer.heard_s = time.monotonic()
             if isinstance(message, wire.Ping):
-                pong = wire.Pong(self.epoch, self._layout, self.accepts, *self.backlog())
-                peer.outbox.appendleft((wire.frames_of(pong), 0))
+                pong = wire.Pong(self.epoch, self._digest, self.accepts, *self.backlog())
+                peer.outbox.appendleft(_Words(wire.frames_of(pong)))
             elif isinstance(message, wire.Cancel):
                 if peer.streams.pop(message.stream, None) is not None:
                     self._tell(Cancelled(StreamKey(name, message.stream)))
@@ -260,7 +302,7 @@ class KVSender:
         if ask.stream in peer.streams:
             raise wire.MalformedMessage(f"stream {ask.stream} is on its way")
         refusal = None
-        if ask.layout != self._layout:
+        if ask.layout != self._digest:
             refusal = "its KV has another layout: model, dtype, layers or heads differ"
         elif not self.accepts:
             refusal = "it computes no prompts for others now"
@@ -269,9 +311,11 @@ class KVSender:
         if refusal is not None:
             self.num_refused += 1
             done = wire.Done(self.epoch, ask.stream, 0, refusal)
-            peer.outbox.append((wire.frames_of(done), 0))
+            peer.outbox.append(_Words(wire.frames_of(done)))
             return
-        peer.streams[ask.stream] = 0
+        num_blocks = -(-(data.nbytes // 4 - ask.start) // BLOCK_TOKENS)
+        target = None if ask.offer is None else _Target(ask.offer, ask.start, num_blocks)
+        peer.streams[ask.stream] = _Stream(target)
         token_ids = array("i")
         token_ids.frombytes(data)
         self._tell(Asked(StreamKey(name, ask.stream), ask.namespace, token_ids, ask.start))
@@ -287,15 +331,16 @@ class KVSender:
                     peer = self._peers.get(name)
                     if peer is None or not peer.outbox:
                         break
-                    frames, num_bytes = peer.outbox.popleft()
-                    peer.num_bytes -= num_bytes
+                    words = peer.outbox.popleft()
+                    peer.num_bytes -= words.num_bytes
+                words = self._written(words)
                 try:
-                    self._socket.send_multipart([name, *frames], zmq.NOBLOCK, copy=False)
-                    self.num_sent_bytes += num_bytes
+                    self._socket.send_multipart([name, *words.frames], zmq.NOBLOCK, copy=False)
+                    self.num_sent_bytes += words.num_bytes
                 except zmq.Again:
                     with self._lock:
-                        peer.outbox.appendleft((frames, num_bytes))
-                        peer.num_bytes += num_bytes
+                        peer.outbox.appendleft(words)
+                        peer.num_bytes += words.num_bytes
                     is_empty = False
                     break
                 except zmq.ZMQError as error:  # its connection has ended
@@ -304,6 +349,24 @@ class KVSender:
                         self._forget(name)
                     break
         return is_empty
+
+    def _written(self, words: _Words) -> _Words:
+        """What is left to say of a piece: without its bytes where they are at their place."""
+        piece, target = words.piece, words.target
+        if piece is None or target is None or target.is_given_up:
+            return words
+        head, fields, kv = words.frames
+        try:
+            if target.opened is None:
+                target.opened = opened(target.offer, self._layout, target.num_blocks, self._nixl)
+            place, token = self._places[piece.piece], piece.start - target.start
+            if token >= 0 and target.opened.write(place, token, kv):
+                return _Words([head, fields], words.num_bytes)
+            raise ValueError("a write has failed")
+        except (OSError, ValueError) as error:
+            target.is_given_up, target.opened = True, None
+            log.info("KV goes by ZeroMQ to a peer that offers memory: %s", error)
+        return words
 
     def _look_for_silence(self) -> None:
         """Forget who is silent; a peer that was stopped for a while is told so, and does not wait
@@ -314,8 +377,8 @@ class KVSender:
                 peer = self._peers.pop(name)
                 self._end_all(name, peer, "you were silent")
             with suppress(zmq.ZMQError):
-                for frames, _ in peer.outbox:
-                    self._socket.send_multipart([name, *frames], zmq.NOBLOCK)
+                for words in peer.outbox:
+                    self._socket.send_multipart([name, *words.frames], zmq.NOBLOCK)
 
 
 def _are_within(token_ids: memoryview, vocab_size: int) -> bool:

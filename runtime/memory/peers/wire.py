@@ -4,8 +4,9 @@
     ping   layout                          ->
                                            <-    pong   epoch, layout, queue, cost of a token
     ask    stream, namespace, [start, end),->
-           layout; token ids
-                                           <-    kv     stream, piece, tokens; their bytes
+           layout; token ids; memory
+                                           <-    kv     stream, piece, tokens; their bytes, where
+                                                        they were not written into that memory
                                            <-    proved stream, end: all before it is right
                                            <-    done   stream, or why there is no more
     cancel stream                          ->
@@ -69,6 +70,7 @@ class Ask:
     layout: str
     namespace: str
     start: int
+    offer: str | None = None  # of memory to write the pieces into (written_memory.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """KV of the tokens [start, start + length); with its bytes,
-    [num_vectors, length, vector_bytes]."""
+    [num_vectors, length, vector_bytes], or with none: they are in the memory that was offered."""
 
     kind: ClassVar[bytes] = b"kv"
     epoch: str

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from ....piped_process import read_frame, write_frame
+from ....piped_process import output_of_frames, read_frame, write_frame
 from .mooncake_client import ASK, DELETE, GET, JOIN, PUT, MooncakeAddress
 from .remote_store import ANSWER_S
 
@@ -29,25 +29,13 @@ _SETUP_RETRIES = "1"  # of 4.5 s each, where a master accepts but does not answe
 
 def main() -> None:
     """Answer until standard input ends."""
-    output = os.fdopen(os.dup(1), "wb")
-    _quieten()
+    output = output_of_frames("MC_LOG_LEVEL" not in os.environ)  # statuses say what fails
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", _SETUP_RETRIES)
     worker = _Worker(int(sys.argv[1]))
     with suppress(BrokenPipeError):  # the engine has died, and nobody reads replies
         while (question := read_frame(sys.stdin.buffer)) is not None:
             write_frame(output, worker.reply(question))
     os._exit(0)  # the library's threads may wait for a master that is gone
-
-
-def _quieten() -> None:
-    """The library's log goes to nobody, unless MC_LOG_LEVEL asks for it: statuses say what fails.
-    Errors of this process are still written."""
-    sys.stderr = os.fdopen(os.dup(2), "w")
-    if "MC_LOG_LEVEL" not in os.environ:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-    os.dup2(2, 1)  # what it prints is no frame
 
 
 class _Worker:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from nixl_worker import skip_without_nixl
 from waiting import ready, wait_until
 
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, BlockLayout
@@ -23,6 +24,8 @@ from stemma.runtime.memory.kv_layout import KVLayout, KVPart
 from stemma.runtime.memory.peers import wire
 from stemma.runtime.memory.peers.kv_receiver import ComingPrefix, KVReceiver
 from stemma.runtime.memory.peers.kv_sender import Asked, Cancelled, KVSender
+from stemma.runtime.memory.peers.nixl_memory import NixlOffers, NixlWorker
+from stemma.runtime.memory.peers.transports import offers_by
 
 PART = KVPart("kv", 2, 2, "bfloat16")
 LAYOUT = BlockLayout("tiny", "bfloat16", KVLayout(3, (PART,)))
@@ -44,15 +47,28 @@ def endpoint(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def sender(endpoint: str) -> Iterator[KVSender]:
-    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, silence_s=LONG_S)
+def way(request: pytest.FixtureRequest) -> str:
+    """A `kv_transport`: "zmq", but where a test asks for others."""
+    way = str(getattr(request, "param", "zmq"))
+    if way == "nixl":
+        skip_without_nixl()
+    return way
+
+
+all_ways = pytest.mark.parametrize("way", ["zmq", "auto", "nixl"], indirect=True)
+
+
+@pytest.fixture
+def sender(endpoint: str, way: str) -> Iterator[KVSender]:
+    nixl = NixlWorker() if way == "nixl" else None
+    sender = KVSender(endpoint, LAYOUT, vocab_size=VOCAB, nixl=nixl, silence_s=LONG_S)
     yield sender
     sender.close()
 
 
 @pytest.fixture
-def receiver(endpoint: str) -> Iterator[KVReceiver]:
-    receiver = KVReceiver([endpoint], LAYOUT, silence_s=LONG_S)
+def receiver(endpoint: str, way: str) -> Iterator[KVReceiver]:
+    receiver = KVReceiver([endpoint], LAYOUT, offers=offers_by(way), silence_s=LONG_S)
     yield receiver
     receiver.close()
     assert not receiver._num_blocks, "memory of a prefix was not given back"
@@ -105,9 +121,10 @@ def assert_right(prefix: ComingPrefix) -> None:
             assert (block[piece, :, at] == kv_of(piece, token, token + 1)[:, 0]).all(), token
 
 
-@pytest.mark.parametrize("start", [0, 256, 512])
+@all_ways
+@pytest.mark.parametrize("start", [0, 256])
 def test_chunks_of_any_length_land_where_they_belong(
-    sender: KVSender, receiver: KVReceiver, start: int
+    sender: KVSender, receiver: KVReceiver, start: int, way: str
 ) -> None:
     prefix = asked(receiver, start)
     news = taken(sender, Asked)
@@ -119,9 +136,59 @@ def test_chunks_of_any_length_land_where_they_belong(
     sender.end(news.key, None)
     assert ended(receiver, prefix) is None and prefix.num_there == 600
     assert_right(prefix)
+    num_written = 0 if way == "zmq" else prefix.num_bytes
+    assert receiver.describe()["num_written_bytes"] == num_written
     receiver.release(prefix)
 
 
+@pytest.mark.parametrize("way", ["nixl"], indirect=True)
+def test_a_stream_goes_on_in_messages_when_its_memory_cannot_be_written(
+    sender: KVSender, receiver: KVReceiver
+) -> None:
+    prefix = asked(receiver)
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 300)
+    sender.prove(key, 300)
+    wait_until(lambda: prefix.num_there == 300)
+    assert isinstance(receiver._offers, NixlOffers)
+    process = receiver._offers._worker._process
+    assert process is not None
+    process.kill()
+    wait_until(lambda: process.has_ended)
+    send(sender, key, 300, 600)
+    sender.prove(key, 600)
+    sender.end(key, None)
+    assert ended(receiver, prefix) is None and prefix.num_there == 600
+    assert_right(prefix)
+    assert receiver.describe()["num_written_bytes"] == prefix.num_bytes // 2
+    receiver.release(prefix)
+
+
+@pytest.mark.parametrize("way", ["auto", "nixl"], indirect=True)
+def test_memory_is_used_again_after_the_senders_last_word_alone(
+    sender: KVSender, receiver: KVReceiver
+) -> None:
+    """Else a late write would change another stream."""
+    first = asked(receiver)
+    memory = first.memory
+    key = taken(sender, Asked).key
+    send(sender, key, 0, 600)
+    sender.prove(key, 600)
+    sender.end(key, None)
+    assert ended(receiver, first) is None
+    receiver.release(first)
+    wait_until(lambda: receiver._spare == [memory])
+    second = asked(receiver)
+    assert second.memory is memory is not None and receiver._spare == []
+    send(sender, taken(sender, Asked).key, 0, 300)
+    receiver.release(second)  # amid it
+    taken(sender, Cancelled)
+    third = asked(receiver)
+    assert third.memory is not memory and receiver._spare == []
+    receiver.release(third)
+
+
+@all_ways
 def test_what_was_not_proved_does_not_count(sender: KVSender, receiver: KVReceiver) -> None:
     """A step that failed, or whose sender ended amid it, has sent what may be wrong."""
     prefix = asked(receiver)
@@ -170,6 +237,7 @@ def test_a_role_that_computes_for_nobody_is_not_asked(
     wait_until(lambda: receiver.best_peer() is not None)
 
 
+@all_ways
 def test_what_nobody_waits_for_is_cancelled(sender: KVSender, receiver: KVReceiver) -> None:
     prefix = asked(receiver)
     key = taken(sender, Asked).key
@@ -268,6 +336,7 @@ LIES = {
     "too short": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD[:-1]),
     "too long": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), GOOD + b"x"),
     "not the next": (wire.Piece("one", 0, 0, 0, 10, 10, 0.0), GOOD),
+    "of no bytes, without memory": (wire.Piece("one", 0, 0, 0, 0, 10, 0.0), b""),
     "of no tokens": (wire.Piece("one", 0, 0, 0, 0, 0, 0.0), b""),
     "one was lost": (wire.Piece("one", 0, 1, 0, 0, 10, 0.0), GOOD),
 }  # fmt: skip
