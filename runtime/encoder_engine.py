@@ -17,8 +17,9 @@ from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.encoder_config import EncoderConfig
 from .checkpoint.safetensors.revision import model_revision, text_revision
 from .config import EngineConfig, Role, located
-from .engine import Engine, LoadedModel
+from .engine import Engine
 from .execute.dtype_name import dtype_name
+from .loaded_model import LoadedModel
 from .models.encoders.registry import read_encoder
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of

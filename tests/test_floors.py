@@ -52,6 +52,7 @@ FLOORS = {
         ("execute",),
         ("parallel",),
         ("engine",),
+        ("loaded_model",),
         ("encoder_engine",),
         ("gateway",),
         ("__main__",),
@@ -312,7 +313,7 @@ def test_a_planner_for_the_gpu_imports_no_triton(planner: str) -> None:
 def test_an_engine_on_a_cpu_never_imports_triton() -> None:
     """What the engine's process imports, and the choice of kernels for each dtype."""
     code = (
-        "import sys, torch, stemma.runtime.__main__, stemma.runtime.engine;"
+        "import sys, torch, stemma.runtime.__main__, stemma.runtime.loaded_model;"
         "from stemma.kernels.registry import select_kernels;"
         "[select_kernels(d) for d in (torch.bfloat16, torch.float16, torch.float32)];"
         "assert 'triton' not in sys.modules"

@@ -23,8 +23,9 @@ from typing import Any
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
-from ...runtime.engine import Engine, LoadedModel
+from ...runtime.engine import Engine
 from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.loaded_model import LoadedModel
 from ...runtime.models.model_config import read_model_config
 from ...runtime.schedule.beam_search import BeamParams, BeamSearch
 from ...runtime.schedule.beams import BeamGroup

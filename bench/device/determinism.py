@@ -19,8 +19,8 @@ from typing import Any
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
-from ...runtime.engine import LoadedModel
 from ...runtime.execute.threads import configure_threads, default_num_threads
+from ...runtime.loaded_model import LoadedModel
 from ...runtime.schedule.plan import RowResult
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams

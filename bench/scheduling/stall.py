@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     configure_threads(default_num_threads(args.model), None)
-    from ...runtime.engine import LoadedModel
+    from ...runtime.loaded_model import LoadedModel
 
     unlimited = args.prompt_tokens + args.decoders * _DECODER_PROMPT_TOKENS
     config = EngineConfig(

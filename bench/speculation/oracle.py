@@ -30,7 +30,8 @@ from ...runtime.schedule.plan import PendingStep, RowResult, StepPlan
 from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
 from ...runtime.schedule.speculation import Speculation
-from ...runtime.speculate.drafter import Draft, Drafting, Subject
+from ...runtime.speculate.drafter import Draft, Subject
+from ...runtime.speculate.drafting import Drafting
 from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
@@ -68,7 +69,7 @@ def _probability(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     configure_threads(args.num_threads or default_num_threads(args.model), None)
-    from ...runtime.engine import LoadedModel
+    from ...runtime.loaded_model import LoadedModel
 
     config = EngineConfig(
         model=str(args.model),

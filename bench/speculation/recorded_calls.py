@@ -112,7 +112,7 @@ class _Recorder:
 
 @contextmanager
 def _recorder() -> Iterator[tuple[Backend, _Recorder]]:
-    from ...runtime.engine import LoadedModel  # imports torch
+    from ...runtime.loaded_model import LoadedModel  # imports torch
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     loaded = LoadedModel(EngineConfig(model=EMBEDDED_MODEL, speculate="off"))

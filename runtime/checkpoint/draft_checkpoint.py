@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import InvalidRequest
 from .config.model_config import ModelConfig
-from .quantized.quantizing import Quantization
+
+if TYPE_CHECKING:  # it imports torch
+    from .quantized.quantizing import Quantization
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 
 from ...errors import OutOfPages
-from ..speculate.drafter import Drafting
+from ..speculate.drafting import Drafting
 from .beams import Beams
 from .cache.coming_prefixes import Here
 from .cache.kv_cache import KVCacheManager

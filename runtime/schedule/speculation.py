@@ -23,7 +23,8 @@ from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
 from ..speculate import prediction
 from ..speculate.budget import Bid, DraftBudget
-from ..speculate.drafter import NO_DRAFT, Draft, Drafting, DraftText
+from ..speculate.drafter import NO_DRAFT, Draft, DraftText
+from ..speculate.drafting import Drafting
 from ..speculate.guesses import ModelText
 from ..speculate.step_times import StepTimes
 from .plan import StepPlan, StepResult, TokenLogprob

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from .guesses import ModelDrafter
+from typing import NamedTuple, Protocol
 
 
 class Draft(NamedTuple):
@@ -90,14 +86,3 @@ class Drafter(Protocol):
 
     def open(self, subject: Subject) -> DraftText | None:
         """Follow a request's text; None: it has nothing to say of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """How an engine drafts: by whom, at most how many tokens of a row (>= 1), and whether also
-    under grammars."""
-
-    drafters: tuple[Drafter, ...]
-    max_tokens: int
-    under_grammars: bool = True
-    model: ModelDrafter | None = None  # the one of `drafters` whom the executor's guesses are for

@@ -18,7 +18,8 @@ from collections.abc import Collection
 from ...errors import InvalidRequest
 from ...native_library import BuildError
 from .choice import DRAFTERS, GRAMMAR, MODEL, chosen_drafters
-from .drafter import Drafter, Drafting
+from .drafter import Drafter
+from .drafting import Drafting
 from .guesses import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix import Scope, SuffixDrafter

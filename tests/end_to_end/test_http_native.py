@@ -21,9 +21,9 @@ from http_server import http_client
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 
 MODEL = "stemma-tiny"
 CHAT = [{"role": "user", "content": "Hi, my name is Nora."}]

@@ -23,8 +23,8 @@ from stemma.constrained.serving.grammar_state import GrammarState, PendingGramma
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.beam_search import BeamParams
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

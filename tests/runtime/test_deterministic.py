@@ -30,7 +30,7 @@ import stemma as st
 from stemma.errors import InvalidRequest
 from stemma.kernels.native.bindings import why_not_native
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

@@ -19,7 +19,7 @@ from scripted_drafters import verify_all
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.speculate.guesses import ModelDrafter
 
 

@@ -58,7 +58,7 @@ from scripted_drafters import (
     speculate,
 )
 
-from stemma.runtime.engine import LoadedModel
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.queue.policy import DEFAULT_POLICY, POLICY_NAMES
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 

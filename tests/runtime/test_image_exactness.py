@@ -18,8 +18,8 @@ from image_models import make_image_model, noise, with_images
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.images.image import Image, spans_of
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

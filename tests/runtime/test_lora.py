@@ -35,8 +35,8 @@ from stemma.runtime.checkpoint.lora import loader
 from stemma.runtime.checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
 from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
 from stemma.runtime.config import EngineConfig, add_engine_flags, engine_config
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.queue.adapter_slots import AdapterSlots
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams

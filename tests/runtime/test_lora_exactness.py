@@ -32,8 +32,8 @@ from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.runtime.checkpoint.lora.registry import AdapterRegistry
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

@@ -21,7 +21,7 @@ from exactness_jobs import (
     serve,
 )
 
-from stemma.runtime.engine import LoadedModel
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import Request, Scoring
 
 

@@ -25,9 +25,9 @@ import stemma as st
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.plan import PendingStep, RowResult, StepPlan, StepResult
 from stemma.runtime.schedule.queue.policy import POLICY_NAMES
 

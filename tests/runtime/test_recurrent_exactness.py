@@ -25,8 +25,8 @@ import stemma as st
 from stemma.errors import InvalidRequest
 from stemma.frontend.client.backend import Backend
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.memory.disk.block_store import BlockStore
 from stemma.runtime.schedule.beam_search import BeamParams
 from stemma.runtime.schedule.plan import FinishedStep, RowResult, StepPlan, StepResult

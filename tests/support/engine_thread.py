@@ -14,8 +14,8 @@ from waiting import PATIENCE_S
 from stemma.frontend.client.backend import Backend
 from stemma.frontend.client.client import Connection
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stemma.runtime.engine import Engine
 from stemma.runtime.schedule.speculation import Speculation
-from stemma.runtime.speculate.drafter import Draft, Drafting, Subject
+from stemma.runtime.speculate.drafter import Draft, Subject
+from stemma.runtime.speculate.drafting import Drafting
 
 Guess = Callable[[Sequence[int]], Sequence[int]]  # from what follows to what is guessed
 

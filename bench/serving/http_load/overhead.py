@@ -66,8 +66,8 @@ class InProcess:
 
     def __init__(self) -> None:
         from ....runtime.config import EngineConfig
-        from ....runtime.engine import LoadedModel
         from ....runtime.execute.threads import configure_threads, default_num_threads
+        from ....runtime.loaded_model import LoadedModel
 
         config = EngineConfig()
         configure_threads(default_num_threads(Path(config.model)), config.spin_us)

@@ -21,7 +21,7 @@ from fakes import FakeListener
 
 from stemma.frontend.protocol import ir
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import FinishReason, HiddenSum, Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

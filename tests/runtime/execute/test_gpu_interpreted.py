@@ -29,8 +29,8 @@ from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.request import HiddenSum, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams

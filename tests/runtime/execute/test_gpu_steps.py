@@ -27,13 +27,13 @@ from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute import accelerator as accelerators
 from stemma.runtime.execute import model_runner
 from stemma.runtime.execute.accelerator import require_devices
 from stemma.runtime.execute.asynchronous import AsynchronousSteps
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.execute.sampler import NON_FINITE
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.memory.sizing import step_bytes
 from stemma.runtime.models.layers.stage import Stage
 from stemma.runtime.models.model_config import read_model_config

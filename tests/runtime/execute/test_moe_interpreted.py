@@ -23,8 +23,8 @@ from stemma.kernels.model_options import RoutingOptions
 from stemma.kernels.triton import routing
 from stemma.kernels.triton.routing import route_experts
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.asynchronous import AsynchronousSteps
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

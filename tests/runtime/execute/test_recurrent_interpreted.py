@@ -21,8 +21,8 @@ from mixtures import make_mixture
 from scripted_drafters import ScriptedDrafter, oracle, speculate
 
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.asynchronous import AsynchronousSteps
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams
 

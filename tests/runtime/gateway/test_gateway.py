@@ -22,9 +22,9 @@ import stemma
 from stemma.errors import ProtocolError
 from stemma.frontend.protocol import wire
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.gateway import control
 from stemma.runtime.gateway.gateway import Gateway
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.programs import call_factory
 
 GRACE_S = 1.5

@@ -38,8 +38,8 @@ from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.runtime import engine
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig
-from stemma.runtime.engine import LoadedModel
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.request import Request
 from stemma.runtime.schedule.sampling_params import SamplingParams

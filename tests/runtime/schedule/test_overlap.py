@@ -20,7 +20,8 @@ from fakes import (
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.config import add_engine_flags, engine_config
-from stemma.runtime.engine import Engine, LoadedModel
+from stemma.runtime.engine import Engine
+from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
 from stemma.runtime.schedule.cache.prefix_cache import PendingCopies
 from stemma.runtime.schedule.in_flight import InFlight, InFlightStep

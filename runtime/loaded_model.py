@@ -1,0 +1,462 @@
+"""A checkpoint that is ready to serve, as the configuration says: its engine, tokenizer, chat
+template and defaults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..constrained.serving.compiler_service import GrammarCompiler
+from ..constrained.vocabulary import Vocabulary
+from ..errors import InvalidRequest, ModelLoadError
+from ..frontend.client.progress import byte_progress, graph_progress
+from ..frontend.protocol.ir import Sampling
+from .checkpoint.config.embedding_config import EmbeddingConfig
+from .checkpoint.config.model_config import ModelConfig
+from .checkpoint.draft_checkpoint import DraftCheckpoint, require_drafts, require_first_layers
+from .checkpoint.lora.adapter_config import AdapterConfig
+from .checkpoint.lora.registry import AdapterRegistry
+from .checkpoint.safetensors.revision import model_revision, text_revision
+from .config import (
+    DEFAULT_MAX_LORA_RANK,
+    MAX_LORA_RANK,
+    MOONCAKE_SCHEME,
+    REDIS_SCHEMES,
+    REMOTE_SCHEMES,
+    EngineConfig,
+    Role,
+    located,
+)
+from .engine import Engine
+from .execute.dtype_name import dtype_name
+from .images.registry import ImageLimits, ImageRegistry
+from .memory.disk.block_key import (
+    BLOCK_TOKENS,
+    BlockLayout,
+    StateBlockLayout,
+    StoredLayout,
+    states_share,
+)
+from .memory.disk.block_store import BlockStore
+from .memory.disk.store import DiskStore
+from .memory.remote.remote_store import RemoteStore
+from .memory.state_layout import checkpoint_interval
+from .models.model_config import read_model_config
+from .programs.context import AssistantTurnCache, Defaults, ProgramContext
+from .programs.embedded_text import Encoder, report_of
+from .schedule.cache.coming_prefixes import ComingPrefixes
+from .schedule.cache.kv_cache import KVCacheOptions
+from .schedule.cache.state_cache import StateOptions
+from .schedule.cache.stored_prefixes import StoredPrefixes
+from .schedule.image_encodings import ImageEncodings
+from .schedule.queue.adapter_slots import AdapterSlots
+from .schedule.queue.fairness import tenant_weights
+from .speculate.drafters import make_drafting
+from .speculate.drafting import Drafting
+from .tokenizer.chat_template import ChatTemplate
+from .tokenizer.same_tokens import first_difference
+from .tokenizer.token_bytes import token_bytes
+from .tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # they need ZeroMQ, which benchmarks of a runner do without
+    from .memory.peers.kv_sender import KVSender
+
+
+class LoadedModel:
+    """A checkpoint ready to serve: engine, tokenizer, chat template and defaults."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ModelLoadError or InvalidRequest with the cause."""
+        # It imports torch: not for the host half.
+        from .execute.model_runner import why_slow
+        from .parallel.expert_groups import expert_groups_of
+        from .parallel.leader import load_model
+        from .parallel.places import Division
+
+        self.config = config = located(config)
+        self.folder = Path(config.model)
+        self.model_config = read_model_config(self.folder)
+        self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
+        vision = self.model_config.vision
+        self.template = ChatTemplate(
+            self.folder,
+            self.tokenizer,
+            config.chat_template,
+            image_token=None
+            if vision is None
+            else self.tokenizer.token_text(vision.image_token_id),
+        )
+        self.embedding = EmbeddingConfig.from_folder(self.folder)
+        self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
+        _require_states_fit(self.config, self.model_config)
+        groups = expert_groups_of(config, self.model_config)
+        draft = self._draft_checkpoint()
+        with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
+            self.runner, self.ranks = load_model(
+                self.folder,
+                self.model_config,
+                Division(config.num_ranks, groups, config.cp_size > 1, config.pp_size),
+                dtype=config.dtype,
+                device=config.device,
+                max_total_tokens=config.max_total_tokens,
+                mem_fraction=config.mem_fraction,
+                page_size=config.page_size,
+                num_host_pages=config.host_kv_tokens // config.page_size,
+                max_running_requests=config.max_running_requests,
+                max_model_len=config.max_model_len,
+                max_step_tokens=config.chunked_prefill_size,
+                graph_max_tokens=config.cuda_graph_max_tokens,
+                kernels="deterministic" if config.deterministic else config.kernels,
+                load_format=config.load_format,
+                kv_cache_dtype=config.kv_cache_dtype,
+                quantization=config.quantization,
+                num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
+                max_adapter_rank=_max_lora_rank(config),
+                num_state_checkpoints=config.state_checkpoints,
+                draft_checkpoint=draft,
+                draft_layers=config.draft_layers,
+                on_progress=on_progress,
+            )
+        self.executor = self.runner if self.ranks is None else self.ranks
+        self.slow_path = why_slow(config.dtype, config.device, config.kernels)
+        self.images = self._image_registry()
+        weights = model_revision(
+            self.folder,
+            self.model_config,
+            self.runner.max_model_len,
+            config.quantization,
+            config.load_format,
+        )
+        self._revisions = [weights, text_revision(self.folder)]  # some ms: not for each client
+        self.adapters = self._adapter_registry()
+        self.executor.warm_up(graph_progress(sys.stderr))
+        if self.runner.expert_loads is not None:
+            self.runner.expert_loads.clear()
+        self.engine = Engine(
+            self.executor,
+            num_pages=self.runner.num_pages,
+            page_size=config.page_size,
+            max_model_len=self.runner.max_model_len,
+            token_budget=config.chunked_prefill_size,
+            max_running_requests=config.max_running_requests,
+            schedule_policy=config.schedule_policy,
+            decode_slowdown=config.decode_slowdown,
+            tenant_weights=tenant_weights(config.tenant_weights),
+            vocab_size=self.model_config.vocab_size,
+            kv_cache=KVCacheOptions(
+                has_leases=not config.disable_leases,
+                pin_share=config.pin_share,
+                num_host_pages=config.host_kv_tokens // config.page_size,
+                stored=self._stored_prefixes(),
+                coming=self._coming_prefixes(),
+                states=self._state_options(),
+            ),
+            has_overlap=not config.disable_overlap,
+            num_stages=1 if config.disable_overlap else config.pp_size,
+            drafting=self._drafting(),
+            adapters=self._adapter_slots(),
+            images=self._image_encodings(),
+            num_layers=self.model_config.num_layers,
+            grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
+        )
+        self.kv_sender = self._kv_sender()
+        self.role = config.role
+        self.set_role(config.role)
+
+    def set_role(self, role: Role) -> None:
+        """From the next prompt on, as far as the configuration says with whom."""
+        self.role = role
+        coming = self.engine.scheduler.kv_cache.coming
+        if coming is not None:
+            coming.is_on = role != "prefill"
+        if self.kv_sender is not None:
+            self.kv_sender.accepts = role != "decode"
+
+    def _coming_prefixes(self) -> ComingPrefixes | None:
+        """From the engines that compute prompts for this one."""
+        config = self.config
+        if not config.prefill_engines or self.runner.states is not None:
+            return None
+        from .memory.peers.kv_receiver import KVReceiver
+        from .memory.peers.transports import offers_by
+
+        offers = offers_by(config.kv_transport)
+        receiver = KVReceiver(config.prefill_engines, self._block_layout(), offers=offers)
+        return ComingPrefixes(receiver, config.page_size)
+
+    def _kv_sender(self) -> KVSender | None:
+        """To engines that ask this one to compute prompts."""
+        if self.config.prefill_endpoint is None:
+            return None
+        from .memory.peers.kv_sender import KVSender
+
+        nixl = None
+        if self.config.kv_transport == "nixl":
+            from .memory.peers.nixl_memory import NixlWorker
+
+            nixl = NixlWorker()
+        endpoint, vocab_size = self.config.prefill_endpoint, self.model_config.vocab_size
+        sender = KVSender(endpoint, self._block_layout(), vocab_size=vocab_size, nixl=nixl)
+        self.runner.stream_to(sender)
+        return sender
+
+    def _block_layout(self) -> BlockLayout:
+        """What makes KV interchangeable between engines."""
+        arithmetic = dtype_name(self.runner.dtype) + " deterministic" * self.config.deterministic
+        if self._draft_revision is not None:
+            arithmetic += f" draft {self._draft_revision}"
+        return BlockLayout(self._revisions[0], arithmetic, self.runner.kv_layout)
+
+    def _state_options(self) -> StateOptions | None:
+        """Of a model with recurrent layers."""
+        runner = self.runner
+        if runner.states is None:
+            return None
+        default = checkpoint_interval(runner.states.layout, runner.kv_layout)
+        interval = self.config.state_interval or default
+        return StateOptions(
+            runner.states.num_slots,
+            interval,
+            runner.states.num_host_slots,
+            BLOCK_TOKENS if self.config.kv_store is not None else 0,
+        )
+
+    def _image_registry(self) -> ImageRegistry | None:
+        """Where the vision tower is loaded. Raises ModelLoadError."""
+        vision, config = self.model_config.vision, self.config
+        if vision is None or self.runner.model.vision is None:
+            return None
+        limits = ImageLimits(config.max_images, config.max_image_pixels)
+        return ImageRegistry.of(self.folder, vision, limits)
+
+    def _images_refusal(self) -> str | None:
+        """Why it takes no images, if not for its being a model of text."""
+        if self.model_config.vision is None or self.images is not None:
+            return None
+        return "its vision tower is computed on a CPU alone (device=cpu)"
+
+    def _image_encodings(self) -> ImageEncodings | None:
+        vision = self.model_config.vision
+        if vision is None or self.images is None:
+            return None
+        size = vision.num_feature_layers * vision.out_size * self.runner.dtype.itemsize
+        return ImageEncodings(
+            max_bytes=self.config.image_cache_mb << 20,
+            num_blocks=vision.num_blocks,
+            bytes_per_token=size,
+        )
+
+    def _drafting(self) -> Drafting | None:
+        config = self.config
+        return make_drafting(
+            config.speculate,
+            config.speculative_num_tokens,
+            is_cpu=config.device == "cpu",
+            has_model=config.has_draft_model,
+        )
+
+    def _draft_checkpoint(self) -> DraftCheckpoint | None:
+        """The model that guesses for this one. Raises InvalidRequest where it cannot, and
+        ModelLoadError."""
+        config, model = self.config, self.model_config
+        if config.draft_layers:
+            require_first_layers(model, config.draft_layers)
+        if config.draft_model is None:
+            return None
+        folder = Path(config.draft_model)
+        of_draft = read_model_config(folder)
+        require_drafts(model, of_draft, config.draft_model)
+        difference = first_difference(self.tokenizer, Tokenizer(folder, of_draft.vocab_size))
+        if difference is not None:
+            allowed = f"a model with the tokens of {config.model_name}: {difference}"
+            raise InvalidRequest.of("draft_model", config.draft_model, allowed)
+        self._draft_revision = model_revision(
+            folder, of_draft, model.context_length, config.draft_quantization, config.load_format
+        )
+        return DraftCheckpoint(folder, of_draft, config.draft_quantization)
+
+    def _adapter_registry(self) -> AdapterRegistry | None:
+        """The adapters given at the start. Raises ModelLoadError."""
+        config = self.config
+        if not config.has_lora:
+            return None
+        registry = AdapterRegistry(
+            config.model_name,
+            self.runner.adapter_modules,
+            max_rank=_max_lora_rank(config),
+            prepare=self.executor.prepare_adapter,
+            max_adapters=config.max_loaded_loras,
+        )
+        for name, folder in config.lora_paths:
+            registry.load(name, folder)
+        return registry
+
+    def _adapter_slots(self) -> AdapterSlots | None:
+        if self.adapters is None:
+            return None
+        return AdapterSlots(self.config.max_loras_per_batch, self.executor.load_adapter)
+
+    def _stored_prefixes(self) -> StoredPrefixes | None:
+        """The store of prefixes, which outlives this process."""
+        config = self.config
+        if config.kv_store is None:
+            return None
+        layout = self._block_layout()
+        max_bytes = config.kv_store_gb * 1e9
+        if self.runner.state_layout is None:
+            return StoredPrefixes(self._block_store(layout, max_bytes), config.page_size)
+        of_states = StateBlockLayout(layout, self.runner.state_layout)
+        for_states = max_bytes * states_share(of_states)
+        return StoredPrefixes(
+            self._block_store(layout, max_bytes - for_states),
+            config.page_size,
+            states=self._block_store(of_states, for_states),
+        )
+
+    def _block_store(self, layout: StoredLayout, max_bytes: float) -> BlockStore:
+        where = str(self.config.kv_store)
+        if where.startswith(REDIS_SCHEMES):
+            from .memory.remote.redis_client import RedisClient
+
+            return RemoteStore(RedisClient(where, layout), layout)
+        if where.startswith(MOONCAKE_SCHEME):
+            from .memory.remote.mooncake_client import MooncakeClient
+
+            return RemoteStore(MooncakeClient(where, layout), layout)
+        return DiskStore(Path(where), layout, max_bytes=int(max_bytes))
+
+    def _vocabulary(self) -> Vocabulary:
+        written = token_bytes(self.folder, self.tokenizer)
+        return Vocabulary(written, self.tokenizer.encode_forced, self.model_config.vocab_size)
+
+    def token_texts(self) -> list[bytes]:
+        """What each token id writes, special ones their names, for ids in [0, vocab_size)."""
+        size = self.model_config.vocab_size
+        written = token_bytes(self.folder, self.tokenizer)[:size]
+        texts = [
+            self.tokenizer.token_text(token_id).encode() if text is None else text
+            for token_id, text in enumerate(written)
+        ]
+        return texts + [b""] * (size - len(texts))
+
+    def defaults(self) -> Defaults:
+        """What a gen leaves open is the model's own choice (generation_config.json)."""
+        model = self.model_config
+        options = Sampling(
+            temperature=model.default_temperature,
+            top_p=model.default_top_p,
+            top_k=model.default_top_k,
+            min_p=model.default_min_p,
+            repetition_penalty=model.default_repetition_penalty,
+        )
+        final = (*model.eos_token_ids, *self.tokenizer.final_ids)
+        return Defaults(options, tuple(dict.fromkeys(final)))
+
+    def context(self) -> ProgramContext:
+        """The context that all programs on this engine share."""
+        return ProgramContext(
+            tokenizer=self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            template=self.template,
+            defaults=self.defaults(),
+            queue=self.engine,
+            next_request_id=self.engine.next_request_id,
+            assistant_turns=AssistantTurnCache(),
+            grammars=self.engine.grammars,
+            jump_forward=not self.config.disable_jump_forward,
+            kv=self.engine.scheduler.kv_cache,
+            adapters=self.adapters,
+            encoder=self._encoder(),
+            images=self.images,
+            max_prompt_tokens=self.engine.max_model_len,
+            max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
+        )
+
+    def _encoder(self) -> Encoder | None:
+        """Of a model that generates nothing."""
+        model, head = self.model_config, self.runner.score_head
+        if not model.is_bare:
+            return None
+        return Encoder(
+            model.architecture,
+            has_scores=model.labels is not None,
+            is_causal=True,
+            score_head=None if head is None else head.numpy(),
+        )
+
+    def describe_experts(self) -> dict[str, Any]:
+        """How often tokens chose each expert; {} without experts."""
+        return self.runner.describe_experts()
+
+    def describe(self) -> dict[str, Any]:
+        """What a client receives when it connects."""
+        model = self.model_config
+        return {
+            "model": self.config.model_name,
+            "model_path": str(self.folder.resolve()),
+            "chat_template": self.config.chat_template,
+            "revisions": self._revisions,
+            "architecture": model.architecture,
+            "dtype": dtype_name(self.runner.dtype),
+            "deterministic": self.config.deterministic,
+            "quantization": self.config.quantization,
+            "device": self.config.device,
+            "tp_size": self.config.tp_size,
+            "ep_size": self.config.ep_size,
+            "pp_size": self.config.pp_size,
+            "cp_size": self.config.cp_size,
+            "kv_cache_dtype": self.config.kv_cache_dtype,
+            "shares_kv": str(self.config.kv_store).startswith(REMOTE_SCHEMES),
+            "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
+            "vocab_size": model.vocab_size,
+            "max_model_len": self.engine.max_model_len,
+            "max_running_requests": self.config.max_running_requests,
+            "has_lora": self.config.has_lora,
+            "reads_images": self.images is not None,
+            "images_refusal": self._images_refusal(),
+            "template_knows_tools": self.template.knows_tools,
+            **report_of(
+                model.architecture,
+                self.embedding,
+                model.hidden_size,
+                model.labels,
+                generates=not model.is_bare,
+            ),
+            "chat_format": self.template.describe(),
+            "kernels": [
+                {"op": c.op, "implementation": c.implementation, "reason": c.reason}
+                for c in self.runner.kernels.describe()
+            ],
+            "slow_path": self.slow_path,
+        }
+
+
+def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises InvalidRequest for tiers that cannot keep a model's recurrent states."""
+    if model.recurrent is None:
+        return
+    why, store = f"{model.architecture} has recurrent layers", config.kv_store
+    if config.device != "cpu":
+        why += ", whose states are copied to other tiers on a CPU alone"
+        if config.host_kv_tokens:
+            raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
+        if store is not None:
+            raise InvalidRequest.of("kv_store", str(store), f"none: {why}")
+    for field in ("prefill_endpoint", "prefill_engines"):
+        if value := getattr(config, field):
+            raise InvalidRequest.of(field, value, f"none: {why}, whose states are not sent")
+    if str(store).startswith(MOONCAKE_SCHEME):
+        why += ", and Mooncake has no list of the states that it keeps"
+        raise InvalidRequest.of("kv_store", str(store), f"a folder or redis://HOST:PORT/DB: {why}")
+
+
+def _max_lora_rank(config: EngineConfig) -> int:
+    """Raises ModelLoadError for an adapter whose config cannot be read."""
+    if config.max_lora_rank is not None:
+        return config.max_lora_rank
+    ranks = [AdapterConfig.from_folder(folder).max_rank for _, folder in config.lora_paths]
+    rank = max(ranks, default=DEFAULT_MAX_LORA_RANK)
+    if rank > MAX_LORA_RANK:
+        raise ModelLoadError(f"an adapter of lora_paths has rank {rank}; at most {MAX_LORA_RANK}")
+    return rank
