@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from .devices import DeviceModel
 from .formats import DTYPE_BYTES
@@ -38,7 +39,7 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostModel:
     """One model on one device; or a rank's part of one on each of several, see `rank_shape`."""
 
@@ -104,16 +105,25 @@ class CostModel:
         """Each row's attention, and its recurrent states, read and written once. A chunk reads its
         keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
         keys are selected, all index keys are read."""
-        device = self.device
-        total_s = len(rows) * 2 * self.model.state_bytes / device.kv_bytes_s
-        total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
+        total_s = len(rows) * 2 * self.model.state_bytes / self.device.kv_bytes_s
+        if self.model.config.latent is not None:
+            total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
+        for layers, key_s, pair_s in self._key_times_s:
+            times = [
+                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
+            ]
+            total_s += layers.count * sum(times)
+        return total_s
+
+    @cached_property
+    def _key_times_s(self) -> list[tuple[AttentionLayers, float, float]]:
+        """Of a key: reading it, and a query's arithmetic with it, in each kind of layer."""
+        device, times = self.device, []
         for layers in self.model.shape.attention:
             key_bytes, flop_a_pair = self._of_a_key(layers)
-            key_s, pair_s = key_bytes / device.kv_bytes_s, flop_a_pair / device.attention_flop_s
-            total_s += layers.count * sum(
-                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
-            )
-        return total_s
+            pair_s = flop_a_pair / device.attention_flop_s
+            times.append((layers, key_bytes / device.kv_bytes_s, pair_s))
+        return times
 
     def _of_a_key(self, layers: AttentionLayers) -> tuple[float, float]:
         """Bytes of a token's KV in one of the layers, and operations of a query with it."""
