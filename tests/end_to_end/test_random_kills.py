@@ -1,6 +1,6 @@
-"""Processes of a divided model, and of roles apart, are killed at random beside programs and streams:
-what is said is what one process says, a failure tells that the engine has ended, and nothing is
-left behind."""
+"""Processes of a divided model, and of roles apart, are killed at random beside programs and
+streams: what is said is what one process says, a failure tells that the engine has ended, and
+nothing is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from waiting import PATIENCE_S, wait_until
 import stemma as st
 from stemma.bench.harness.process_meter import process_tree
 
-FLAGS = ("--dtype", "float64", "--kernels", "reference", "--grace-s", "1")
+FLAGS = ("--dtype", "float64", "--kernels", "reference", "--num-threads", "1", "--grace-s", "1")
 SCHEMES = (
     "--tp-size 2",
     "--pp-size 2",
@@ -38,9 +38,12 @@ SCHEMES = (
 )
 NUM_JOBS = 6
 NUM_CLIENTS = 2  # of either kind
-CLEAR = re.compile(r"(?i)engine|a process of the model has ended")
+KINDS = ("program", "stream")
+CLEAR = re.compile(
+    r"(?i)the engine|the connection to ipc:\S+ broke|a process of the model has ended"
+)
 SHARED_MEMORY = Path("/dev/shm")
-LONG = "The quick brown fox jumps over the lazy dog. " * 10
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
 NAP_S = 0.1
 
 
@@ -49,7 +52,7 @@ def story(s: st.ProgramState, number: int) -> None:
     s += f"Story {number}: {LONG}"
     forks = s.fork(2)
     for index, fork in enumerate(forks):
-        fork += f" ({index})" + st.gen("text", max_tokens=24, temperature=0.7, ignore_eos=True)
+        fork += f" ({index})" + st.gen("text", max_tokens=12, temperature=0.7, ignore_eos=True)
     forks.join("concate_and_append")
     s += st.gen("end", regex=r"[a-z]{4}\d", temperature=0.7)
 
@@ -64,7 +67,7 @@ class Failed(Exception):
 
 def said_by_stream(server: ServerProcess, number: int, is_right: Callable[[str], bool]) -> str:
     """`is_right`: asked of what has come up to each event."""
-    body = {"prompt": f"Tale {number}: {LONG}", "max_tokens": 64, "ignore_eos": True}
+    body = {"prompt": f"Tale {number}: {LONG}", "max_tokens": 32, "ignore_eos": True}
     body |= {"temperature": 0.7, "seed": number, "stream": True}
     text = ""
     with httpx.stream(
@@ -139,7 +142,12 @@ class Clients:
     def wait_answered(self) -> None:
         """Until either kind has been answered once more."""
         before = dict(self.num_right)
-        wait_until(lambda: all(self.num_right[k] > before.get(k, 0) for k in ("program", "stream")))
+
+        def are_answered() -> bool:
+            self.raise_errors()
+            return all(self.num_right[kind] > before.get(kind, 0) for kind in KINDS)
+
+        wait_until(are_answered)
 
     def raise_errors(self) -> None:
         for each in self._running:
