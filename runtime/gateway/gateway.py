@@ -17,7 +17,14 @@ from typing import Any
 
 import zmq
 
-from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
+from ...errors import (
+    EngineError,
+    InvalidProgram,
+    InvalidRequest,
+    ProtocolError,
+    RankLost,
+    StemmaError,
+)
 from ...frontend.protocol import wire
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.wire import DRAIN_ORDER
@@ -116,6 +123,9 @@ class Gateway:
                 self._host.send_events()
             self._engine.settle()
             self._host.say_farewell()
+        except RankLost as error:
+            self._host.say_farewell(str(error))
+            raise
         finally:
             self._host.close()
             self._loaded.tokenizer.close()

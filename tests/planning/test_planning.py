@@ -28,7 +28,7 @@ from stemma.planning.formats import AdapterRoom, stored_quantization
 from stemma.planning.model_shape import AttentionLayers
 from stemma.planning.prediction import NamedStep, predict_load, predict_step
 from stemma.planning.probe import cost_model
-from stemma.planning.rank_shape import config_of_rank, num_sums
+from stemma.planning.rank_shape import config_of_rank, num_sums, parts_of
 from stemma.planning.resident_memory import PROCESS_BYTES, resident_memory
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
@@ -440,6 +440,28 @@ def test_the_doctor_says_what_a_rank_needs() -> None:
         assert 0.45 * whole["weight_bytes"] < part["weight_bytes"] < 0.6 * whole["weight_bytes"]
     on_gpu = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True, tp_size=2)
     assert on_gpu["memory_bytes"] == 10**9
+
+
+def test_the_doctor_says_what_a_stage_needs() -> None:
+    """Of layers, embedding and output projection, which all stages together have once."""
+    for config in (EIGHT_B, TINY):  # whose projection is its embedding
+        whole = ServedModel.of(config, "bfloat16")
+        parts = [
+            ServedModel.of(part, "bfloat16", stage=stage) for part, stage in parts_of(config, 1, 3)
+        ]
+        assert sum(each.kv_bytes_per_token for each in parts) == whole.kv_bytes_per_token
+        num_bytes = sum(each.weight_bytes for each in parts)
+        assert num_bytes == pytest.approx(whole.weight_bytes, rel=1e-3)  # each has a last norm
+    alone, stage, token_share = (
+        examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True, **division)
+        for division in ({}, {"pp_size": 2}, {"cp_size": 2})
+    )
+    kv = [each["kv_bytes_per_1k_tokens"]["auto"] for each in (alone, stage, token_share)]
+    assert kv == [kv[0], 4 * kv[0] // 6, kv[0] // 2], "of 6 layers a stage has 4"
+    weights = [each["fits"][0]["weight_bytes"] for each in (alone, stage, token_share)]
+    assert weights[1] < weights[0] == weights[2]
+    tokens = [each["fits"][0]["kv_tokens"] for each in (alone, stage, token_share)]
+    assert tokens[1] == pytest.approx(1.5 * tokens[0], rel=0.02) and tokens[2] == 2 * tokens[0]
 
 
 def test_kv_takes_memory_as_it_is_written_by_the_page() -> None:
