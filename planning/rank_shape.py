@@ -48,12 +48,14 @@ def config_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
     )
 
 
-def num_sums(config: ModelConfig, num_ranks: int) -> int:
-    """Of a step: the embedding's, and one a block whose parts are divided."""
+def num_sums(config: ModelConfig, num_ranks: int, num_layers: int | None = None) -> int:
+    """Of a step: the embedding's, and one a block whose parts are divided; of so many of the
+    layers, which are alike where there are stages, those of their blocks."""
     if num_ranks == 1:
         return 0
     has_attention_sum = head_share(config, Ranks(0, num_ranks)).is_divided
-    return 1 + config.num_layers + has_attention_sum * len(config.attention_layers)
+    sums = config.num_layers + has_attention_sum * len(config.attention_layers)
+    return 1 + sums if num_layers is None else sums * num_layers // config.num_layers
 
 
 def _part(size: int, num_ranks: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from .devices import DeviceModel
 from .formats import DTYPE_BYTES
@@ -39,6 +40,10 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
+Rows: TypeAlias = Sequence[tuple[int, int]]
+"""(tokens computed, tokens before them) of each row of a step."""
+
+
 @dataclass(frozen=True)
 class CostModel:
     """One model on one device; or a rank's part of one on each of several, see `rank_shape`."""
@@ -48,9 +53,9 @@ class CostModel:
     num_ranks: int = 1
     num_sums: int = 0  # of a step, over the ranks
 
-    def step_time(self, rows: Sequence[tuple[int, int]], num_sampled: int) -> StepTime:
-        """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. If
-        adapters are served, each row has one, with as many different ones as there are slots."""
+    def step_time(self, rows: Rows, num_sampled: int) -> StepTime:
+        """num_sampled of the rows sample. If adapters are served, each row has one, with as many
+        different ones as there are slots."""
         num_tokens = sum(num for num, _ in rows)
         reading_s = computing_s = 0.0
         for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
@@ -101,7 +106,13 @@ class CostModel:
                 read_s = num_read * DTYPE_BYTES[self.model.format.dtype] / rates.read_bytes_s
                 yield read_s, 2 * numbers * num_tokens / rates.flop_s
 
-    def _attention_s(self, rows: Sequence[tuple[int, int]]) -> float:
+    def handover_s(self, num_tokens: int) -> float:
+        """The residual stream of so many tokens, to the next stage."""
+        itemsize = DTYPE_BYTES[self.model.format.dtype]
+        num_bytes = num_tokens * self.model.config.hidden_size * itemsize
+        return self.device.sum_s + num_bytes / self.device.link_bytes_s
+
+    def _attention_s(self, rows: Rows) -> float:
         """Each row's attention, and its recurrent states, read and written once. A chunk reads its
         keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
         keys are selected, all index keys are read."""

@@ -41,7 +41,7 @@ NUM_CLIENTS = 2  # of either kind
 KINDS = ("program", "stream")
 CLEAR = re.compile(r"the engine|engines in a row have ended|of the model has ended")
 SHARED_MEMORY = Path("/dev/shm")
-LONG = "The quick brown fox jumps over the lazy dog. " * 6
+LONG = "The quick brown fox jumps over the lazy dog. " * 30
 NAP_S = 0.1
 
 
