@@ -17,14 +17,7 @@ from typing import Any
 
 import zmq
 
-from ...errors import (
-    EngineError,
-    InvalidProgram,
-    InvalidRequest,
-    ProtocolError,
-    RankLost,
-    StemmaError,
-)
+from ...errors import EngineError, InvalidProgram, InvalidRequest, ProtocolError, StemmaError
 from ...frontend.protocol import wire
 from ...frontend.protocol.ir import Fork, Join, Op, op_from_wire
 from ...frontend.protocol.wire import DRAIN_ORDER
@@ -123,14 +116,11 @@ class Gateway:
                 self._host.send_events()
             self._engine.settle()
             self._host.say_farewell()
-        except RankLost as error:
-            self._host.say_farewell(str(error))
-            raise
         finally:
-            self._host.close()
             self._loaded.tokenizer.close()
             for source in self._beside:
                 source.close()
+            self._host.close()  # last: clients take a connection that breaks for the process's end
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""

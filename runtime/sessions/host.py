@@ -181,11 +181,11 @@ class SessionHost(Generic[C]):
         self.clients.remove(client, reason)
         log.info("client %s is gone", client.identity.hex())
 
-    def say_farewell(self, why: str = "the runtime was stopped") -> None:
-        """Report the end to all clients, so that none waits for a timeout."""
+    def say_farewell(self) -> None:
+        """Report the stop to all clients, so that none waits for a timeout."""
         self.send_events()
         for client in self.clients.by_session.values():
-            self.complain(client, UnknownSession(why))
+            self.complain(client, UnknownSession("the runtime was stopped"))
 
     def sweep(self) -> bool:
         """Once a second, dismiss the clients that are lost; whether it was time."""

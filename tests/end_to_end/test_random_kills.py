@@ -27,7 +27,7 @@ from waiting import PATIENCE_S, wait_until
 import stemma as st
 from stemma.bench.harness.process_meter import process_tree
 
-FLAGS = ("--dtype", "float64", "--kernels", "reference", "--num-threads", "1", "--grace-s", "1")
+FLAGS = ("--dtype", "float64", "--kernels", "reference", "--num-threads", "1")
 SCHEMES = (
     "--tp-size 2",
     "--pp-size 2",

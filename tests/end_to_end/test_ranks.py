@@ -75,14 +75,13 @@ def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: Server
     assert server.engine_pid != engine and len(ranks_of(server.engine_pid)) == len(others)
 
 
-@pytest.mark.parametrize("is_rank", [True, False], ids=["a rank ends", "the engine ends"])
-def test_a_program_goes_on_in_the_next_engine(server: ServerProcess, is_rank: bool) -> None:
+def test_a_program_goes_on_in_the_next_engine(server: ServerProcess) -> None:
     """Which is there again only after the grace period of this one."""
     with st.Runtime(server.endpoint, timeout_s=PATIENCE_S) as runtime:
         whole = story.run(backend=runtime, seed=4).text()
         state = story.stream(backend=runtime, seed=4)
         engine = server.engine_pid
-        os.kill(ranks_of(engine)[0] if is_rank else engine, signal.SIGKILL)
+        os.kill(engine, signal.SIGKILL)
         assert state.text() == whole
     wait_until(lambda: server.engine_pid != engine)
 
