@@ -201,9 +201,9 @@ def _check(args: argparse.Namespace) -> None:
             allowed = "1 with --device cpu, which is measured for one process"
             raise InvalidRequest.of(name, getattr(args, name), allowed)
     if args.pp_size > 1:
-        for name, allowed in (("engines", 1), ("enable_lora", False)):
-            if getattr(args, name) != allowed:
-                raise InvalidRequest.of(name, getattr(args, name), f"{allowed} with pp_size > 1")
+        for name, only in (("engines", 1), ("enable_lora", False)):
+            if getattr(args, name) != only:
+                raise InvalidRequest.of(name, getattr(args, name), f"{only} with pp_size > 1")
     for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
