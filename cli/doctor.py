@@ -33,6 +33,12 @@ PACKAGES = (
     "torch", "tokenizers", "safetensors", "pyzmq", "orjson", "jinja2", "fastapi", "llguidance",
     "jsonschema", "triton",
 )  # fmt: skip
+# What several processes divide between them, by the flag that says how many.
+_DIVIDED = {
+    "tp_size": "each layer",
+    "pp_size": "the layers",
+    "cp_size": "tokens and KV",
+}
 
 
 def add_parser(commands: Commands) -> None:
@@ -50,13 +56,14 @@ def add_parser(commands: Commands) -> None:
         default="cpu",
         help="what the engine is to compute on (default: %(default)s)",
     )
-    parser.add_argument(
-        "--tp-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with a model: of each of N ranks that hold it together (default: %(default)s)",
-    )
+    for name, divided in _DIVIDED.items():
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            type=int,
+            default=1,
+            metavar="N",
+            help=f"with a model: of N processes that divide {divided} (default: %(default)s)",
+        )
     parser.set_defaults(run=run)
 
 
@@ -74,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_model(args: argparse.Namespace) -> int:
     """1 where the model does not fit in any format."""
-    EngineConfig(tp_size=args.tp_size)  # the same limits
+    division = {name: getattr(args, name) for name in _DIVIDED}
+    EngineConfig(**division)  # the same limits
     configure_threads(len(os.sched_getaffinity(0)), None)
     from ..runtime.execute.model_runner import resolve_dtype
     from .model_report import examine_model, print_model
@@ -82,9 +90,10 @@ def _run_model(args: argparse.Namespace) -> int:
     with described_model(args) as folder:
         encoder = read_encoder(folder)
         if encoder is not None:
-            if args.tp_size > 1:
-                allowed = "1: an encoder is one process's"
-                raise InvalidRequest.of("tp_size", args.tp_size, allowed)
+            for name, num_processes in division.items():
+                if num_processes > 1:
+                    allowed = "1: an encoder is one process's"
+                    raise InvalidRequest.of(name, num_processes, allowed)
             return _tell_encoder(args, folder, encoder)
         report = examine_model(
             args.model,
@@ -92,7 +101,7 @@ def _run_model(args: argparse.Namespace) -> int:
             dtype_name(resolve_dtype("auto", args.device)),
             _memory_bytes(args.device),
             is_gpu=args.device != "cpu",
-            tp_size=args.tp_size,
+            **division,
         )
     if args.json:
         print(json.dumps(report))

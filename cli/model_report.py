@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..planning.formats import stored_quantization
-from ..planning.rank_shape import config_of_rank
+from ..planning.rank_shape import parts_of
 from ..planning.resident_memory import resident_memory
 from ..planning.served_model import ServedModel
 from ..planning.stored_weights import stored_weights
@@ -21,15 +22,24 @@ REQUEST_TOKENS = 4096
 
 
 def examine_model(
-    model: str, folder: Path, dtype: str, memory_bytes: int, *, is_gpu: bool, tp_size: int = 1
+    model: str,
+    folder: Path,
+    dtype: str,
+    memory_bytes: int,
+    *,
+    is_gpu: bool,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    cp_size: int = 1,
 ) -> dict[str, Any]:
     """As plain data; `model` as it was asked for, dtype a resolved one, `memory_bytes` of the host
-    or of each GPU. With `tp_size` ranks what is needed and fits is of the largest one, which on a
-    host has its part of the memory. Raises ModelLoadError for what cannot be served."""
-    whole = read_model_config(folder)
-    config = config_of_rank(whole, tp_size) if tp_size > 1 else whole
-    plain = ServedModel.of(whole, dtype)
-    memory_bytes = memory_bytes if is_gpu else memory_bytes // tp_size
+    or of each GPU. Where several processes hold the model, what is needed is of the largest one,
+    which on a host has its part of the memory; how many tokens fit is of all together. Raises
+    ModelLoadError for what cannot be served, InvalidRequest for what cannot be divided so."""
+    config = read_model_config(folder)
+    parts = parts_of(config, tp_size, pp_size)
+    plain = ServedModel.of(config, dtype)
+    memory_bytes = memory_bytes if is_gpu else memory_bytes // (tp_size * pp_size * cp_size)
     stored = stored_weights(folder)
     own = stored_quantization(folder, plain.shape)
     request_tokens = min(REQUEST_TOKENS, config.context_length)
@@ -40,6 +50,8 @@ def examine_model(
         "active_parameters": plain.shape.num_active_parameters,
         "context_length": config.context_length,
         "tp_size": tp_size,
+        "pp_size": pp_size,
+        "cp_size": cp_size,
         "dtype": dtype,
         "stored_quantization": own,
         "stored": None
@@ -51,14 +63,23 @@ def examine_model(
             "formats": list(stored.formats),
         },
         "kv_bytes_per_1k_tokens": {
-            name: 1000 * ServedModel.of(config, dtype, "none", name).kv_bytes_per_token
+            name: max(
+                1000 * ServedModel.of(part, dtype, "none", name).kv_bytes_per_token // cp_size
+                for part, _ in parts
+            )
             for name in _kv_dtypes(config)
         },
-        "state_bytes": ServedModel.of(config, dtype).state_bytes,
+        "state_bytes": max(ServedModel.of(part, dtype).state_bytes for part, _ in parts),
         "memory_bytes": memory_bytes,
         "request_tokens": request_tokens,
         "fits": [
-            _fit(ServedModel.of(config, dtype, name), memory_bytes, request_tokens, is_gpu=is_gpu)
+            _fit(
+                [ServedModel.of(part, dtype, name, stage=stage) for part, stage in parts],
+                memory_bytes,
+                request_tokens,
+                is_gpu=is_gpu,
+                cp_size=cp_size,
+            )
             for name in (QUANTIZATIONS if stored_method(folder) is None else (own,))
         ],
     }
@@ -70,18 +91,25 @@ def _kv_dtypes(config: ModelConfig) -> tuple[KVCacheDtype, ...]:
 
 
 def _fit(
-    model: ServedModel, memory_bytes: int, request_tokens: int, *, is_gpu: bool
+    stages: Sequence[ServedModel],
+    memory_bytes: int,
+    request_tokens: int,
+    *,
+    is_gpu: bool,
+    cp_size: int,
 ) -> dict[str, Any]:
-    """`process_bytes`: what an engine's process takes of the host's memory with one such request;
+    """`process_bytes`: what the largest process takes of the host's memory with one such request;
     None on a GPU, whose memory is another."""
-    fit = model.fit(memory_bytes, is_gpu=is_gpu)
-    resident = None if is_gpu else resident_memory(model, request_tokens, fit.kv_tokens)
+    fits = [model.fit(memory_bytes, is_gpu=is_gpu) for model in stages]
+    own_tokens = min(fit.kv_tokens for fit in fits)
+    held = -(-request_tokens // cp_size)
+    resident = [resident_memory(model, held, own_tokens).peak_bytes for model in stages]
     return {
-        "quantization": model.format.name,
-        "weight_bytes": fit.weight_bytes,
-        "process_bytes": None if resident is None else resident.peak_bytes,
-        "kv_tokens": fit.kv_tokens,
-        "requests": fit.num_requests(request_tokens),
+        "quantization": stages[0].format.name,
+        "weight_bytes": max(fit.weight_bytes for fit in fits),
+        "process_bytes": None if is_gpu else max(resident),
+        "kv_tokens": cp_size * own_tokens,
+        "requests": cp_size * own_tokens // request_tokens,
     }
 
 
@@ -104,9 +132,11 @@ def print_model(report: dict[str, Any]) -> None:
     print(f"KV       {', '.join(kv)} for 1,000 tokens")
     if report["state_bytes"]:
         print(f"states   {_size(report['state_bytes'])} for each sequence, and each kept prefix")
-    num_ranks = report["tp_size"]
-    rank = "" if num_ranks == 1 else f"; KV and all below are of each of {num_ranks} ranks"
-    print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had{rank}")
+    num_processes = report["tp_size"] * report["pp_size"] * report["cp_size"]
+    part = ""
+    if num_processes > 1:
+        part = f" for each of {num_processes} processes; KV, weights and process are the largest's"
+    print(f"memory   {report['memory_bytes'] / 1e9:.1f} GB to be had{part}")
     is_floating = report["stored_quantization"] == "none"
     print_table(
         f"in {report['dtype']}, {'by --quantization' if is_floating else 'quantized as stored'}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from ..planning.closed_loop import Load
 from ..planning.devices import GPUS
 from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
 from ..planning.model_shape import ModelShape
+from ..planning.pipeline import decode_s, prompt_s
 from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
-from ..planning.rank_shape import config_of_rank, num_sums
+from ..planning.rank_shape import num_sums, parts_of
 from ..planning.roofline import CostModel, StepTime
-from ..planning.served_model import ServedModel
+from ..planning.served_model import Fit, ServedModel
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
 from ..runtime.checkpoint.formats import require_kv_cache_dtype, require_quantization, stored_method
 from ..runtime.config import (
@@ -34,6 +36,7 @@ from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.execute.threads import configure_threads, default_num_threads
 from ..runtime.models.encoders.registry import read_encoder
 from ..runtime.models.model_config import read_model_config
+from ..runtime.schedule.queue.prompt_limits import share_of_stage
 from .connect import Commands, add_model_argument, described_model
 from .encoder_report import examine_encoder, print_encoder
 from .plan_roles import add_roles_flags, check_roles, plan_roles
@@ -46,6 +49,7 @@ _ENGINE_FLAGS = (
     "max_lora_rank",
     "num_threads",
     "tp_size",
+    "pp_size",
 )
 
 
@@ -70,7 +74,8 @@ def add_parser(commands: Commands) -> None:
         default="cpu",
         help="this machine's CPU, or a GPU by name (default: %(default)s)",
     )
-    _add_number(parser, "--tp-size", 1, "GPUs of one machine that hold the model together")
+    _add_number(parser, "--tp-size", 1, "GPUs of one machine that hold each layer together")
+    _add_number(parser, "--pp-size", 1, "GPUs, or groups of these, one behind the other")
     add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
     add(
         "--quantization",
@@ -130,15 +135,18 @@ def run(args: argparse.Namespace) -> int:
         encoder = read_encoder(folder)
         if encoder is not None:
             return _tell_encoder(args, folder, encoder)
-        costs, kv_tokens = _costs(args, folder)
+        stages, kv_tokens = _stages(args, folder)
+    costs = max(stages, key=lambda each: each.model.weight_bytes)
     context = args.prompt_tokens + args.output_tokens // 2
     steps = usual_steps(args.clients, args.prompt_tokens, context)
+    is_staged = len(stages) > 1
     report = {
         "model": str(args.model or "the embedded model"),
         "architecture": costs.model.config.architecture,
-        "parameters": costs.model.shape.num_parameters,  # of a rank
+        "parameters": costs.model.shape.num_parameters,  # of the largest process, as all below
         "device": costs.device.name,
         "tp_size": args.tp_size,
+        "pp_size": args.pp_size,
         "dtype": costs.model.format.dtype,
         "quantization": costs.model.format.name,
         "kv_cache_dtype": args.kv_cache_dtype,
@@ -146,11 +154,16 @@ def run(args: argparse.Namespace) -> int:
         "adapter_bytes": costs.model.adapter_bytes,
         "kv_tokens": kv_tokens,
         "state_bytes": costs.model.state_bytes,
-        "steps": [_step_row(step, predict_step(costs, step)) for step in steps],
-        "loads": [
-            _load_row(clients, _load(args, costs, clients, kv_tokens)) for clients in args.clients
+        "steps": [
+            _staged_row(args, step, stages)
+            if is_staged
+            else _step_row(step, predict_step(costs, step))
+            for step in steps
         ],
-        "roles": plan_roles(args, costs),
+        "loads": [
+            _load_row(clients, _load(args, stages, clients, kv_tokens)) for clients in args.clients
+        ],
+        "roles": [] if is_staged else plan_roles(args, costs),
     }
     if args.json:
         print(json.dumps(report))
@@ -183,9 +196,14 @@ def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig
 def _check(args: argparse.Namespace) -> None:
     EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
     check_roles(args)
-    if args.tp_size > 1 and args.device not in GPUS:
-        allowed = "1 with --device cpu, which is measured for one process"
-        raise InvalidRequest.of("tp_size", args.tp_size, allowed)
+    for name in ("tp_size", "pp_size"):
+        if getattr(args, name) > 1 and args.device not in GPUS:
+            allowed = "1 with --device cpu, which is measured for one process"
+            raise InvalidRequest.of(name, getattr(args, name), allowed)
+    if args.pp_size > 1:
+        for name, only in (("engines", 1), ("enable_lora", False)):
+            if getattr(args, name) != only:
+                raise InvalidRequest.of(name, getattr(args, name), f"{only} with pp_size > 1")
     for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
@@ -196,14 +214,12 @@ def _check(args: argparse.Namespace) -> None:
             raise InvalidRequest.of("clients", clients, "integers in [1, 10000]")
 
 
-def _costs(args: argparse.Namespace, folder: Path) -> tuple[CostModel, int]:
-    """The cost model, and how many tokens of KV there will be. Raises InvalidRequest where the
-    model does not fit."""
-    costs = _gpu(args, folder) if args.device in GPUS else _cpu(args, folder)
-    fit = costs.model.fit(
-        costs.device.memory_bytes,
-        is_gpu=args.device in GPUS,
-        max_running_requests=args.max_running_requests,
+def _stages(args: argparse.Namespace, folder: Path) -> tuple[list[CostModel], int]:
+    """The cost model of each stage, one where there is one, and how many tokens of KV there will
+    be. Raises InvalidRequest where the model does not fit."""
+    stages = _gpus(args, folder) if args.device in GPUS else [_cpu(args, folder)]
+    fit, costs = min(
+        ((_fit(args, each), each) for each in stages), key=lambda each: each[0].kv_tokens
     )
     request_tokens = args.prompt_tokens + args.output_tokens
     context_length = costs.model.config.context_length
@@ -218,10 +234,18 @@ def _costs(args: argparse.Namespace, folder: Path) -> tuple[CostModel, int]:
             f"{fit.weight_bytes:,}, rotary tables {costs.model.rotary_bytes:,} and adapters "
             f"{costs.model.adapter_bytes:,}, which leaves KV for {fit.kv_tokens:,} tokens",
         )
-    return costs, min(fit.kv_tokens, max(args.clients) * 4 * request_tokens)
+    return stages, min(fit.kv_tokens, max(args.clients) * 4 * request_tokens)
 
 
-def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
+def _fit(args: argparse.Namespace, costs: CostModel) -> Fit:
+    return costs.model.fit(
+        costs.device.memory_bytes,
+        is_gpu=args.device in GPUS,
+        max_running_requests=args.max_running_requests,
+    )
+
+
+def _gpus(args: argparse.Namespace, folder: Path) -> list[CostModel]:
     """Raises InvalidRequest for what such a GPU does not serve, or its data sheet does not say."""
     device = GPUS[args.device]
     dtype = "bfloat16" if args.dtype == "auto" else args.dtype
@@ -231,8 +255,16 @@ def _gpu(args: argparse.Namespace, folder: Path) -> CostModel:
     assert device.capability is not None, "it is a GPU"
     known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
     require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
-    model = _model(args, folder, dtype)
-    return CostModel(model, device, args.tp_size, num_sums(read_model_config(folder), args.tp_size))
+    models, whole = _models(args, folder, dtype), read_model_config(folder)
+    return [
+        CostModel(
+            model,
+            device,
+            args.tp_size,
+            num_sums(whole, args.tp_size, None if len(models) == 1 else model.config.num_layers),
+        )
+        for model in models
+    ]
 
 
 def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
@@ -241,25 +273,30 @@ def _cpu(args: argparse.Namespace, folder: Path) -> CostModel:
     from ..runtime.execute.model_runner import resolve_dtype
 
     dtype = dtype_name(resolve_dtype(args.dtype))
-    return cost_model(_model(args, folder, dtype))
+    (model,) = _models(args, folder, dtype)
+    return cost_model(model)
 
 
-def _model(args: argparse.Namespace, folder: Path, dtype: str) -> ServedModel:
-    """Raises InvalidRequest for what loading it would refuse."""
-    config = config_of_rank(read_model_config(folder), args.tp_size)
+def _models(args: argparse.Namespace, folder: Path, dtype: str) -> list[ServedModel]:
+    """Of each stage. Raises InvalidRequest for what loading it would refuse."""
+    parts = parts_of(read_model_config(folder), args.tp_size, args.pp_size)
     asked = args.quantization or "none"
     require_quantization(asked, folder, stored_method(folder))
     if asked == "none":
-        asked = stored_quantization(folder, ModelShape.of(config))
+        asked = stored_quantization(folder, ModelShape.of(parts[0][0]))
     adapters = AdapterRoom(args.max_loras_per_batch, args.max_lora_rank)
-    return ServedModel.of(
-        config, dtype, asked, args.kv_cache_dtype, adapters if args.enable_lora else None
-    )
+    room = adapters if args.enable_lora else None
+    return [
+        ServedModel.of(part, dtype, asked, args.kv_cache_dtype, room, stage)
+        for part, stage in parts
+    ]
 
 
-def _load(args: argparse.Namespace, costs: CostModel, clients: int, kv_tokens: int) -> LoadFigures:
+def _load(
+    args: argparse.Namespace, stages: Sequence[CostModel], clients: int, kv_tokens: int
+) -> LoadFigures:
     return predict_load(
-        costs,
+        stages,
         Load(
             clients,
             args.prompt_tokens,
@@ -277,6 +314,20 @@ def _step_row(step: NamedStep, time: StepTime) -> dict[str, Any]:
     return {"step": step.name, "ms": round(time.total_s * 1e3, 3), "bound by": time.bound_by}
 
 
+def _staged_row(
+    args: argparse.Namespace, step: NamedStep, stages: Sequence[CostModel]
+) -> dict[str, Any]:
+    """All stages together, with as many steps on the way as there are, or a prompt's chunks."""
+    num_tokens, _ = step.rows[0]
+    if num_tokens == 1:
+        time_s, lost = decode_s(stages, step.rows)
+    else:
+        budget = args.chunked_prefill_size
+        chunk = share_of_stage(budget, len(stages), args.max_running_requests)
+        time_s, lost = prompt_s(stages, num_tokens, chunk)
+    return {"step": step.name, "ms": round(time_s * 1e3, 3), "stages wait": round(lost, 3)}
+
+
 def _load_row(clients: int, figures: LoadFigures) -> dict[str, Any]:
     return {
         "clients": clients,
@@ -288,10 +339,11 @@ def _load_row(clients: int, figures: LoadFigures) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
+    num_gpus = report["tp_size"] * report["pp_size"]
     print(
         f"{report['model']}: {report['architecture']}, {report['parameters'] / 1e6:,.1f} million "
         f"parameters, {report['weight_bytes'] / 1e9:.2f} GB in {report['dtype']}"
-        f"{', of each of ' + str(report['tp_size']) + ' ranks' if report['tp_size'] > 1 else ''}"
+        f"{'' if num_gpus == 1 else f', of the largest part on {num_gpus} GPUs'}"
     )
     if report["adapter_bytes"]:
         print(f"room for adapters: {report['adapter_bytes'] / 1e9:.2f} GB")

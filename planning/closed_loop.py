@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..runtime.engine import Engine, Executor
-from ..runtime.schedule.plan import FinishedStep, RowResult, StepPlan, StepResult
+from ..runtime.schedule.plan import RowResult, StepPlan, StepResult
 from ..runtime.schedule.request import FinishReason, Request
 from ..runtime.schedule.sampling_params import SamplingParams
+from .pipeline import Pipeline
 from .roofline import CostModel
 
 
@@ -61,29 +62,45 @@ class Answer:
 
 
 class ModelledDevice:
-    """An executor that computes nothing; a step advances its clock by the cost model's time."""
+    """An executor that computes nothing: of one model, or of its stages. Its clock is where the
+    last result was there that has been asked for."""
 
     can_overlap = False
     segment_cost_tokens = 32  # see schedule/tree_order.py
 
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
+    def __init__(self, *stages: CostModel) -> None:
+        self.num_stages = len(stages)
         self.now_s = 0.0
+        self._pipeline = Pipeline(stages)
 
     def clock(self) -> float:
         """Simulated seconds."""
         return self.now_s
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """The step, which is done at once."""
+    def submit(self, plan: StepPlan) -> ModelledStep:
+        """The step enters the first stage."""
         rows = [(len(row.input_ids), row.start) for row in plan.rows]
         num_sampled = sum(row.sampling is not None for row in plan.rows)
-        duration_s = self._costs.step_time(rows, num_sampled).total_s
-        self.now_s += duration_s
+        return ModelledStep(self, plan, self._pipeline.pass_through(rows, num_sampled, self.now_s))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledStep:
+    """A step that will have been computed then."""
+
+    device: ModelledDevice
+    plan: StepPlan
+    ended_s: float
+
+    def result(self) -> StepResult:
+        """Wait for it: as an engine of several stages does, which measures how long that takes."""
+        duration_s = self.ended_s - self.device.now_s
+        self.device.now_s = self.ended_s
         results = tuple(
-            RowResult(token_id=None if row.sampling is None else row.start) for row in plan.rows
+            RowResult(token_id=None if row.sampling is None else row.start)
+            for row in self.plan.rows
         )
-        return FinishedStep(StepResult(plan.step_id, results, duration_s))
+        return StepResult(self.plan.step_id, results, duration_s)
 
 
 class ClosedLoop:
@@ -99,7 +116,9 @@ class ClosedLoop:
         kv_tokens: int,
         token_budget: int,
         max_running_requests: int,
+        num_stages: int = 1,
     ) -> None:
+        """num_stages: of the executor."""
         self.load = load
         self.clock = clock
         self.answers: list[Answer] = []
@@ -114,6 +133,7 @@ class ClosedLoop:
             max_model_len=load.request_tokens,
             token_budget=token_budget,
             max_running_requests=max_running_requests,
+            num_stages=num_stages,
             clock=clock,
         )
 

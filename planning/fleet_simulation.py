@@ -289,19 +289,25 @@ class FleetSimulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._num_open = 0
+        self._counted_s = inf
+        self._num_awaited = 0  # calls that were sent before, and have not ended
 
     def at(self, time_s: float, event: Callable[[], None]) -> None:
         """Have something happen then."""
         heappush(self._events, (time_s, next(self._numbers), event))
 
-    def run(self, starts: Sequence[Start], until_s: float = inf) -> None:
-        """Run a trace to its end, or until then."""
+    def run(self, starts: Sequence[Start], until_s: float = inf, *, counted_s: float = inf) -> None:
+        """Run a trace to its end, or until then, or until all calls that were sent before
+        `counted_s` have ended."""
+        self._counted_s = counted_s
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
         self._num_open = len(starts)
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
         while self._events and self._num_open and self.now_s < until_s:
+            if self.now_s >= counted_s and not self._num_awaited:
+                break
             self.now_s, _, event = heappop(self._events)
             event()
 
@@ -392,6 +398,7 @@ class FleetSimulation:
         job.num_submitted += 1
         self.num_calls += 1
         self.asked_s.append(self.now_s)
+        self._num_awaited += self.now_s < self._counted_s
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
         record = _Call(call, job, output, replica, load, is_placed, self.now_s)
         request = Request(
@@ -419,6 +426,7 @@ class FleetSimulation:
         self.times.append(
             CallTimes(record.asked_s, record.first_s, self.now_s, request.num_output_tokens)
         )
+        self._num_awaited -= record.asked_s < self._counted_s
         record.load.end_call(request.num_prompt_tokens, request.num_output_tokens)
         if self._routing.by_call:
             record.load.end()

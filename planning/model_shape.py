@@ -16,6 +16,7 @@ from ..runtime.checkpoint.config.model_config import (
     RecurrentConfig,
     ShortConvConfig,
 )
+from ..runtime.models.layers.stage import ALL_LAYERS, Stage
 from .product import Product
 from .varied_shape import varied_parameters, varied_products
 
@@ -56,17 +57,18 @@ class ModelShape:
     vision_parameters: int = 0  # of a vision tower, which no token passes
 
     @classmethod
-    def of(cls, config: DecoderConfig) -> ModelShape:
-        """Count the parts of a model."""
+    def of(cls, config: DecoderConfig, stage: Stage = ALL_LAYERS) -> ModelShape:
+        """Count the parts of a model, or of a stage, whose config this then is: the first has the
+        embedding, the last the output projection, which is its own where a model ties them."""
         hidden = config.hidden_size
         head = Product(
             "lm_head", hidden, config.vocab_size, 1, is_quantized=False, is_sampled_only=True
         )
         return cls(
-            products=(*_layer_products(config), head),
+            products=(*_layer_products(config), *([head] if stage.is_last else ())),
             attention=_attention_layers(config),
-            embedding_parameters=hidden * config.vocab_size,
-            is_head_tied=config.tie_word_embeddings,
+            embedding_parameters=hidden * config.vocab_size if stage.is_first else 0,
+            is_head_tied=config.tie_word_embeddings and stage.is_whole,
             other_parameters=_other_parameters(config),
             vision_parameters=0 if config.vision is None else config.vision.num_parameters,
         )

@@ -51,7 +51,7 @@ def predict_step(costs: CostModel, step: NamedStep) -> StepTime:
 
 
 def predict_load(
-    costs: CostModel,
+    stages: Sequence[CostModel],
     load: Load,
     *,
     kv_tokens: int,
@@ -59,14 +59,15 @@ def predict_load(
     max_running_requests: int,
 ) -> LoadFigures:
     """Run the load on the real scheduler with a modelled device."""
-    device = ModelledDevice(costs)
+    device = ModelledDevice(*stages)
     loop = ClosedLoop(
         device,
         load,
         clock=device.clock,
-        vocab_size=costs.model.config.vocab_size,
+        vocab_size=stages[-1].model.config.vocab_size,
         kv_tokens=kv_tokens,
         token_budget=token_budget,
         max_running_requests=max_running_requests,
+        num_stages=device.num_stages,
     )
     return LoadFigures.of(loop, loop.run())

@@ -1,5 +1,5 @@
-"""A model as one of several ranks holds it (tensor parallelism), and what their sums cost.
-Torch-free."""
+"""A model as one of several processes holds it: a rank a part of each layer (tensor parallelism), a
+stage some of the layers (pipeline parallelism). What sums over ranks cost. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from dataclasses import replace
 
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.models.layers.ranks import Ranks, head_share
+from ..runtime.models.layers.stage import ALL_LAYERS, Stage, config_of_stage
+from ..runtime.parallel.stages import stages_of
+
+
+def parts_of(
+    config: ModelConfig, num_ranks: int, num_stages: int
+) -> list[tuple[ModelConfig, Stage]]:
+    """What the largest rank of each stage holds, in the order of the stages. Raises InvalidRequest
+    for a model whose layers cannot be divided so."""
+    rank = config_of_rank(config, num_ranks)
+    if num_stages == 1:
+        return [(rank, ALL_LAYERS)]
+    runs = stages_of(config, num_stages)
+    return [
+        (config_of_stage(rank, layers), Stage(layers[0], layers == runs[0], layers == runs[-1]))
+        for layers in runs
+    ]
 
 
 def config_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
@@ -31,12 +48,14 @@ def config_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
     )
 
 
-def num_sums(config: ModelConfig, num_ranks: int) -> int:
-    """Of a step: the embedding's, and one a block whose parts are divided."""
+def num_sums(config: ModelConfig, num_ranks: int, num_layers: int | None = None) -> int:
+    """Of a step: the embedding's, and one a block whose parts are divided; of so many of the
+    layers, which are alike where there are stages, those of their blocks."""
     if num_ranks == 1:
         return 0
     has_attention_sum = head_share(config, Ranks(0, num_ranks)).is_divided
-    return 1 + config.num_layers + has_attention_sum * len(config.attention_layers)
+    sums = config.num_layers + has_attention_sum * len(config.attention_layers)
+    return 1 + sums if num_layers is None else sums * num_layers // config.num_layers
 
 
 def _part(size: int, num_ranks: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import log2
 
 from ..cluster.placement.policies import policy_of
 from ..runtime.memory.copies import BlockRestore
@@ -104,7 +105,8 @@ class Fleet:
             chunking=layout.chunking,
             streams=streams,
         )
-        fleet.run(mix.starts(seed, rate, duration_s), _PATIENCE * duration_s)
+        starts = mix.starts(seed, rate, duration_s)
+        fleet.run(starts, _PATIENCE * duration_s, counted_s=duration_s)
         begin_s = _WARM_SHARE * duration_s
         return Run(
             rate,
@@ -157,7 +159,12 @@ class RoughTimes:
 
 
 class Search:
-    """Of one layout under one mix. Each rate is simulated once, whatever limits are asked for."""
+    """Of one layout under one mix. Each rate is simulated once, whatever limits are asked for.
+
+    Rates are powers of 2 ** (1 / _STEPS). The time of a simulation grows with its rate, up to what
+    the engines can do: a search goes away from where it begins by steps that double, and begins
+    where the one before has ended.
+    """
 
     def __init__(
         self,
@@ -172,34 +179,37 @@ class Search:
     ) -> None:
         """A rate is simulated for so long at least, and for about so many calls."""
         self._try = partial(fleet.run, layout, mix, seed=seed)
-        self._first_rate = first_rate
         self._duration_s = duration_s
         self._num_calls = num_calls
-        self._runs: dict[int, Run] = {}  # by the power of 2 ** (1 / _STEPS)
+        self._runs: dict[int, Run] = {}  # by power
+        self._first = self._begin = round(_STEPS * log2(first_rate))
 
     def goodput(self, limits: Limits, share: float) -> Goodput:
         """The rate in calls a second of which `share` are within limits: between the two rates
         tried that lie around it, by its logarithm. Raises no error where there is none: 0."""
-        low, high = 0, _STEPS
-        most = _MAX_DOUBLINGS * _STEPS
-        while limits.share(self._run(low)) < share:
-            low, high = low - _STEPS, low
-            if low < -most:
-                return Goodput(0.0, None)
-        while high <= most and limits.share(self._run(high)) >= share:
-            low, high = high, high + _STEPS
+
+        def is_good(power: int) -> bool:
+            return limits.share(self._run(power)) >= share
+
+        there, step = self._begin, 1 if is_good(self._begin) else -1
+        while is_good(there + step) == (step > 0):
+            there, step = there + step, 2 * step
+            if abs(there + step - self._first) > _MAX_DOUBLINGS * _STEPS:
+                run = self._run(there)
+                return Goodput(run.rate, run) if step > 0 else Goodput(0.0, None)
+        low, high = sorted((there, there + step))
         while high - low > 1:
             middle = (low + high) // 2
-            is_good = limits.share(self._run(middle)) >= share
-            low, high = (middle, high) if is_good else (low, middle)
+            low, high = (middle, high) if is_good(middle) else (low, middle)
+        self._begin = low
         run = self._run(low)
-        there, beyond = limits.share(run), limits.share(self._run(high))
-        part = (there - share) / max(1e-9, there - beyond)
+        within, beyond = limits.share(run), limits.share(self._run(high))
+        part = (within - share) / max(1e-9, within - beyond)
         return Goodput(run.rate * 2 ** (part / _STEPS), run)
 
     def _run(self, power: int) -> Run:
         if power not in self._runs:
-            rate = self._first_rate * 2 ** (power / _STEPS)
+            rate = 2 ** (power / _STEPS)
             duration_s = max(self._duration_s, self._num_calls / rate)
             self._runs[power] = self._try(rate, duration_s=duration_s)
         return self._runs[power]

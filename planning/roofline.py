@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
 
 from .devices import DeviceModel
 from .formats import DTYPE_BYTES
@@ -38,7 +40,11 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
-@dataclass(frozen=True, slots=True)
+Rows: TypeAlias = Sequence[tuple[int, int]]
+"""(tokens computed, tokens before them) of each row of a step."""
+
+
+@dataclass(frozen=True)
 class CostModel:
     """One model on one device; or a rank's part of one on each of several, see `rank_shape`."""
 
@@ -47,9 +53,9 @@ class CostModel:
     num_ranks: int = 1
     num_sums: int = 0  # of a step, over the ranks
 
-    def step_time(self, rows: Sequence[tuple[int, int]], num_sampled: int) -> StepTime:
-        """rows: (tokens computed, tokens before them) of each; num_sampled of them sample. If
-        adapters are served, each row has one, with as many different ones as there are slots."""
+    def step_time(self, rows: Rows, num_sampled: int) -> StepTime:
+        """num_sampled of the rows sample. If adapters are served, each row has one, with as many
+        different ones as there are slots."""
         num_tokens = sum(num for num, _ in rows)
         reading_s = computing_s = 0.0
         for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
@@ -100,20 +106,35 @@ class CostModel:
                 read_s = num_read * DTYPE_BYTES[self.model.format.dtype] / rates.read_bytes_s
                 yield read_s, 2 * numbers * num_tokens / rates.flop_s
 
-    def _attention_s(self, rows: Sequence[tuple[int, int]]) -> float:
+    def handover_s(self, num_tokens: int) -> float:
+        """The residual stream of so many tokens, to the next stage."""
+        itemsize = DTYPE_BYTES[self.model.format.dtype]
+        num_bytes = num_tokens * self.model.config.hidden_size * itemsize
+        return self.device.sum_s + num_bytes / self.device.link_bytes_s
+
+    def _attention_s(self, rows: Rows) -> float:
         """Each row's attention, and its recurrent states, read and written once. A chunk reads its
         keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
         keys are selected, all index keys are read."""
-        device = self.device
-        total_s = len(rows) * 2 * self.model.state_bytes / device.kv_bytes_s
-        total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
+        total_s = len(rows) * 2 * self.model.state_bytes / self.device.kv_bytes_s
+        if self.model.config.latent is not None:
+            total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
+        for layers, key_s, pair_s in self._key_times_s:
+            times = [
+                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
+            ]
+            total_s += layers.count * sum(times)
+        return total_s
+
+    @cached_property
+    def _key_times_s(self) -> list[tuple[AttentionLayers, float, float]]:
+        """Of a key: reading it, and a query's arithmetic with it, in each kind of layer."""
+        device, times = self.device, []
         for layers in self.model.shape.attention:
             key_bytes, flop_a_pair = self._of_a_key(layers)
-            key_s, pair_s = key_bytes / device.kv_bytes_s, flop_a_pair / device.attention_flop_s
-            total_s += layers.count * sum(
-                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
-            )
-        return total_s
+            pair_s = flop_a_pair / device.attention_flop_s
+            times.append((layers, key_bytes / device.kv_bytes_s, pair_s))
+        return times
 
     def _of_a_key(self, layers: AttentionLayers) -> tuple[float, float]:
         """Bytes of a token's KV in one of the layers, and operations of a query with it."""

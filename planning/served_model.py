@@ -14,6 +14,7 @@ from ..runtime.memory.sizing import (
     num_state_slots,
 )
 from ..runtime.memory.state_layout import StateLayout
+from ..runtime.models.layers.stage import ALL_LAYERS, Stage
 from .formats import DTYPE_BYTES, AdapterRoom, WeightFormat
 from .model_shape import ModelShape
 
@@ -52,14 +53,16 @@ class ServedModel:
         quantization: str = "none",
         kv_cache_dtype: KVCacheDtype = "auto",
         adapters: AdapterRoom | None = None,
+        stage: Stage = ALL_LAYERS,
     ) -> ServedModel:
-        """dtype: resolved, not "auto"; quantization and kv_cache_dtype as the flags."""
+        """dtype: resolved, not "auto"; quantization and kv_cache_dtype as the flags. `stage`: see
+        ModelShape."""
         weights = WeightFormat(quantization, dtype)
         layout = KVLayout.of(config, dtype, kv_cache_dtype)
         states = StateLayout.of(config, dtype)
         return cls(
             config,
-            ModelShape.of(config),
+            ModelShape.of(config, stage),
             weights,
             layout.bytes_per_token,
             adapters,

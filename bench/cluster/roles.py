@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +34,7 @@ from ..harness.report import percentile, write_report
 
 _LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128_256, 131_072)  # Llama-3.1-8B
 _MAX_RUNNING = 256
+_FIRST_RATE = {"chat": 16.0, "rag": 2.0, "code": 8.0}  # of an engine, from which to search
 _TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}
 _TPOT_S = (0.010, 0.015, 0.030)
 
@@ -47,13 +51,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--share", type=float, default=0.9, help="of calls that are to be good (%(default)s)")
     add("--seconds", type=float, default=24.0, help="simulated, of a rate (default: %(default)s)")
     add("--seed", type=int, default=0)
+    add("--jobs", type=count, default=os.cpu_count(), help="processes (default: one a core)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and report."""
     fleet = Fleet(_device(args), args.engines, links_of(GPUS[args.device])[args.link])
     mixes = [mix for mix in MIXES if mix.name in (args.mix or [each.name for each in MIXES])]
-    rows = [row for mix in mixes for row in _rows(fleet, mix, args)]
+    each = [(mix, layout) for mix in mixes for layout in layouts(args.engines)]
+    with ProcessPoolExecutor(args.jobs) as pool:
+        found = dict(zip(each, pool.map(partial(_found, fleet, args), *zip(*each)), strict=True))
+    rows = [row for mix in mixes for row in _rows(mix, found, args)]
     write_report("roles", rows, args, device=args.device, mixes={m.name: m.text for m in mixes})
     return 0
 
@@ -67,20 +75,31 @@ def _device(args: argparse.Namespace) -> RooflineDevice:
     return RooflineDevice(costs, fit.kv_tokens, _MAX_RUNNING)
 
 
-def _rows(fleet: Fleet, mix: Mix, args: argparse.Namespace) -> list[dict[str, Any]]:
-    first_rate = 2.0 * args.engines
-    searches = {
-        layout: Search(
-            fleet, layout, mix, first_rate=first_rate, seed=args.seed, duration_s=args.seconds
-        )
-        for layout in layouts(args.engines)
-    }
+def _found(fleet: Fleet, args: argparse.Namespace, mix: Mix, layout: Layout) -> list[Goodput]:
+    """One a limit of TPOT."""
+    search = Search(
+        fleet,
+        layout,
+        mix,
+        first_rate=_FIRST_RATE[mix.name] * args.engines,
+        seed=args.seed,
+        duration_s=args.seconds,
+    )
+    return [search.goodput(limits, args.share) for limits in _limits(mix, args)]
+
+
+def _limits(mix: Mix, args: argparse.Namespace) -> list[Limits]:
+    return [Limits(_TTFT_S[mix.name], tpot_ms / 1e3) for tpot_ms in args.tpot_ms]
+
+
+def _rows(
+    mix: Mix, found: Mapping[tuple[Mix, Layout], list[Goodput]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
     rows = []
-    for tpot_ms in args.tpot_ms:
-        limits = Limits(_TTFT_S[mix.name], tpot_ms / 1e3)
-        found = {each: search.goodput(limits, args.share) for each, search in searches.items()}
-        both = max(good.rate for layout, good in found.items() if not layout.num_prefill)
-        rows += [_row(mix, limits, layout, good, both) for layout, good in found.items()]
+    for number, limits in enumerate(_limits(mix, args)):
+        goods = {each: found[mix, each][number] for each in layouts(args.engines)}
+        both = max(good.rate for layout, good in goods.items() if not layout.num_prefill)
+        rows += [_row(mix, limits, layout, good, both) for layout, good in goods.items()]
     return rows
 
 

@@ -107,7 +107,7 @@ def _load_rows(
         "token_budget": _TOKEN_BUDGET,
         "max_running_requests": max(args.clients),
     }
-    predicted = predict_load(costs, load, **limits)
+    predicted = predict_load([costs], load, **limits)
     loop = ClosedLoop(
         runner, load, clock=time.perf_counter, vocab_size=costs.model.config.vocab_size, **limits
     )

@@ -117,10 +117,10 @@ class Gateway:
             self._engine.settle()
             self._host.say_farewell()
         finally:
-            self._host.close()
             self._loaded.tokenizer.close()
             for source in self._beside:
                 source.close()
+            self._host.close()  # last: clients take a connection that breaks for the process's end
 
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from mixtures import make_mixture
 from server_process import ServerProcess, children, is_alive
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.frontend.client.peer_process import is_stopped
 
-FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off")
+FLAGS = ("--dtype", "float64", "--kernels", "reference", "--speculate", "off", "--grace-s", "1")
 PROMPT = "The story begins in a small town"
 
 
@@ -73,6 +73,17 @@ def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: Server
     server.wait_healthy()
     assert server.generate(8, prompt=PROMPT).json()["choices"][0]["text"] == before
     assert server.engine_pid != engine and len(ranks_of(server.engine_pid)) == len(others)
+
+
+def test_a_program_goes_on_in_the_next_engine(server: ServerProcess) -> None:
+    """Which is there again only after the grace period of this one."""
+    with st.Runtime(server.endpoint, timeout_s=PATIENCE_S) as runtime:
+        whole = story.run(backend=runtime, seed=4).text()
+        state = story.stream(backend=runtime, seed=4)
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        assert state.text() == whole
+    wait_until(lambda: server.engine_pid != engine)
 
 
 @pytest.mark.parametrize("division", [{"tp_size": 3}, {"pp_size": 3}], ids=str)

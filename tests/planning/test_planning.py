@@ -26,9 +26,10 @@ from stemma.planning.closed_loop import ClosedLoop, Load, ModelledDevice
 from stemma.planning.devices import GPUS
 from stemma.planning.formats import AdapterRoom, stored_quantization
 from stemma.planning.model_shape import AttentionLayers
+from stemma.planning.pipeline import Pipeline, decode_s, prompt_s
 from stemma.planning.prediction import NamedStep, predict_load, predict_step
 from stemma.planning.probe import cost_model
-from stemma.planning.rank_shape import config_of_rank, num_sums
+from stemma.planning.rank_shape import config_of_rank, num_sums, parts_of
 from stemma.planning.resident_memory import PROCESS_BYTES, resident_memory
 from stemma.planning.roofline import CostModel
 from stemma.planning.served_model import ServedModel
@@ -46,6 +47,7 @@ from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.build import ModelBuild
 from stemma.runtime.models.layers.rotary import LayerRotary
 from stemma.runtime.models.model_config import read_model_config
+from stemma.runtime.schedule.queue.prompt_limits import share_of_stage
 
 TINY = read_model_config(EMBEDDED_MODEL)
 # Llama 3 8B.
@@ -253,7 +255,7 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     costs = CostModel(ServedModel.of(EIGHT_B, "bfloat16"), GPUS["h100"])
     load = Load(8, 2048, 2000, 16)
     shared, apart = (
-        predict_load(costs, replace(load, num_adapters=num), **LIMITS) for num in (1, 8)
+        predict_load([costs], replace(load, num_adapters=num), **LIMITS) for num in (1, 8)
     )
     assert apart.ttft_p99_s > 3 * shared.ttft_p99_s
 
@@ -269,9 +271,9 @@ def test_experts_are_read_as_tokens_choose_them() -> None:
 
 def test_a_load_waits_for_its_prompts_and_shares_what_they_share() -> None:
     costs = CostModel(ServedModel.of(EIGHT_B, "bfloat16"), GPUS["h100"])
-    alone = predict_load(costs, Load(1, 2048, 0, 16), **LIMITS)
-    crowd = predict_load(costs, Load(32, 2048, 0, 16), **LIMITS)
-    shared = predict_load(costs, Load(32, 2048, 2000, 16), **LIMITS)
+    alone = predict_load([costs], Load(1, 2048, 0, 16), **LIMITS)
+    crowd = predict_load([costs], Load(32, 2048, 0, 16), **LIMITS)
+    shared = predict_load([costs], Load(32, 2048, 2000, 16), **LIMITS)
     assert alone.ttft_s == pytest.approx(costs.step_time([(2048, 0)], 1).total_s, rel=1e-6)
     assert crowd.ttft_p99_s > 10 * alone.ttft_s and shared.ttft_p99_s < crowd.ttft_p99_s / 5
     assert shared.output_tokens_s > 2 * crowd.output_tokens_s
@@ -440,6 +442,49 @@ def test_the_doctor_says_what_a_rank_needs() -> None:
         assert 0.45 * whole["weight_bytes"] < part["weight_bytes"] < 0.6 * whole["weight_bytes"]
     on_gpu = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True, tp_size=2)
     assert on_gpu["memory_bytes"] == 10**9
+
+
+def test_the_doctor_says_what_a_stage_needs() -> None:
+    """Of layers, embedding and output projection, which all stages together have once."""
+    for config in (EIGHT_B, TINY):  # whose projection is its embedding
+        whole = ServedModel.of(config, "bfloat16")
+        parts = [
+            ServedModel.of(part, "bfloat16", stage=stage) for part, stage in parts_of(config, 1, 3)
+        ]
+        assert sum(each.kv_bytes_per_token for each in parts) == whole.kv_bytes_per_token
+        num_bytes = sum(each.weight_bytes for each in parts)
+        assert num_bytes == pytest.approx(whole.weight_bytes, rel=1e-3)  # each has a last norm
+    alone, stage, token_share = (
+        examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True, **division)
+        for division in ({}, {"pp_size": 2}, {"cp_size": 2})
+    )
+    kv = [each["kv_bytes_per_1k_tokens"]["auto"] for each in (alone, stage, token_share)]
+    assert kv == [kv[0], 4 * kv[0] // 6, kv[0] // 2], "of 6 layers a stage has 4"
+    weights = [each["fits"][0]["weight_bytes"] for each in (alone, stage, token_share)]
+    assert weights[1] < weights[0] == weights[2]
+    tokens = [each["fits"][0]["kv_tokens"] for each in (alone, stage, token_share)]
+    assert tokens[1] == pytest.approx(1.5 * tokens[0], rel=0.02) and tokens[2] == 2 * tokens[0]
+
+
+def test_stages_wait_for_the_first_chunks_to_come_and_the_last_ones_to_leave() -> None:
+    parts = parts_of(EIGHT_B, 1, 3)
+    stages = [
+        CostModel(ServedModel.of(part, "bfloat16", stage=stage), GPUS["h100"])
+        for part, stage in parts
+    ]
+    for num_steps in (1, 5):
+        pipeline = Pipeline(3 * [stages[1]])
+        for _ in range(num_steps):
+            pipeline.pass_through([(256, 0)], 0)
+        assert pipeline.lost_share == pytest.approx(2 / (num_steps + 2), rel=0.02)
+    chunk = share_of_stage(2048, 3, LIMITS["max_running_requests"])
+    alone = predict_load(stages, Load(1, 2048, 0, 2), **LIMITS)
+    first_s, _ = prompt_s(stages, 2048, chunk)
+    next_s, lost = decode_s(stages, [(1, 2048)])
+    assert alone.ttft_s == pytest.approx(first_s) and alone.tpot_s == pytest.approx(next_s)
+    assert lost == pytest.approx(2 / 3, rel=0.02), "one request is in one stage at a time"
+    _, lost = decode_s(stages, [(1, 2048)] * 3)
+    assert lost < 0.1
 
 
 def test_kv_takes_memory_as_it_is_written_by_the_page() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, cast
 
 import pytest
 
 from stemma.__main__ import main
+from stemma.cluster.placement.policies import policy_of
 from stemma.planning.devices import GPUS, Link
-from stemma.planning.fleet_simulation import CallTimes
+from stemma.planning.fleet_simulation import CallTimes, FleetSimulation, Routing
 from stemma.planning.mixes import MIXES, Mix, workload
 from stemma.planning.roles import Fleet, Layout, Limits, RooflineDevice, Run, Search, layouts
 from stemma.planning.roofline import CostModel
@@ -49,6 +51,17 @@ def test_a_link_that_is_too_slow_is_not_used() -> None:
 def test_a_mix_has_the_calls_that_its_rate_says(mix: Mix) -> None:
     run = run_of(FLEET, Layout(""), mix, rate=20.0)
     assert run.num_all == pytest.approx(60, rel=0.35)
+
+
+def test_calls_that_count_take_as_long_in_a_run_that_ends_with_them() -> None:
+    chat, times, ends = MIXES[0], [], []
+    for counted_s in (2.0, inf):
+        fleet = FleetSimulation(FLEET.device, 2, Routing(lambda: policy_of("program")))
+        fleet.run(chat.starts(0, 40.0, 2.0), counted_s=counted_s)
+        times.append([each for each in fleet.times if each.asked_s < 2.0])
+        ends.append(fleet.now_s)
+    assert times[0] == times[1]
+    assert ends[0] == max(each.ended_s for each in times[0]) < ends[1]
 
 
 @dataclass(frozen=True)
