@@ -77,12 +77,16 @@ each_recurrence = pytest.mark.parametrize(
 CHEAPEST = "lfm2"  # has every case of the scheduler; the others share them out
 
 
+def _id(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def covering(names: str, **others: Sequence[object]) -> pytest.MarkDecorator:
     """Every case that a model is given with it, and all of them with the cheapest model."""
     cases: dict[object, None] = dict.fromkeys(case for own in others.values() for case in own)
     pairs = [(CHEAPEST, case) for case in cases]
     pairs += [(model, case) for model, own in others.items() for case in own]
-    return pytest.mark.parametrize(("folder", names), pairs, indirect=["folder"], ids=str)
+    return pytest.mark.parametrize(("folder", names), pairs, indirect=["folder"], ids=_id)
 
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
@@ -336,7 +340,7 @@ SERVED: dict[str, dict[str, Any]] = {
         ("nemotron_h", ("ample", "pages of 16")),
     ],
     indirect=["folder"],
-    ids=str,
+    ids=_id,
 )
 def test_programs_say_the_same_with_and_without_checkpoints(
     folder: Path, names: tuple[str, ...]
