@@ -43,6 +43,10 @@ transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 def pytest_collection_finish() -> None:
     """What has been imported stays: to look through it for garbage again and again takes a tenth of
     a worker's time."""
+    if "triton" in sys.modules:
+        from triton_interpreter import spare_repeated_work
+
+        spare_repeated_work()
     gc.collect()
     gc.freeze()
     gc.enable()

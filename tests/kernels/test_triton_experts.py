@@ -40,7 +40,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
         (1, 8, 8, 64, 32),
         (3, 2, 5, 72, 40),  # neither size a multiple of a block
         (17, 3, 4, 129, 33),  # nor of 16 bytes
-        (2, 4, 64, 136, 96),  # more columns than a block, more experts than pairs
+        (2, 4, 12, 136, 96),  # more columns than a block, more experts than pairs
         (20, 5, 8, 256, 16),  # more than one block an expert
     ],
 )

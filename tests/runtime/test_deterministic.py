@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, Options]] = {
     "streams": ("Gemma3n", {}),
     "state-space scan in float32": ("GraniteMoeHybrid", {"dtype": "float32"}),
 }
+# Of a case before them in bfloat16: the other type is tested in small steps, which join as well.
+TWINS = [case for case in CASES if case.removesuffix(" in float32") in set(CASES) - {case}]
 
 
 VARIED: dict[str, Options] = {
@@ -178,7 +180,7 @@ def outcome_of(request: Request) -> Outcome:
 
 
 def serve(
-    loaded: LoadedModel, indices: Sequence[int], apart: int = 0, max_tokens: int = 8
+    loaded: LoadedModel, indices: Sequence[int], apart: int = 0, max_tokens: int = 6
 ) -> list[Outcome]:
     """Requests that arrive `apart` steps after each other."""
     requests = [request_of(loaded, index, max_tokens) for index in indices]
@@ -195,7 +197,7 @@ def serve(
     return [outcome_of(request) for request in requests]
 
 
-def alone(loaded: LoadedModel, max_tokens: int = 8) -> list[Outcome]:
+def alone(loaded: LoadedModel, max_tokens: int = 6) -> list[Outcome]:
     """Each request by itself on an empty cache."""
     outcomes = []
     for index in range(len(PROMPTS)):
@@ -218,13 +220,13 @@ def test_numbers_are_identical_in_any_batch(
     load: Callable[..., LoadedModel], truths: dict[str, list[Outcome]], case: str
 ) -> None:
     expected = truths[case] = alone(load(case, speculate="off"))
-    loaded = load(case)
-    assert serve(loaded, ALL) == expected  # together, sharing prefixes
-    assert serve(loaded, ALL, apart=3) == expected  # from the cache, one after the other
+    if case not in TWINS:
+        loaded = load(case)
+        assert serve(loaded, ALL) == expected  # together, sharing prefixes
+        assert serve(loaded, ALL, apart=2) == expected  # from the cache, one after the other
     small = load(case, chunked_prefill_size=23, page_size=16, max_running_requests=3)
     assert serve(small, ALL) == expected
-    again = [*ALL[::-1], *ALL]
-    assert serve(small, again, apart=2) == [expected[index] for index in again]
+    assert serve(small, ALL[::-1], apart=2) == expected[::-1]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,7 +12,6 @@ import pytest
 from exactness_jobs import (
     CONSTRAINED,
     JOBS,
-    Job,
     Load,
     loading,
     outputs_of,
@@ -34,38 +33,50 @@ def load(checkpoint: Path) -> Iterator[Load]:
     yield from loading(checkpoint)
 
 
-@pytest.fixture(scope="module", params=JOBS)
-def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return JOBS[request.param]
+KINDS = ("oracle", "wrong", "random")
+CIRCUMSTANCES: list[tuple[int, int, dict[str, Any]]] = [
+    (1, 2048, {}),
+    (1, 7, {"kernels": "cpu"}),
+    (16, 23, {}),
+    (1, 32, {"max_total_tokens": 160}),
+    (1, 24, {"device": "cuda", "disable_overlap": True}),
+]
+DRAFTERS = ("auto", "suffix", "siblings,grammar", "ngram")
+CHUNKS = ((1, 2048), (16, 23))
 
 
 @pytest.fixture(scope="module")
-def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    return said_alone(load, jobs)
+def truths() -> dict[str, list[list[int]]]:
+    """What jobs say alone, by their name, once a test has had them say so."""
+    return {}
 
 
-@pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
+@pytest.fixture
+def alone(load: Load, name: str, truths: dict[str, list[list[int]]]) -> list[list[int]]:
+    if name not in truths:
+        truths[name] = said_alone(load, JOBS[name])
+    return truths[name]
+
+
 @pytest.mark.parametrize(
-    ("page_size", "chunk", "options"),
-    [
-        (1, 2048, {}),
-        (1, 7, {"kernels": "cpu"}),
-        (16, 23, {}),
-        (1, 32, {"max_total_tokens": 160}),
-        (1, 24, {"device": "cuda", "disable_overlap": True}),
+    ("name", "circumstances", "kind"),
+    [  # each pair of two of them
+        (name, circumstances, KINDS[(i + j) % len(KINDS)])
+        for i, name in enumerate(JOBS)
+        for j, circumstances in enumerate(CIRCUMSTANCES)
     ],
+    ids=str,
 )
 def test_tokens_are_identical_whatever_is_drafted(
     load: Load,
-    jobs: list[Job],
+    name: str,
     alone: list[list[int]],
+    circumstances: tuple[int, int, dict[str, Any]],
     kind: str,
-    page_size: int,
-    chunk: int,
-    options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also beside requests that are aborted amid their drafts, and with too few pages for all."""
+    jobs, (page_size, chunk, options) = JOBS[name], circumstances
     rng = random.Random(page_size + chunk)
     guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(rng)}[kind]
     loaded = load(page_size=page_size, chunked_prefill_size=chunk, **options)
@@ -86,17 +97,20 @@ def test_tokens_are_identical_whatever_is_drafted(
     assert (num_accepted > 0) == (kind != "wrong")
 
 
-@pytest.mark.parametrize("drafters", ["auto", "suffix", "siblings,grammar", "ngram"])
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 2048), (16, 23)])
+@pytest.mark.parametrize(
+    ("name", "drafters", "chunks"),
+    [  # each pair of two of them
+        (name, drafters, CHUNKS[(i // 2 + j) % len(CHUNKS)])
+        for i, name in enumerate(JOBS)
+        for j, drafters in enumerate(DRAFTERS)
+    ],
+    ids=str,
+)
 def test_tokens_are_identical_with_the_drafters_there_are(
-    load: Load,
-    jobs: list[Job],
-    alone: list[list[int]],
-    drafters: str,
-    page_size: int,
-    chunk: int,
+    load: Load, name: str, alone: list[list[int]], drafters: str, chunks: tuple[int, int]
 ) -> None:
     """Also when all has been said before; whatever a guess costs, it is verified."""
+    jobs, (page_size, chunk) = JOBS[name], chunks
     loaded = load(page_size=page_size, chunked_prefill_size=chunk, speculate=drafters)
     stats, speculation = loaded.engine.scheduler.stats, loaded.engine.scheduler.speculation
     assert speculation is not None

@@ -73,9 +73,22 @@ MODELS: dict[str, Callable[[Path], object]] = {
 each_recurrence = pytest.mark.parametrize(
     "folder", ["lfm2", "qwen3_next", "kimi_linear", "nemotron_h"], indirect=True
 )
-"""One model of each recurrence, where the scheduler is tested rather than the model."""
-OF_ANOTHERS_RECURRENCE = ("qwen3_5", "granite_hybrid")
-FOR_ALL_MODELS = ("states every 16 tokens", "a CPU's kernels, pages of 16", "queued")
+"""One model of each recurrence, where its kernels or the shapes of its states matter."""
+CHEAPEST = "lfm2"  # has every case of the scheduler; the others share them out
+
+
+def _id(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def covering(names: str, **others: Sequence[object]) -> pytest.MarkDecorator:
+    """Every case that a model is given with it, and all of them with the cheapest model."""
+    cases: dict[object, None] = dict.fromkeys(case for own in others.values() for case in own)
+    pairs = [(CHEAPEST, case) for case in cases]
+    pairs += [(model, case) for model, own in others.items() for case in own]
+    return pytest.mark.parametrize(("folder", names), pairs, indirect=["folder"], ids=_id)
+
+
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"chunked_prefill_size": 7},
     "pages of 16, three at a time": {
@@ -95,6 +108,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16, "state_interval": 16},
     "queued": {"device": "cuda", "chunked_prefill_size": 40, "state_interval": 16},
 }  # fmt: skip
+FOR_ALL_MODELS = ("states every 16 tokens", "a CPU's kernels, pages of 16", "queued")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,11 +119,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    MODELS[request.param](folder)
-    return folder
+@pytest.fixture(scope="module")
+def folders() -> dict[str, Path]:
+    """Of the models that a test has asked for."""
+    return {}
+
+
+@pytest.fixture(params=MODELS)
+def folder(
+    request: pytest.FixtureRequest,
+    folders: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    name = request.param
+    if name not in folders:
+        folders[name] = tmp_path_factory.mktemp(name)
+        MODELS[name](folders[name])
+    return folders[name]
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
@@ -118,8 +144,20 @@ def load(folder: Path, **options: Any) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> list[list[int]]:
-    loaded, outputs = load(folder), []
+def truths() -> dict[Path, list[list[int]]]:
+    """What each model says alone, once a test has had it say so."""
+    return {}
+
+
+@pytest.fixture
+def alone(folder: Path, truths: dict[Path, list[list[int]]]) -> list[list[int]]:
+    if folder not in truths:
+        truths[folder] = said_alone(load(folder))
+    return truths[folder]
+
+
+def said_alone(loaded: LoadedModel) -> list[list[int]]:
+    outputs: list[list[int]] = []
     for job in JOBS:
         outputs += outputs_of(serve(loaded, [job]))
         loaded.engine.flush_cache()
@@ -127,12 +165,17 @@ def alone(folder: Path) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("name", CIRCUMSTANCES)
+@covering(
+    "name",
+    qwen3_next=[*FOR_ALL_MODELS, "chunks of 7", "few checkpoints"],
+    kimi_linear=[*FOR_ALL_MODELS, "a CPU's kernels", "few checkpoints, and a host"],
+    nemotron_h=[*FOR_ALL_MODELS, "pages of 16, three at a time", "a small pool, and a host"],
+    qwen3_5=FOR_ALL_MODELS,
+    granite_hybrid=[*FOR_ALL_MODELS, "no checkpoints"],
+)
 def test_tokens_are_identical_missed_and_hit(
     folder: Path, alone: list[list[int]], name: str
 ) -> None:
-    if folder.name.startswith(OF_ANOTHERS_RECURRENCE) and name not in FOR_ALL_MODELS:
-        pytest.skip("a model of the same recurrence has it")
     loaded = load(folder, **CIRCUMSTANCES[name])
     loaded.engine.scheduler.segment_cost_tokens = 0  # whatever is shared is a segment
     assert outputs_of(serve(loaded, JOBS)) == alone
@@ -147,8 +190,7 @@ def test_tokens_are_identical_missed_and_hit(
         assert sum(request.num_cached_tokens for request in hits) > 200
 
 
-@each_recurrence
-@pytest.mark.parametrize("host_kv_tokens", [0, 2048])
+@covering("host_kv_tokens", qwen3_next=[0], kimi_linear=[2048], nemotron_h=[2048])
 def test_tokens_are_identical_after_preemption(
     folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, host_kv_tokens: int
 ) -> None:
@@ -157,12 +199,12 @@ def test_tokens_are_identical_after_preemption(
     )
     scheduler = loaded.engine.scheduler
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
-    for _ in range(3):
+    for _ in range(2):
         assert outputs_of(serve(loaded, JOBS)) == alone
     assert scheduler.stats.num_preemptions > 0
 
 
-@each_recurrence
+@pytest.mark.parametrize("folder", [CHEAPEST, "qwen3_next"], indirect=True)
 def test_a_failed_row_harms_nobody(
     folder: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,12 +249,18 @@ def test_scores_and_embeddings_are_identical(folder: Path) -> None:
         assert scores == pytest.approx(found[0], abs=1e-9)
 
 
-@each_recurrence
-@pytest.mark.parametrize("options", [{}, {"page_size": 16}, {"chunked_prefill_size": 8}], ids=str)
-def test_a_beam_search_is_that_without_checkpoints(folder: Path, options: dict[str, Any]) -> None:
+@covering(
+    "options",
+    qwen3_next=[()],
+    kimi_linear=[(("page_size", 16),)],
+    nemotron_h=[(("chunked_prefill_size", 8),)],
+)
+def test_a_beam_search_is_that_without_checkpoints(
+    folder: Path, options: tuple[tuple[str, int], ...]
+) -> None:
     plain = {"state_checkpoints": 0, "max_running_requests": 8}
     results = []
-    for choice in (plain, options):
+    for choice in (plain, dict(options)):
         loaded = load(folder, **choice)
         sampling = SamplingParams(max_tokens=7)
         beams = [submit_beam(loaded.engine, TEXT[:n], BeamParams(4), sampling) for n in (30, 40)]
@@ -273,25 +321,42 @@ def said_by(backend: Backend) -> list[list[Any]]:
     ]
 
 
-@each_recurrence
-def test_programs_say_the_same_with_and_without_checkpoints(folder: Path) -> None:
+SERVED: dict[str, dict[str, Any]] = {
+    "ample": {"max_total_tokens": 4096},
+    "few checkpoints": {
+        "max_total_tokens": 500, "state_checkpoints": 4, "max_running_requests": 6
+    },
+    "pages of 16": {"max_total_tokens": 480, "page_size": 16, "state_interval": 32},
+    "a host": {"max_total_tokens": 480, "state_checkpoints": 4, "host_kv_tokens": 4096},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [
+        (CHEAPEST, tuple(SERVED)),
+        ("qwen3_next", ("a host",)),
+        ("kimi_linear", ("few checkpoints",)),
+        ("nemotron_h", ("ample", "pages of 16")),
+    ],
+    indirect=["folder"],
+    ids=_id,
+)
+def test_programs_say_the_same_with_and_without_checkpoints(
+    folder: Path, names: tuple[str, ...]
+) -> None:
     plain = {"state_checkpoints": 0, "max_running_requests": 2, "schedule_policy": "fcfs"}
-    truth: list[list[Any]] | None = None
-    num_computed = []
-    for options in (
-        {"max_total_tokens": 4096, **plain},
-        {"max_total_tokens": 4096},
-        {"max_total_tokens": 500, "state_checkpoints": 4, "max_running_requests": 6},
-        {"max_total_tokens": 480, "page_size": 16, "state_interval": 32},
-        {"max_total_tokens": 480, "state_checkpoints": 4, "host_kv_tokens": 4096},
-    ):
-        with serving(folder, **options) as backend:
-            said = said_by(backend)
-            num_computed.append(backend.get_server_info()["stats"]["num_computed_tokens"])
-        truth = truth or said
-        assert said == truth
-    assert num_computed[1] < num_computed[0] / 3
-    assert num_computed[-1] < num_computed[0] / 3
+    with serving(folder, max_total_tokens=4096, **plain) as backend:
+        truth, most = said_by(backend), num_computed_by(backend)
+    for name in names:
+        with serving(folder, **SERVED[name]) as backend:
+            assert said_by(backend) == truth
+            if name in ("ample", "a host"):
+                assert num_computed_by(backend) < most / 3
+
+
+def num_computed_by(backend: Backend) -> int:
+    return int(backend.get_server_info()["stats"]["num_computed_tokens"])
 
 
 LONG = random.Random(6).choices(range(256), k=600)
@@ -347,15 +412,17 @@ DRAFTED: dict[str, dict[str, Any]] = {
 }
 
 
-@each_recurrence
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("whole", "oracle"), ("pages of 16", "wrong"), *((name, "random") for name in DRAFTED)],
+@covering(
+    "drafts",
+    qwen3_next=[("whole", "random"), ("a CPU's kernels", "random"), ("few checkpoints", "random")],
+    kimi_linear=[("whole", "oracle"), ("a CPU's kernels", "random"), ("queued", "random")],
+    nemotron_h=[("pages of 16", "random"), ("a CPU's kernels", "random"), ("pages of 16", "wrong")],
 )
 def test_tokens_are_identical_whatever_is_drafted(
-    folder: Path, alone: list[list[int]], name: str, kind: str
+    folder: Path, alone: list[list[int]], drafts: tuple[str, str]
 ) -> None:
     """Whoever goes on from where a request with drafts has ended, or was aborted."""
+    name, kind = drafts
     jobs, expected = [JOBS[i] for i in DRAFTED_JOBS], [alone[i] for i in DRAFTED_JOBS]
     guess = {"oracle": oracle, "wrong": always_wrong, "random": sometimes_right(random.Random(1))}
     loaded = load(folder, **DRAFTED[name])

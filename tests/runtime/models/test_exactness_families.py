@@ -122,43 +122,90 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "a CPU's kernels, pages of 16": {"kernels": "cpu", "page_size": 16},
     "queued": {"device": "cuda", "chunked_prefill_size": 64},
 }  # fmt: skip
+FOR_ALL_MODELS = "a CPU's kernels, pages of 16"
+PREEMPTED: dict[str, dict[str, Any]] = {
+    "swapped": {"host_kv_tokens": 1024},
+    "computed again": {},
+    "swapped, queued": {"host_kv_tokens": 1024, "device": "cuda"},
+}
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def engine_of(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Load]:
-    """Loads the model in float64 with the reference's kernels unless told."""
+def in_turn(names: str, cases: Sequence[str], for_all: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Each model with those for all, and with one of the others: each of them by a few models."""
+    pairs = [
+        (model, case)
+        for index, model in enumerate(MODELS)
+        for case in (*for_all, cases[index % len(cases)])
+    ]
+    return pytest.mark.parametrize(("model", names), pairs, indirect=["model"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model: Model = MODELS[request.param]
-    folder = tmp_path_factory.mktemp("model")
-    model.make(folder)
-    read = read_model_config
-
-    def with_attention(path: Path) -> ModelConfig:
-        config = read(path)
-        if model.attention is None:
-            return config
-        layers = (0, *[1] * (config.num_layers - 1))
-        return replace(config, attention_kinds=model.attention, kind_of_layer=layers)
-
-    def load(**options: Any) -> LoadedModel:
-        options = {
-            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
-            **model.options, **options,
-        }  # fmt: skip
-        return LoadedModel(EngineConfig(model=folder, **{"speculate": "off", **options}))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "read_model_config", with_attention)
-        yield load
+    yield
     torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
-def alone(engine_of: Load) -> list[list[int]]:
-    loaded, outputs = engine_of(), []
+def folders() -> dict[str, Path]:
+    """Of the models that a test has asked for."""
+    return {}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def engine_of(
+    model: str,
+    folders: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Load:
+    """Loads the model in float64 with the reference's kernels unless told."""
+    made = MODELS[model]
+    if model not in folders:
+        folders[model] = tmp_path_factory.mktemp("model")
+        made.make(folders[model])
+
+    def with_attention(path: Path) -> ModelConfig:
+        config = read_model_config(path)
+        if made.attention is None:
+            return config
+        layers = (0, *[1] * (config.num_layers - 1))
+        return replace(config, attention_kinds=made.attention, kind_of_layer=layers)
+
+    def load(**options: Any) -> LoadedModel:
+        options = {
+            "dtype": "float64", "kernels": "reference", "max_total_tokens": 2048,
+            **made.options, **options,
+        }  # fmt: skip
+        return LoadedModel(EngineConfig(model=folders[model], **{"speculate": "off", **options}))
+
+    monkeypatch.setattr(engine, "read_model_config", with_attention)
+    return load
+
+
+@pytest.fixture(scope="module")
+def truths() -> dict[str, list[list[int]]]:
+    """What each model says alone, once a test has had it say so."""
+    return {}
+
+
+@pytest.fixture
+def alone(model: str, engine_of: Load, truths: dict[str, list[list[int]]]) -> list[list[int]]:
+    if model not in truths:
+        truths[model] = said_alone(engine_of())
+    return truths[model]
+
+
+def said_alone(loaded: LoadedModel) -> list[list[int]]:
+    outputs: list[list[int]] = []
     for job in JOBS:
         outputs += outputs_of(serve(loaded, [job]))
         loaded.engine.flush_cache()
@@ -166,7 +213,7 @@ def alone(engine_of: Load) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("name", CIRCUMSTANCES)
+@in_turn("name", [name for name in CIRCUMSTANCES if name != FOR_ALL_MODELS], [FOR_ALL_MODELS])
 def test_tokens_are_identical_missed_and_hit(
     engine_of: Load, alone: list[list[int]], name: str
 ) -> None:
@@ -188,17 +235,12 @@ def test_tokens_are_identical_whatever_is_drafted(engine_of: Load, alone: list[l
     assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"host_kv_tokens": 1024}, {"host_kv_tokens": 1024, "device": "cuda"}], ids=str
-)
+@in_turn("name", list(PREEMPTED))
 def test_tokens_are_identical_after_preemption(
-    engine_of: Load,
-    alone: list[list[int]],
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    engine_of: Load, alone: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Computed again, or swapped to the host and back."""
-    loaded = engine_of(max_total_tokens=128, chunked_prefill_size=32, **options)
+    loaded = engine_of(max_total_tokens=128, chunked_prefill_size=32, **PREEMPTED[name])
     scheduler = loaded.engine.scheduler
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
