@@ -35,7 +35,7 @@ from step_plans import Feed, PlanDriver
 from waiting import ready
 
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
-from stemma.runtime import engine
+from stemma.runtime import loaded_model
 from stemma.runtime.checkpoint.config.model_config import ModelConfig
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.model_runner import ModelRunner
@@ -187,7 +187,7 @@ def engine_of(
         }  # fmt: skip
         return LoadedModel(EngineConfig(model=folders[model], **{"speculate": "off", **options}))
 
-    monkeypatch.setattr(engine, "read_model_config", with_attention)
+    monkeypatch.setattr(loaded_model, "read_model_config", with_attention)
     return load
 
 
