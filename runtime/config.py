@@ -35,6 +35,7 @@ KVTransport = Literal["auto", "nixl", "zmq"]
 KV_TRANSPORTS: tuple[KVTransport, ...] = get_args(KVTransport)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+MTP = "mtp"  # as a draft model: the layer that the checkpoint has for it
 DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
 MAX_LORA_RANK = 4096
 
@@ -240,8 +241,8 @@ class EngineConfig:
         8, "guess at most N tokens of a request in a step; 0: none", integer(0, MAX_DRAFT_TOKENS)
     )
     draft_model: str | None = flag(
-        None, "a smaller model of the same tokens, which guesses what follows (CPU)",
-        metavar="PATH",
+        None, "a smaller model of the same tokens, which guesses what follows; mtp: the "
+        "checkpoint's own layer for multi-token prediction (CPU)", metavar="PATH",
     )
     draft_quantization: Quantization = flag(
         "none", "quantize the draft model's weights as it is loaded; with the model's own PATH as "
@@ -374,7 +375,7 @@ class EngineConfig:
         value = getattr(self, name)
         fits = self.draft_model is None or self.draft_layers == 0
         _require("draft_layers", self.draft_layers, fits, "0 with draft_model")
-        fits = self.draft_model is not None or self.draft_quantization == "none"
+        fits = self.draft_model not in (None, MTP) or self.draft_quantization == "none"
         _require("draft_quantization", self.draft_quantization, fits, "none without draft_model")
         _require(name, value, self.device == "cpu", "none but with device=cpu")
         _require(name, value, self.num_processes == 1, f"none with {self._divided}")
@@ -468,7 +469,7 @@ def located(config: EngineConfig, on_progress: ByteProgress | None = None) -> En
     """The configuration with the model's folder in place of what was typed; the name under which
     it is served stays. Raises as `locate_model` does."""
     folder = locate_model(config.model, revision=config.revision, on_progress=on_progress)
-    if config.draft_model is not None:
+    if config.draft_model not in (None, MTP):
         draft = locate_model(config.draft_model, on_progress=on_progress)
         config = replace(config, draft_model=str(draft))
     if folder == config.model:

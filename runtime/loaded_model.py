@@ -14,7 +14,12 @@ from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
-from .checkpoint.draft_checkpoint import DraftCheckpoint, require_drafts, require_first_layers
+from .checkpoint.draft_checkpoint import (
+    DraftCheckpoint,
+    require_drafts,
+    require_first_layers,
+    require_predictor,
+)
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -22,6 +27,7 @@ from .config import (
     DEFAULT_MAX_LORA_RANK,
     MAX_LORA_RANK,
     MOONCAKE_SCHEME,
+    MTP,
     REDIS_SCHEMES,
     REMOTE_SCHEMES,
     EngineConfig,
@@ -116,6 +122,7 @@ class LoadedModel:
                 num_state_checkpoints=config.state_checkpoints,
                 draft_checkpoint=draft,
                 draft_layers=config.draft_layers,
+                has_predictor=config.draft_model == MTP,
                 on_progress=on_progress,
             )
         self.executor = self.runner if self.ranks is None else self.ranks
@@ -262,7 +269,10 @@ class LoadedModel:
         config, model = self.config, self.model_config
         if config.draft_layers:
             require_first_layers(model, config.draft_layers)
-        if config.draft_model is None:
+        if config.draft_model == MTP:
+            require_predictor(model)
+            self._draft_revision = MTP
+        if config.draft_model in (None, MTP):
             return None
         folder = Path(config.draft_model)
         of_draft = read_model_config(folder)

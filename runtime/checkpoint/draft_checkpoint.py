@@ -39,6 +39,15 @@ def require_first_layers(model: ModelConfig, num_layers: int) -> None:
         raise InvalidRequest.of("draft_layers", num_layers, allowed)
 
 
+def require_predictor(model: ModelConfig) -> None:
+    """Raises InvalidRequest where the checkpoint has no layer that predicts one token more."""
+    why = _why_no_draft(model)
+    if model.predictor is None:
+        why = f"{model.architecture} has no layer for multi-token prediction that can be read here"
+    if why is not None:
+        raise InvalidRequest.of("draft_model", "mtp", f"none, or another model: {why}")
+
+
 def _why_silent(model: ModelConfig) -> str | None:
     return f"{model.architecture} generates nothing" if model.is_bare else None
 

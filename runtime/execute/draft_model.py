@@ -73,16 +73,31 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
+class _Missing:
+    """Tokens to compute, and, where the draft model reads them, the hidden states before each, in
+    parts [n, hidden_size]."""
+
+    token_ids: tuple[int, ...] = ()
+    before: tuple[Tensor, ...] = ()
+
+    def and_token(self, token_id: int, before: Tensor) -> _Missing:
+        return _Missing((*self.token_ids, token_id), (*self.before, before))
+
+
+_NOTHING = _Missing()
+
+
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     """Tokens of an output that the draft model has not computed yet, from a position on."""
 
     row: Row
     start: int
-    tokens: tuple[int, ...]
+    tokens: _Missing
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        return self.start + len(self.tokens.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +124,11 @@ class DraftModel:
         *,
         vocab_size: int,
         has_own_kv: bool,
+        reads_hidden: bool = False,
     ) -> None:
         """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
-        must compute what the model computes; else its layers are the model's first."""
+        must compute what the model computes; else its layers are the model's first. reads_hidden:
+        it is a `Predictor`."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -119,6 +136,9 @@ class DraftModel:
         self._config = config
         self._vocab_size = vocab_size
         self._has_own_kv = has_own_kv
+        self._reads_hidden = reads_hidden
+        # By table row: the request, the position behind its last input, that one's hidden state.
+        self._last: dict[int, tuple[int, int, Tensor]] = {}
         self._forward = CapturedForward(model, kernels.capture)
         self._known: dict[int, _Known] = {}  # by table row
         self._waiting: dict[int, _Waiting] = {}  # by table row
@@ -134,44 +154,54 @@ class DraftModel:
         ]
         if leaving:
             waiting = [self._waiting.pop(table_row) for table_row in leaving]
-            self._compute_rows([_part(each.row, each.start, each.tokens) for each in waiting], ())
+            self._compute_rows(
+                [_part(each.row, each.start, each.tokens.token_ids) for each in waiting],
+                (),
+                [part for each in waiting for part in each.tokens.before],
+            )
 
-    def follow(self, plan: StepPlan, results: Sequence[RowResult]) -> Followed:
+    def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:
         """Compute the KV of what counts of a step's rows, of which these are the results, and of
-        what was drawn where more is to be guessed."""
+        what was drawn where more is to be guessed. hidden [T, hidden_size]: the model's, of the
+        step's tokens."""
         rows: list[Row] = []
+        before: list[Tensor] = []  # hidden states, of each token's predecessor, row by row
         ahead: list[Ahead] = []
         places: list[int] = []  # of `ahead` in the plan
         ends: list[int] = []  # of `ahead`: indices into `rows`
         was_waiting = bool(self._waiting)
+        first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
             counted = _counted(row, result)
-            token_ids = self._missing(row, row.input_ids[: counted.num_inputs])
+            own = hidden[first : first + counted.num_inputs]
+            first += len(row.input_ids)
+            missing = self._missing(row, row.input_ids[: counted.num_inputs], own)
             is_asked = row.num_ahead > 0 and counted.token_id is not None
             if is_asked and counted.token_id is not None:
-                token_ids = (*token_ids, counted.token_id)
-            elif row.is_output and 0 < len(token_ids) < _MAX_WAITING:
-                start = row.start + counted.num_inputs - len(token_ids)
-                self._waiting[row.table_row] = _Waiting(row, start, token_ids)
+                missing = missing.and_token(counted.token_id, own[-1:])
+            elif row.is_output and 0 < len(missing.token_ids) < _MAX_WAITING:
+                start = row.start + counted.num_inputs - len(missing.token_ids)
+                self._waiting[row.table_row] = _Waiting(row, start, missing)
                 continue
-            if not token_ids:
+            if not missing.token_ids:
                 continue
             end = row.start + counted.num_inputs + is_asked
-            rows.append(_part(row, end - len(token_ids), token_ids))
+            rows.append(_part(row, end - len(missing.token_ids), missing.token_ids))
+            before += missing.before
             if is_asked and row.sampling is not None:
                 places.append(place)
                 ends.append(len(rows) - 1)
-                ahead.append(Ahead(row, row.sampling, end, token_ids[-1]))
+                ahead.append(Ahead(row, row.sampling, end, missing.token_ids[-1]))
         if not rows:
             return Followed([], [], None)
         # NOTE: what rows share is before their first tokens, in consecutive rows.
         is_as_planned = len(rows) == len(plan.rows) and not was_waiting
         segments = plan.segments if is_as_planned else ()
-        hidden = self._compute_rows(rows, segments)
+        computed = self._compute_rows(rows, segments, before)
         if not ahead:
             return Followed([], [], None)
         last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
-        return Followed(places, ahead, hidden[torch.from_numpy(last)])
+        return Followed(places, ahead, computed[torch.from_numpy(last)])
 
     def guess(self, followed: Followed) -> list[tuple[TokenLogprob, ...]]:
         """What may follow each of the rows, one token a pass until each has as many as it wants."""
@@ -196,20 +226,36 @@ class DraftModel:
             inputs = self._inputs.build_decode(
                 table_rows[going], positions[going] + num_before, token_ids.numpy()[stay]
             )
-            hidden = self._compute(inputs)
+            hidden = self._compute(inputs, hidden[torch.from_numpy(stay)])
         for each, tokens in zip(ahead, guesses, strict=True):
-            known = [each.drawn, *(token.token_id for token in tokens[:-1])]
+            known = [each.drawn]  # behind it, what reads hidden states had its own
+            if not self._reads_hidden:
+                known += [token.token_id for token in tokens[:-1]]
             self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
         return [tuple(tokens) for tokens in guesses]
 
-    def _missing(self, row: Row, taken: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a row's inputs the last ones, which are to be computed, behind those that wait."""
+    def _missing(self, row: Row, taken: tuple[int, ...], hidden: Tensor) -> _Missing:
+        """Of a row's inputs the last ones, which are to be computed, behind those that wait.
+        hidden: of these inputs."""
         if not self._has_own_kv:
-            return ()
+            return _NOTHING
+        before = self._before(row, hidden) if self._reads_hidden else None
         waiting = self._waiting.pop(row.table_row, None)
-        if waiting is not None:
-            return (*waiting.tokens, *taken)
-        return taken[self._num_known(row, taken) :]
+        num_known = self._num_known(row, taken) if waiting is None else 0
+        own = () if before is None else (before[num_known:],)
+        if waiting is None:
+            return _Missing(taken[num_known:], own)
+        return _Missing((*waiting.tokens.token_ids, *taken), (*waiting.tokens.before, *own))
+
+    def _before(self, row: Row, hidden: Tensor) -> Tensor:
+        """[inputs, hidden_size]: the hidden state before each of a row's inputs; zeros before the
+        first one where it was not computed in the step before."""
+        request_id, end, last = self._last.get(row.table_row, (0, 0, None))
+        if last is None or (request_id, end) != (row.request_id, row.start):
+            last = hidden.new_zeros(1, hidden.shape[1])
+        states = torch.cat([last, hidden])
+        self._last[row.table_row] = (row.request_id, row.start + len(hidden), states[-1:])
+        return states[:-1]
 
     def _num_known(self, row: Row, taken: Sequence[int]) -> int:
         """How many of a row's inputs were computed along a guess, in the pages that it has now."""
@@ -224,11 +270,18 @@ class DraftModel:
             num_same += 1
         return num_same
 
-    def _compute_rows(self, rows: Sequence[Row], segments: tuple[SharedSegment, ...]) -> Tensor:
-        return self._compute(self._inputs.build(StepPlan(0, tuple(rows), segments)))
+    def _compute_rows(
+        self,
+        rows: Sequence[Row],
+        segments: tuple[SharedSegment, ...],
+        before: Sequence[Tensor],
+    ) -> Tensor:
+        inputs = self._inputs.build(StepPlan(0, tuple(rows), segments))
+        return self._compute(inputs, torch.cat(list(before)) if self._reads_hidden else None)
 
-    def _compute(self, inputs: StepInputs) -> Tensor:
-        """-> hidden [T, hidden_size], valid until the next call"""
+    def _compute(self, inputs: StepInputs, before: Tensor | None) -> Tensor:
+        """before: the hidden states before each token, where it reads them -> hidden
+        [T, hidden_size], valid until the next call"""
         known = (inputs.token_ids >= 0) & (inputs.token_ids < self._config.vocab_size)
         ids = np.where(known, inputs.token_ids, 0)  # an image's are no ids of a vocabulary
         batch = ForwardBatch(
@@ -239,6 +292,7 @@ class DraftModel:
             attention=plan_attentions(
                 self._kernels, inputs.attention_rows, self._kv_layers, self._config
             ),
+            residual=before if self._reads_hidden else None,
         )
         return self._forward(batch)
 
@@ -254,11 +308,11 @@ class DraftModel:
 
 
 def guessed(
-    model: DraftModel, plan: StepPlan, results: tuple[RowResult, ...]
+    model: DraftModel, plan: StepPlan, results: tuple[RowResult, ...], hidden: Tensor
 ) -> tuple[tuple[RowResult, ...], Guessing]:
     """A step's results with what is guessed to follow them."""
     started = time.perf_counter()
-    followed = model.follow(plan, results)
+    followed = model.follow(plan, results, hidden)
     rows = list(results)
     if not followed.ahead:
         return results, Guessing(time.perf_counter() - started)

@@ -48,7 +48,8 @@ from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
 from ..models.layers.expert_loads import ExpertLoads
 from ..models.layers.ranks import ALONE, Ranks, head_share
-from ..models.layers.stage import ALL_LAYERS, Stage
+from ..models.layers.stage import ALL_LAYERS, Stage, config_of_stage
+from ..models.predictor import Predictor
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
@@ -109,6 +110,7 @@ class ModelRunner:
         neighbours: Neighbours | None = None,
         draft_checkpoint: DraftCheckpoint | None = None,
         draft_layers: int = 0,
+        has_predictor: bool = False,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
@@ -118,7 +120,7 @@ class ModelRunner:
         and all run the same plans; only rank 0's results are whole. stage: with others,
         model_config is that of its layers, and `neighbours` exchanges with the processes that have
         those before and behind. draft_checkpoint: guesses what follows, on a CPU, or the model's
-        first `draft_layers` do.
+        first `draft_layers` do, or its predictor.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -140,10 +142,17 @@ class ModelRunner:
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         self._draft_checkpoint, self._draft_layers = draft_checkpoint, draft_layers
         self._draft: LanguageModel | None = None
+        self._draft_config: ModelConfig | None = None  # of what has KV of its own
+        self._has_predictor = has_predictor
         name = dtype_name(self.dtype)
         self.kv_layout = KVLayout.of(model_config, name, kv_cache_dtype)
         if draft_checkpoint is not None:
-            of_draft = KVLayout.of(draft_checkpoint.config, name, kv_cache_dtype)
+            self._draft_config = draft_checkpoint.config
+        if has_predictor:  # a layer like the last
+            num_layers = model_config.num_layers
+            self._draft_config = config_of_stage(model_config, (num_layers - 1, num_layers))
+        if self._draft_config is not None:
+            of_draft = KVLayout.of(self._draft_config, name, kv_cache_dtype)
             self.kv_layout = self.kv_layout.with_draft(of_draft)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
@@ -390,10 +399,10 @@ class ModelRunner:
         """On the pool whose last layers are a draft model's own."""
         if self._draft is None:
             return None
-        own = self._draft_checkpoint
+        own = self._draft_config
         layers, config = self.pool.layers, self.config
         if own is not None:
-            config = own.config
+            config = own
             layers = layers[-len(config.attention_layers) :]
         return DraftModel(
             self._draft,
@@ -403,6 +412,7 @@ class ModelRunner:
             config,
             vocab_size=self.config.vocab_size,
             has_own_kv=own is not None,
+            reads_hidden=self._has_predictor,
         )
 
     def _queued(
@@ -514,13 +524,24 @@ class ModelRunner:
             self._stage,
             self.expert_loads,
         )
+        if self._has_predictor:
+            build = replace(build, config=replace(build.config, unread_weights=()))
         model = build_model(build)
+        if self._has_predictor:
+            self._draft = self._predictor(build, model)
         if self.config.labels is not None:
             shape = (len(self.config.labels.names), self.config.hidden_size)
             self.score_head = source.take("score.weight", shape, torch.float64).cpu()
         if self._stage.is_whole:
             source.finish()
         return model
+
+    def _predictor(self, build: ModelBuild, model: LanguageModel) -> Predictor:
+        config, name = self._draft_config, build.config.predictor
+        assert config is not None and name is not None, "the config has a predictor"
+        assert isinstance(model, Decoder), "its layers are alike"
+        own = replace(build, config=config, adapters=None, expert_loads=None)
+        return Predictor(own, name, model.vocabulary)
 
 
 def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:

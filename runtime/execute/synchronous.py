@@ -128,7 +128,7 @@ class SynchronousSteps:
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
         guessing = NO_GUESSES
         if self._draft_model is not None:
-            rows, guessing = guessed(self._draft_model, plan, rows)
+            rows, guessing = guessed(self._draft_model, plan, rows, hidden)
             if sending is not None:
                 sending.end()
         return FinishedStep(

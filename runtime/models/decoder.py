@@ -74,6 +74,11 @@ class Decoder:
         self._add(residual, x)
         return residual
 
+    @property
+    def vocabulary(self) -> VocabEmbedding:
+        """For what shares it."""
+        return self._vocab
+
     def first(self, num_layers: int) -> Decoder:
         """Its first layers with its embedding, norm and output projection, as a model that shares
         all of them."""

@@ -247,6 +247,7 @@ class DecoderConfig:
     # pair. None: positions have one axis.
     rope_axes: tuple[int, ...] | None = None
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
+    predictor: str | None = None  # name of the layer that predicts one token more (predictor.py)
     names: LayerNames = LayerNames()
     final_norm: str = "norm"  # the checkpoint's name
     weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder

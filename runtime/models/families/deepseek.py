@@ -158,8 +158,17 @@ def routing_of_v3(config: Fields) -> RoutingOptions:
 
 def drafting_layer(config: Fields) -> tuple[str, ...]:
     """The name of the layer past the last, which predicts a further token for speculative decoding;
-    it is not read."""
-    return (f"model.layers.{config.integer('num_hidden_layers')}.",)
+    it is read where it drafts."""
+    return (f"{_behind_the_last(config)}.",)
+
+
+def predictor_of(config: Fields) -> str | None:
+    """The name of that layer, where a checkpoint has one."""
+    return _behind_the_last(config) if config.integer("num_nextn_predict_layers", 0) else None
+
+
+def _behind_the_last(config: Fields) -> str:
+    return f"model.layers.{config.integer('num_hidden_layers')}"
 
 
 def _in_groups(routing: RoutingOptions, config: Fields) -> RoutingOptions:
@@ -203,6 +212,7 @@ def read_latent_decoder(config: Fields, architecture: str) -> DecoderConfig:
         output_bias=bias,
         latent=latent,
         unread_weights=drafting_layer(config),
+        predictor=predictor_of(config),
         attention_kinds=(LatentOptions(_scale(config, latent)),),
     )
 

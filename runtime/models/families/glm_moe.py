@@ -12,6 +12,7 @@ from ...checkpoint.config.model_config import DecoderConfig
 from .decoder import read_decoder, with_experts, with_windows
 from .deepseek import (
     drafting_layer,
+    predictor_of,
     read_latent_decoder,
     sigmoid_experts,
     with_indexer,
@@ -88,6 +89,7 @@ def read_glm4_moe(config: Fields, architecture: str) -> DecoderConfig:
         qkv_bias=config.flag("attention_bias", False),
         query_key_norm="head" if config.flag("use_qk_norm", False) else None,
         unread_weights=drafting_layer(config),
+        predictor=predictor_of(config),
     )
     return with_experts(decoder, config, sigmoid_experts(config, decoder))
 
