@@ -16,7 +16,9 @@ from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.draft_checkpoint import (
     DraftCheckpoint,
+    is_eagle,
     require_drafts,
+    require_eagle,
     require_first_layers,
     require_predictor,
 )
@@ -276,15 +278,22 @@ class LoadedModel:
             return None
         folder = Path(config.draft_model)
         of_draft = read_model_config(folder)
-        require_drafts(model, of_draft, config.draft_model)
-        difference = first_difference(self.tokenizer, Tokenizer(folder, of_draft.vocab_size))
-        if difference is not None:
-            allowed = f"a model with the tokens of {config.model_name}: {difference}"
-            raise InvalidRequest.of("draft_model", config.draft_model, allowed)
+        is_head = is_eagle(folder)
+        if is_head:  # it has the model's tokens, and no tokenizer
+            require_eagle(model, of_draft, config.draft_model)
+        else:
+            require_drafts(model, of_draft, config.draft_model)
+            self._require_same_tokens(folder, of_draft.vocab_size)
         self._draft_revision = model_revision(
             folder, of_draft, model.context_length, config.draft_quantization, config.load_format
         )
-        return DraftCheckpoint(folder, of_draft, config.draft_quantization)
+        return DraftCheckpoint(folder, of_draft, config.draft_quantization, is_head)
+
+    def _require_same_tokens(self, folder: Path, vocab_size: int) -> None:
+        difference = first_difference(self.tokenizer, Tokenizer(folder, vocab_size))
+        if difference is not None:
+            allowed = f"a model with the tokens of {self.config.model_name}: {difference}"
+            raise InvalidRequest.of("draft_model", self.config.draft_model, allowed)
 
     def _adapter_registry(self) -> AdapterRegistry | None:
         """The adapters given at the start. Raises ModelLoadError."""

@@ -43,6 +43,7 @@ from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
 from ..models.decoder import Decoder
+from ..models.eagle import EagleHead
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
@@ -412,7 +413,7 @@ class ModelRunner:
             config,
             vocab_size=self.config.vocab_size,
             has_own_kv=own is not None,
-            reads_hidden=self._has_predictor,
+            reads_hidden=isinstance(self._draft, (Predictor, EagleHead)),
         )
 
     def _queued(
@@ -492,16 +493,7 @@ class ModelRunner:
             with open_weights(
                 draft.folder, load_format, draft.quantization, self.dtype, self.device, on_progress
             ) as source:
-                self._draft = build_model(
-                    ModelBuild(
-                        draft.config,
-                        source,
-                        self.kernels,
-                        self.dtype,
-                        self.device,
-                        self.max_model_len,
-                    )
-                )
+                self._draft = self._draft_of(draft, source)
                 source.finish()
 
     def _build(self, source: WeightSource) -> LanguageModel:
@@ -535,6 +527,15 @@ class ModelRunner:
         if self._stage.is_whole:
             source.finish()
         return model
+
+    def _draft_of(self, draft: DraftCheckpoint, source: WeightSource) -> LanguageModel:
+        build = ModelBuild(
+            draft.config, source, self.kernels, self.dtype, self.device, self.max_model_len
+        )
+        if not draft.is_eagle:
+            return build_model(build)
+        assert isinstance(self.model, Decoder), "its layers are alike"
+        return EagleHead(build, self.model.vocabulary)
 
     def _predictor(self, build: ModelBuild, model: LanguageModel) -> Predictor:
         config, name = self._draft_config, build.config.predictor

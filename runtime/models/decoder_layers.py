@@ -118,7 +118,7 @@ class ParallelLayer:
         size, names = build.config.hidden_size, build.config.names
         self._add = build.kernels.add_in_place
         self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
-        self._attention = _attention(build, name, index)
+        self._attention = attention_of(build, name, index)
         self._feed_forward = feed_forward_of(build, name, index)
 
     def __call__(
@@ -137,7 +137,7 @@ class SandwichNormLayer:
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
         size, names = build.config.hidden_size, build.config.names
         self._input_norm = norm_of(build, f"{name}.{names.input_norm}", size)
-        self._attention = _attention(build, name, index)
+        self._attention = attention_of(build, name, index)
         self._attended_norm = norm_of(build, f"{name}.{names.attended_norm}", size)
         self._middle_norm = norm_of(build, f"{name}.{names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
@@ -158,7 +158,7 @@ class PostNormLayer:
     def __init__(self, build: ModelBuild, name: str, index: int) -> None:
         size, names = build.config.hidden_size, build.config.names
         self._add = build.kernels.add_in_place
-        self._attention = _attention(build, name, index)
+        self._attention = attention_of(build, name, index)
         self._attended_norm = norm_of(build, f"{name}.{names.attended_norm}", size)
         self._feed_forward = feed_forward_of(build, name, index)
         self._output_norm = norm_of(build, f"{name}.{names.output_norm}", size)
@@ -177,13 +177,14 @@ def _mixer(build: ModelBuild, layer: str, index: int) -> Callable[..., Tensor]:
     """A layer's attention, or what it has in its place."""
     recurrent = build.config.recurrent
     if recurrent is None or index not in recurrent.layers:
-        return _attention(build, layer, index)
+        return attention_of(build, layer, index)
     mix = recurrent_layer(build, f"{layer}.{build.config.names.recurrence}", index)
     # One token's state follows from the one before: where ranks divide tokens, each computes all.
     return lambda x, rotary, batch: batch.tokens.take(mix(batch.tokens.gather(x), batch))
 
 
-def _attention(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:
+def attention_of(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:
+    """A layer's attention block."""
     name = f"{layer}.{build.config.names.attention}"
     if build.config.latent is not None:
         return LatentAttention(build, name, index)

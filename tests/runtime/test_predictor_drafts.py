@@ -1,5 +1,5 @@
-"""Drafts by a checkpoint's own layer for multi-token prediction: what transformers' layers compute
-in its place, and outputs that do not depend on it."""
+"""Drafts by what reads the model's hidden states, a layer for multi-token prediction or an EAGLE
+head: what transformers' layers compute in its place, and outputs that do not depend on it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from checkpoints import make_checkpoint, randomize
 from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
 from mixtures import make_mixture
 from safetensors.torch import load_file, save_file
 from scripted_drafters import verify_all
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
@@ -29,16 +32,18 @@ NUM_GUESSES = 3
 class Reference:
     """Guesses by transformers' layers, whole texts at once."""
 
-    def __init__(self, model: Any, own: dict[str, Tensor]) -> None:
-        """model: its last layer is the predictor's; own: the predictor's other weights."""
+    def __init__(self, model: Any, own: dict[str, Tensor], layer: Any) -> None:
+        """own: the predictor's weights but for its layer."""
         self._model, self._own = model.double(), {name: own[name].double() for name in own}
+        self._layer = layer.double()
 
     @torch.inference_mode()
     def guesses(self, token_ids: Sequence[int], num_guesses: int) -> list[int]:
         """The likeliest tokens behind these, one after the other."""
         model, ids = self._model.model, torch.tensor([token_ids])
-        inside = self._model(ids, output_hidden_states=True).hidden_states[NUM_LAYERS]
-        hidden = model.norm(inside)
+        hidden = self._model(ids, output_hidden_states=True).hidden_states[NUM_LAYERS]
+        if len(model.layers) > NUM_LAYERS:  # else they are normed
+            hidden = model.norm(hidden)
         before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
         found: list[int] = []
         for _ in range(num_guesses):
@@ -53,17 +58,19 @@ class Reference:
         model = self._model.model
         tokens = self._norm("enorm", model.embed_tokens(ids))
         merged = torch.cat([tokens, self._norm("hnorm", before)], -1)
-        x = merged @ self._own["eh_proj.weight"].T
+        x = merged @ self._own["eh_proj.weight"].T + self._own.get("bias", 0.0)
         positions = torch.arange(ids.shape[1])[None]
         size = ids.shape[1]
         mask = torch.full((1, 1, size, size), -torch.inf, dtype=x.dtype).triu(1)
         turned = model.rotary_emb(x, positions)
-        out = model.layers[NUM_LAYERS](
+        out = self._layer(
             x, attention_mask=mask, position_ids=positions, position_embeddings=turned
         )
         return out[0] if isinstance(out, tuple) else out
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
+        if f"{name}.weight" not in self._own:
+            return x
         eps = self._model.config.rms_norm_eps
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self._own[f"{name}.weight"]
 
@@ -89,14 +96,41 @@ def with_predictor(folder: Path, family: str) -> Reference:
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
-    return Reference(model, own)
+    return Reference(model, own, model.model.layers[NUM_LAYERS])
 
 
-@pytest.fixture(scope="module", params=["DeepseekV3", "Glm4Moe"])
+def with_eagle(folder: Path) -> Reference:
+    """Make a Llama and, in `head`, an EAGLE head for it, in the names that published ones have."""
+    make_checkpoint(folder, init_std=0.4, seed=11, num_layers=NUM_LAYERS)
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    config._attn_implementation = "eager"
+    layer = LlamaDecoderLayer(config, 0).eval()
+    layer.input_layernorm = torch.nn.Identity()
+    randomize(layer, 7, 0.3)
+    generator = torch.Generator().manual_seed(9)
+    size = config.hidden_size
+    own = {
+        "eh_proj.weight": 0.2 * torch.randn(size, 2 * size, generator=generator),
+        "bias": 0.2 * torch.randn(size, generator=generator),
+    }
+    tensors = {f"layers.0.{name}": each.clone() for name, each in layer.state_dict().items()}
+    tensors |= {"fc.weight": own["eh_proj.weight"], "fc.bias": own["bias"]}
+    tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
+    (folder / "head").mkdir()
+    save_file(tensors, folder / "head" / "model.safetensors", {"format": "pt"})
+    written = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 1}
+    (folder / "head" / "config.json").write_text(json.dumps(written))
+    return Reference(model, own, layer)
+
+
+@pytest.fixture(scope="module", params=["DeepseekV3", "Glm4Moe", "eagle"])
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "eagle":
+        return folder, with_eagle(folder)
     return folder, with_predictor(folder, request.param)
 
 
@@ -105,8 +139,10 @@ def load(made: tuple[Path, Reference]) -> Iterator[Load]:
     yield from loading(made[0])
 
 
-def drafting(load: Load, **options: Any) -> LoadedModel:
-    loaded = load(draft_model="mtp", speculate="model,grammar", **options)
+def drafting(load: Load, folder: Path, **options: Any) -> LoadedModel:
+    head = folder / "head"
+    draft_model = str(head) if head.exists() else "mtp"
+    loaded = load(draft_model=draft_model, speculate="model,grammar", **options)
     assert loaded.engine.scheduler.speculation is not None
     verify_all(loaded.engine.scheduler.speculation)
     return loaded
@@ -129,7 +165,7 @@ def test_guesses_are_those_of_the_published_form(
         offer(text, tokens, logprobs)
 
     monkeypatch.setattr(ModelText, "offer", noted)
-    loaded = drafting(load, chunked_prefill_size=chunk)
+    loaded = drafting(load, made[0], chunked_prefill_size=chunk)
     (output,) = outputs_of(serve(loaded, [job]))
     assert offered
     at = 1  # how much of the output was there at each offer: one step, one token more
@@ -158,6 +194,7 @@ def _num_right(tokens: Sequence[int], output: Sequence[int]) -> int:
 )
 def test_tokens_are_identical_with_a_predictor(
     load: Load,
+    made: tuple[Path, Reference],
     kind: str,
     page_size: int,
     chunk: int,
@@ -172,7 +209,7 @@ def test_tokens_are_identical_with_a_predictor(
     )
     jobs: list[Job] = JOBS[kind]
     alone = said_alone(load, jobs)
-    loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **options)
+    loaded = drafting(load, made[0], page_size=page_size, chunked_prefill_size=chunk, **options)
     if "max_total_tokens" in options:
         admission = loaded.engine.scheduler.admission
         monkeypatch.setattr(admission, "_require_room", lambda *_: None)
@@ -184,3 +221,17 @@ def test_tokens_are_identical_with_a_predictor(
 def test_a_model_without_a_predictor_is_refused(checkpoint: Path) -> None:
     with pytest.raises(InvalidRequest, match="LlamaForCausalLM has no layer for multi-token"):
         LoadedModel(EngineConfig(model=checkpoint, draft_model="mtp"))
+
+
+def test_a_head_for_another_model_is_refused(
+    checkpoint: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("eagle")
+    with_eagle(folder)
+    config = json.loads((folder / "head" / "config.json").read_text())
+    (folder / "head" / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    with pytest.raises(InvalidRequest, match="its vocab_size is 300, that of Llama"):
+        LoadedModel(EngineConfig(model=checkpoint, draft_model=str(folder / "head")))
+    save_file({"midlayer.x": torch.zeros(1)}, folder / "head" / "model.safetensors")
+    with pytest.raises(InvalidRequest, match="EAGLE-3 is not read"):
+        LoadedModel(EngineConfig(model=checkpoint, draft_model=str(folder / "head")))
