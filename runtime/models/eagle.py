@@ -23,13 +23,14 @@ from .layers.experts import feed_forward_of
 from .layers.linear import LinearLayer
 from .layers.norm import norm_of
 from .layers.rotary import LayerRotary
+from .vision.tower import VisionTower
 
 
 class EagleHead:
     """A `LanguageModel` that also reads hidden states: `batch.residual`, which it leaves as it
     is."""
 
-    vision = None
+    vision: VisionTower | None = None  # it does not see
 
     def __init__(self, build: ModelBuild, vocabulary: VocabEmbedding) -> None:
         """build: of the head's checkpoint; vocabulary: the model's."""

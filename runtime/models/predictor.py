@@ -22,13 +22,14 @@ from .layers.embedding import VocabEmbedding
 from .layers.linear import LinearLayer
 from .layers.norm import norm_of
 from .layers.rotary import LayerRotary
+from .vision.tower import VisionTower
 
 
 class Predictor:
     """A `LanguageModel` that also reads hidden states: `batch.residual`, which it leaves as it
     is."""
 
-    vision = None
+    vision: VisionTower | None = None  # it does not see
 
     def __init__(self, build: ModelBuild, name: str, vocabulary: VocabEmbedding) -> None:
         """build: with a config of one layer; name: that layer's in the checkpoint."""
