@@ -34,6 +34,7 @@ CLOSE_S = 3  # more than the sum of those
 # keeps all threads waiting. By default a body of 32,000 lists causes 45.
 GC_THRESHOLDS = (50_000, 2, 250)
 _POLL_S = 0.05
+_LEAST_GRACE_S = 5.0  # that a connection has beyond its stream, on a machine that is busy
 
 
 class Engines(Protocol):
@@ -80,7 +81,8 @@ def uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:
     most = min(settings.max_connections or most, most)
     table = ConnectionTable(most, lambda reason: metrics.dropped_connections.labels(reason).inc())
     metrics.connections.set_function(lambda: table.num_connections)
-    unread_timeout_s = 2 * settings.stream_stall_s  # a stream is cut off before, and counted there
+    # A stream is cut off before, and counted there.
+    unread_timeout_s = settings.stream_stall_s + max(settings.stream_stall_s, _LEAST_GRACE_S)
     return uvicorn.Config(
         app,
         http=cast(Any, partial(HttpProtocol, table, unread_timeout_s)),
