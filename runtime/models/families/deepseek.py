@@ -164,7 +164,8 @@ def drafting_layer(config: Fields) -> tuple[str, ...]:
 
 def predictor_of(config: Fields) -> str | None:
     """The name of that layer, where a checkpoint has one."""
-    return _behind_the_last(config) if config.integer("num_nextn_predict_layers", 0) else None
+    has_any = config.get("num_nextn_predict_layers") not in (None, 0)
+    return _behind_the_last(config) if has_any else None
 
 
 def _behind_the_last(config: Fields) -> str:
