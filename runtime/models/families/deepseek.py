@@ -29,6 +29,7 @@ _DEFAULTS_3 = {
     "q_lora_rank": 1536,
     "routed_scaling_factor": 2.5,
     "eos_token_id": 1,
+    "num_nextn_predict_layers": 1,
 }
 
 _DEFAULTS_32 = {

@@ -20,6 +20,7 @@ from .deepseek import (
 )
 
 _DEFAULTS = {
+    "num_nextn_predict_layers": 1,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
