@@ -377,6 +377,8 @@ class EngineConfig:
         _require("draft_layers", self.draft_layers, fits, "0 with draft_model")
         fits = self.draft_model not in (None, MTP) or self.draft_quantization == "none"
         _require("draft_quantization", self.draft_quantization, fits, "none without draft_model")
+        fits = self.speculative_num_tokens > 0
+        _require("speculative_num_tokens", 0, fits, f"at least 1 with {name}")
         _require(name, value, self.device == "cpu", "none but with device=cpu")
         _require(name, value, self.num_processes == 1, f"none with {self._divided}")
 

@@ -128,7 +128,7 @@ class DraftModel:
     ) -> None:
         """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
         must compute what the model computes; else its layers are the model's first. reads_hidden:
-        it is a `Predictor`."""
+        it is a `Predictor` or an `EagleHead`."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -254,7 +254,9 @@ class DraftModel:
         if last is None or (request_id, end) != (row.request_id, row.start):
             last = hidden.new_zeros(1, hidden.shape[1])
         states = torch.cat([last, hidden])
-        self._last[row.table_row] = (row.request_id, row.start + len(hidden), states[-1:])
+        # A copy: a view would keep the states of a whole chunk.
+        behind = row.start + len(hidden)
+        self._last[row.table_row] = (row.request_id, behind, states[-1:].clone())
         return states[:-1]
 
     def _num_known(self, row: Row, taken: Sequence[int]) -> int:
@@ -313,9 +315,9 @@ def guessed(
     """A step's results with what is guessed to follow them."""
     started = time.perf_counter()
     followed = model.follow(plan, results, hidden)
-    rows = list(results)
     if not followed.ahead:
         return results, Guessing(time.perf_counter() - started)
+    rows = list(results)
     for place, tokens in zip(followed.places, model.guess(followed), strict=True):
         rows[place] = replace(rows[place], ahead=tokens)
     num_passes = max(each.row.num_ahead for each in followed.ahead)

@@ -56,11 +56,6 @@ class ModelDrafter:
             pass_s = seconds / num_passes
             self._pass_s = pass_s if self._pass_s is None else 0.8 * self._pass_s + 0.2 * pass_s
 
-    @property
-    def pass_s(self) -> float | None:
-        """Seconds to guess a token of each row; None: not measured yet."""
-        return self._pass_s
-
     def num_ahead(self, texts: Sequence[ModelText], curve: Sequence[float], room: int) -> list[int]:
         """How many tokens, at most `room`, to guess of each text for a step that computes these
         alone. curve: see `StepTimes`."""
@@ -68,9 +63,9 @@ class ModelDrafter:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]
         worth = [text.share for text in texts]
-        num_rows, tokens, best, best_ahead = len(texts), float(len(texts)), 0.0, 0
-        num_tokens, base = num_rows, curve[min(num_rows, MAX_TOKENS)]
-        best = num_rows / base * MIN_GAIN
+        num_rows = num_tokens = len(texts)
+        tokens, best_ahead = float(num_rows), 0
+        best = num_rows / curve[min(num_rows, MAX_TOKENS)] * MIN_GAIN
         for ahead in range(1, room + 1):
             worth = [chance * rate for chance, rate in zip(worth, rates, strict=True)]
             wanted = [chance for chance in worth if chance >= _LEAST_WORTH]
@@ -85,9 +80,8 @@ class ModelDrafter:
             self._num_vain += 1
             if self._num_vain < _VAIN:
                 return [0] * num_rows
-            best_ahead = min(2, room)
             self._num_vain = 0
-            return [best_ahead] * num_rows
+            return [min(2, room)] * num_rows
         self._num_vain = 0
         return [_num_worth(text, best_ahead) for text in texts]
 
@@ -159,10 +153,9 @@ class ModelText:
         for place, cell in enumerate(draft.evidence[: num_accepted + 1]):
             self._drafter.learn(cell, place < num_accepted)
         num_seen = num_accepted + (num_accepted < len(draft.tokens))
-        for counts in (self._of_op,):
-            fade = max(0.0, 1.0 - num_seen / _MEMORY)
-            counts[0] = fade * counts[0] + num_accepted
-            counts[1] = fade * counts[1] + num_seen
+        fade = max(0.0, 1.0 - num_seen / _MEMORY)
+        self._of_op[0] = fade * self._of_op[0] + num_accepted
+        self._of_op[1] = fade * self._of_op[1] + num_seen
         self._right += num_accepted
         self._seen += num_seen
 
