@@ -38,7 +38,16 @@ class RedisServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        wait_until(lambda: self._path.exists() and self.client().ping())
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        """Not yet between the moment when its socket lies there and when it listens."""
+        import redis
+
+        try:
+            return bool(self.client().ping())
+        except redis.ConnectionError:
+            return False
 
     def client(self):  # type: ignore[no-untyped-def]
         import redis
