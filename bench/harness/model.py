@@ -4,6 +4,11 @@
 Python's standard library. The seed fixes the weights bit by bit; they are drawn in the order in
 which Hugging Face transformers 5 builds and initialises its LlamaForCausalLM, then head and
 embedding are drawn anew with a spread that gives a clear argmax.
+
+With --draft-layers N there is a draft model that costs and guesses what real ones do, and needs no
+training: what the layers behind the first N add is scaled by --rest, so that the first N and the
+head guess what the whole model says, the better the smaller --rest is. FOLDER/draft is a checkpoint
+of them.
 """
 
 from __future__ import annotations
@@ -12,9 +17,11 @@ import argparse
 import json
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from ...errors import InvalidRequest
 
 CORPUS_CHARS = 16_000_000
 CHUNK_CHARS = 4096
@@ -52,25 +59,46 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FOLDER", help="write the checkpoint there")
     add("--preset", choices=sorted(PRESETS), default="llama-160m")
     add("--seed", type=int, default=0)
+    add("--draft-layers", type=int, default=0, metavar="N", help="a draft of the first N layers")
+    add("--rest", type=float, default=0.25, metavar="SHARE",
+        help="of what the layers behind them would add (default: %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the checkpoint."""
-    make_model(args.out, PRESETS[args.preset], args.seed)
+    shape = PRESETS[args.preset]
+    if not 0 <= args.draft_layers < shape.layers:
+        allowed = f"0 (no draft) to {shape.layers - 1}, fewer than the model's layers"
+        raise InvalidRequest.of("draft_layers", args.draft_layers, allowed)
+    make_model(args.out, shape, args.seed, args.draft_layers, args.rest)
     print(f"{args.preset} written to {args.out}")
     return 0
 
 
-def make_model(folder: Path, shape: Shape, seed: int = 0) -> None:
+def make_model(
+    folder: Path, shape: Shape, seed: int = 0, draft_layers: int = 0, rest: float = 1.0
+) -> None:
     """Write a checkpoint in Hugging Face layout."""
     import torch
+
+    weights = _weights(torch, shape, seed)
+    if draft_layers:
+        for layer in range(draft_layers, shape.layers):
+            for name in ("self_attn.o_proj", "mlp.down_proj"):
+                weights[f"model.layers.{layer}.{name}.weight"] *= rest
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    _write(folder, shape, tensors)
+    if draft_layers:
+        behind = {f"model.layers.{layer}." for layer in range(draft_layers, shape.layers)}
+        first = {n: t for n, t in tensors.items() if not n.startswith(tuple(behind))}
+        _write(folder / "draft", replace(shape, layers=draft_layers), first)
+
+
+def _write(folder: Path, shape: Shape, tensors: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, shape)
-    tensors = {
-        name: tensor.to(torch.bfloat16) for name, tensor in _weights(torch, shape, seed).items()
-    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", checkpoint_config(shape))
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}

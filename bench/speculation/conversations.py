@@ -38,6 +38,7 @@ class Conversation:
     user: list[str]
     limits: list[dict[str, Any]]
     facts: dict[str, str]
+    max_tokens: int = MAX_TOKENS  # of a reply
 
     @property
     def program(self) -> Function:
@@ -63,7 +64,7 @@ def _converse(s: ProgramState, case: Conversation, temperature: float) -> None:
     for turn, (question, limits) in enumerate(zip(case.user, case.limits, strict=True)):
         s += user(question)
         s += assistant(
-            gen(f"reply{turn}", max_tokens=MAX_TOKENS, temperature=temperature, **limits)
+            gen(f"reply{turn}", max_tokens=case.max_tokens, temperature=temperature, **limits)
         )
 
 
@@ -75,7 +76,7 @@ def _agent(s: ProgramState, case: Conversation, temperature: float) -> None:
         s += user(question) + assistant_begin()
         for step in range(MAX_ACTIONS + 1):
             name = f"step{turn}.{step}"
-            s += gen(name, max_tokens=MAX_TOKENS, stop=STOP, temperature=temperature)
+            s += gen(name, max_tokens=case.max_tokens, stop=STOP, temperature=temperature)
             action = _ACTION.search(s[name])
             if action is None:
                 break

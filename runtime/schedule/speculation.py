@@ -192,13 +192,16 @@ class Speculation:
             follower.expect(draft.tokens[:num_likely])
 
     def describe(self) -> dict[str, Any]:
-        """Counts by who guessed, and what steps take by their tokens, as plain data."""
+        """Counts by who guessed, what steps take by their tokens, and what a pass of the draft
+        model takes (None: there was none), as plain data."""
         counts = {
             source: {"drafted_tokens": drafted, "accepted_tokens": accepted}
             for source, (drafted, accepted) in self._by_source.items()
         }
         step_ms = {str(size): ms for size, ms in self.times.describe().items()}
-        return {"sources": counts, "step_ms": step_ms}
+        model = self._drafting.model
+        pass_ms = None if model is None or model.pass_s is None else 1000 * model.pass_s
+        return {"sources": counts, "step_ms": step_ms, "pass_ms": pass_ms}
 
     def begin_step(self) -> None:
         """A step is about to be planned."""

@@ -44,7 +44,7 @@ class ModelDrafter:
             for index in range(_NUM_PLACES * _NUM_BINS)
         ]
         self._rates: OrderedDict[Hashable, list[float]] = OrderedDict()  # by op: right, seen
-        self._pass_s: float | None = None
+        self.pass_s: float | None = None  # of all rows, a token each; None: not known
         self._num_vain = 0
 
     def open(self, subject: Subject) -> ModelText:
@@ -54,12 +54,12 @@ class ModelDrafter:
         """The draft model took so long for so many tokens of each row."""
         if num_passes:
             pass_s = seconds / num_passes
-            self._pass_s = pass_s if self._pass_s is None else 0.8 * self._pass_s + 0.2 * pass_s
+            self.pass_s = pass_s if self.pass_s is None else 0.8 * self.pass_s + 0.2 * pass_s
 
     def num_ahead(self, texts: Sequence[ModelText], curve: Sequence[float], room: int) -> list[int]:
         """How many tokens, at most `room`, to guess of each text for a step that computes these
         alone. curve: see `StepTimes`."""
-        if self._pass_s is None or not curve:
+        if self.pass_s is None or not curve:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]
         worth = [text.share for text in texts]
@@ -73,7 +73,7 @@ class ModelDrafter:
             if not wanted or num_tokens > MAX_TOKENS:
                 break
             tokens += sum(wanted)
-            rate = tokens / (curve[num_tokens] + ahead * self._pass_s)
+            rate = tokens / (curve[num_tokens] + ahead * self.pass_s)
             if rate > best:
                 best, best_ahead = rate, ahead
         if not best_ahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,23 @@ def test_weights_are_drawn_as_transformers_draws_them(
     tokenizer = Tokenizer(tmp_path, SHAPE.vocab)
     assert tokenizer.num_tokens == SHAPE.vocab
     assert tokenizer.decode(tokenizer.encode("def é")) == "def é"
+
+
+def test_the_first_layers_are_a_draft_of_a_model_whose_rest_adds_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(model, "_corpus", lambda: itertools.repeat("def f(x): return x", 20))
+    shape = replace(SHAPE, layers=4)
+    found = {}
+    for rest in (1.0, 0.1):
+        folder = tmp_path / str(rest)
+        model.make_model(folder, shape, seed=3, draft_layers=1, rest=rest)
+        ids = torch.arange(60)[None] % shape.vocab
+        whole, draft = (
+            transformers.AutoModelForCausalLM.from_pretrained(each)(ids).logits.argmax(-1)
+            for each in (folder, folder / "draft")
+        )
+        found[rest] = (whole == draft).float().mean().item()
+    assert found[0.1] > max(0.5, found[1.0])
