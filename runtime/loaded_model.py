@@ -15,7 +15,10 @@ from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.draft_checkpoint import (
+    Draft,
     DraftCheckpoint,
+    FirstLayers,
+    OwnPredictor,
     is_eagle,
     require_drafts,
     require_eagle,
@@ -99,7 +102,7 @@ class LoadedModel:
         self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
-        draft = self._draft_checkpoint()
+        draft = self._draft()
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
@@ -122,9 +125,7 @@ class LoadedModel:
                 num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
                 max_adapter_rank=_max_lora_rank(config),
                 num_state_checkpoints=config.state_checkpoints,
-                draft_checkpoint=draft,
-                draft_layers=config.draft_layers,
-                has_predictor=config.draft_model == MTP,
+                draft=draft,
                 on_progress=on_progress,
             )
         self.executor = self.runner if self.ranks is None else self.ranks
@@ -265,16 +266,18 @@ class LoadedModel:
             has_model=config.has_draft_model,
         )
 
-    def _draft_checkpoint(self) -> DraftCheckpoint | None:
-        """The model that guesses for this one. Raises InvalidRequest where it cannot, and
+    def _draft(self) -> Draft | None:
+        """What guesses for this model. Raises InvalidRequest where it cannot, and
         ModelLoadError."""
         config, model = self.config, self.model_config
         if config.draft_layers:
             require_first_layers(model, config.draft_layers)
+            return FirstLayers(config.draft_layers)
         if config.draft_model == MTP:
             require_predictor(model)
             self._draft_revision = MTP
-        if config.draft_model in (None, MTP):
+            return OwnPredictor()
+        if config.draft_model is None:
             return None
         folder = Path(config.draft_model)
         of_draft = read_model_config(folder)

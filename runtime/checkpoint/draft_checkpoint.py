@@ -25,6 +25,22 @@ class DraftCheckpoint:
     is_eagle: bool = False  # a head that reads the model's hidden states (models/eagle.py)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstLayers:
+    """The model's own first layers guess."""
+
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPredictor:
+    """The layer that the model's checkpoint has for multi-token prediction guesses."""
+
+
+Draft = DraftCheckpoint | FirstLayers | OwnPredictor
+"""What guesses for a model."""
+
+
 def is_eagle(folder: Path) -> bool:
     """Whether a checkpoint is an EAGLE head rather than a model. Raises ModelLoadError, and
     InvalidRequest for heads of other forms."""
