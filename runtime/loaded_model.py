@@ -19,12 +19,13 @@ from .checkpoint.draft_checkpoint import (
     DraftCheckpoint,
     FirstLayers,
     OwnPredictor,
-    is_eagle,
     require_drafts,
     require_eagle,
     require_first_layers,
+    require_head,
     require_predictor,
 )
+from .checkpoint.draft_heads import Eagle, Eagle3, head_kind, read_eagle3
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -53,7 +54,7 @@ from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
-from .models.model_config import read_model_config
+from .models.model_config import read_head_config, read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
 from .schedule.cache.coming_prefixes import ComingPrefixes
@@ -280,17 +281,23 @@ class LoadedModel:
         if config.draft_model is None:
             return None
         folder = Path(config.draft_model)
-        of_draft = read_model_config(folder)
-        is_head = is_eagle(folder)
-        if is_head:  # it has the model's tokens, and no tokenizer
+        kind = head_kind(folder)
+        of_draft = read_head_config(folder) if kind == "eagle3" else read_model_config(folder)
+        head: Eagle | Eagle3 | None = None
+        if kind == "eagle":  # heads have the model's tokens, and no tokenizer
+            head = Eagle()
             require_eagle(model, of_draft, config.draft_model)
+        elif kind == "eagle3":
+            require_head(model, of_draft, config.draft_model)
+            head = read_eagle3(folder, model.hidden_size, model.vocab_size, model.num_layers)
         else:
             require_drafts(model, of_draft, config.draft_model)
             self._require_same_tokens(folder, of_draft.vocab_size)
-        self._draft_revision = model_revision(
+        revision = model_revision(
             folder, of_draft, model.context_length, config.draft_quantization, config.load_format
         )
-        return DraftCheckpoint(folder, of_draft, config.draft_quantization, is_head)
+        self._draft_revision = revision if head is None else f"{revision} {head}"
+        return DraftCheckpoint(folder, of_draft, config.draft_quantization, head)
 
     def _require_same_tokens(self, folder: Path, vocab_size: int) -> None:
         difference = first_difference(self.tokenizer, Tokenizer(folder, vocab_size))

@@ -35,7 +35,8 @@ from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
 from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
-from ..models.forward_batch import ForwardBatch
+from ..models.eagle3 import Eagle3Head
+from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
 from ..schedule.plan import (
     Guessing,
@@ -128,7 +129,7 @@ class DraftModel:
     ) -> None:
         """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
         must compute what the model computes; else its layers are the model's first. reads_hidden:
-        it is a `Predictor` or an `EagleHead`."""
+        it is a `Predictor`, an `EagleHead` or an `Eagle3Head`."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -139,6 +140,8 @@ class DraftModel:
         self._reads_hidden = reads_hidden
         # By table row: the request, the position behind its last input, that one's hidden state.
         self._last: dict[int, tuple[int, int, Tensor]] = {}
+        self._merge = model.merged if isinstance(model, Eagle3Head) else None
+        self.layers = model.layers if isinstance(model, Eagle3Head) else ()  # see `LayerStates`
         self._forward = CapturedForward(model, kernels.capture)
         self._known: dict[int, _Known] = {}  # by table row
         self._waiting: dict[int, _Waiting] = {}  # by table row
@@ -160,10 +163,32 @@ class DraftModel:
                 [part for each in waiting for part in each.tokens.before],
             )
 
+    def guessed(
+        self,
+        plan: StepPlan,
+        results: tuple[RowResult, ...],
+        hidden: Tensor,
+        kept: LayerStates | None,
+    ) -> tuple[tuple[RowResult, ...], Guessing]:
+        """A step's results with what is guessed to follow them. hidden [T, hidden_size]: the
+        model's, of the step's tokens; kept: those behind `layers`."""
+        started = time.perf_counter()
+        if self._merge is not None:
+            assert kept is not None, "the step was told what to keep"
+            hidden = self._merge(kept.of)
+        followed = self.follow(plan, results, hidden)
+        if not followed.ahead:
+            return results, Guessing(time.perf_counter() - started)
+        rows = list(results)
+        for place, tokens in zip(followed.places, self.guess(followed), strict=True):
+            rows[place] = replace(rows[place], ahead=tokens)
+        num_passes = max(each.row.num_ahead for each in followed.ahead)
+        return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
+
     def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:
         """Compute the KV of what counts of a step's rows, of which these are the results, and of
-        what was drawn where more is to be guessed. hidden [T, hidden_size]: the model's, of the
-        step's tokens."""
+        what was drawn where more is to be guessed. hidden [T, hidden_size]: what the draft model
+        reads of the step's tokens."""
         rows: list[Row] = []
         before: list[Tensor] = []  # hidden states, of each token's predecessor, row by row
         ahead: list[Ahead] = []
@@ -307,21 +332,6 @@ class DraftModel:
         rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
         token_ids, _ = self._kernels.sample(logits, rows)
         return token_ids, self._kernels.token_logprobs(logits, token_ids)
-
-
-def guessed(
-    model: DraftModel, plan: StepPlan, results: tuple[RowResult, ...], hidden: Tensor
-) -> tuple[tuple[RowResult, ...], Guessing]:
-    """A step's results with what is guessed to follow them."""
-    started = time.perf_counter()
-    followed = model.follow(plan, results, hidden)
-    if not followed.ahead:
-        return results, Guessing(time.perf_counter() - started)
-    rows = list(results)
-    for place, tokens in zip(followed.places, model.guess(followed), strict=True):
-        rows[place] = replace(rows[place], ahead=tokens)
-    num_passes = max(each.row.num_ahead for each in followed.ahead)
-    return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
 
 
 @dataclass(frozen=True, slots=True)

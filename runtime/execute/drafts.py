@@ -7,9 +7,11 @@ from dataclasses import replace
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.draft_checkpoint import Draft, DraftCheckpoint, FirstLayers, OwnPredictor
+from ..checkpoint.draft_heads import Eagle3
 from ..memory.device_pool import DeviceKVPool
 from ..models.decoder import Decoder
 from ..models.eagle import EagleHead
+from ..models.eagle3 import Eagle3Head
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.build import ModelBuild
 from ..models.layers.stage import config_of_stage
@@ -25,6 +27,7 @@ class Drafts:
     def __init__(self, draft: Draft, model: ModelConfig) -> None:
         self._draft = draft
         self._model: LanguageModel | None = None
+        self._state_size = model.hidden_size
         self.checkpoint = draft if isinstance(draft, DraftCheckpoint) else None
         self.config = _config_of(draft, model)  # of what has KV of its own; None: nothing has
 
@@ -50,11 +53,15 @@ class Drafts:
     def load(self, build: ModelBuild, model: LanguageModel) -> None:
         """build: of the draft's checkpoint."""
         assert self.checkpoint is not None, "it has one"
-        if not self.checkpoint.is_eagle:
+        head = self.checkpoint.head
+        if head is None:
             self._model = build_model(build)
             return
         assert isinstance(model, Decoder), "its layers are alike"
-        self._model = EagleHead(build, model.vocabulary)
+        if isinstance(head, Eagle3):
+            self._model = Eagle3Head(build, head, model.vocabulary, self._state_size)
+        else:
+            self._model = EagleHead(build, model.vocabulary)
 
     def on(
         self, pool: DeviceKVPool, kernels: Kernels, inputs: InputBuilder, model: ModelConfig
@@ -70,7 +77,7 @@ class Drafts:
             model if own is None else own,
             vocab_size=model.vocab_size,
             has_own_kv=own is not None,
-            reads_hidden=isinstance(self._model, (Predictor, EagleHead)),
+            reads_hidden=isinstance(self._model, (Predictor, EagleHead, Eagle3Head)),
         )
 
 
