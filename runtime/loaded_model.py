@@ -25,7 +25,7 @@ from .checkpoint.draft_checkpoint import (
     require_head,
     require_predictor,
 )
-from .checkpoint.draft_heads import Eagle, Eagle3, head_kind, read_eagle3
+from .checkpoint.draft_heads import Eagle, Eagle3, head_kind, read_eagle3, read_medusa
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -101,6 +101,7 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
+        self._max_ahead: int | None = None  # tokens that the draft model can guess; None: any
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
         draft = self._draft()
@@ -265,6 +266,7 @@ class LoadedModel:
             config.speculative_num_tokens,
             is_cpu=config.device == "cpu",
             has_model=config.has_draft_model,
+            max_ahead=self._max_ahead,
         )
 
     def _draft(self) -> Draft | None:
@@ -282,6 +284,11 @@ class LoadedModel:
             return None
         folder = Path(config.draft_model)
         kind = head_kind(folder)
+        if kind == "medusa":  # without KV, whose blocks are as they are without it
+            require_head(model, None, config.draft_model)
+            medusa = read_medusa(folder, model.hidden_size, model.vocab_size)
+            self._max_ahead = medusa.num_heads
+            return DraftCheckpoint(folder, None, config.draft_quantization, medusa)
         of_draft = read_head_config(folder) if kind == "eagle3" else read_model_config(folder)
         head: Eagle | Eagle3 | None = None
         if kind == "eagle":  # heads have the model's tokens, and no tokenizer

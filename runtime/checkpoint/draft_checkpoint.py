@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import InvalidRequest
 from .config.model_config import ModelConfig
-from .draft_heads import Eagle, Eagle3
+from .draft_heads import Head
 
 if TYPE_CHECKING:  # it imports torch
     from .quantized.quantizing import Quantization
@@ -19,9 +19,9 @@ class DraftCheckpoint:
     """A draft model to load."""
 
     folder: Path
-    config: ModelConfig
+    config: ModelConfig | None  # None: it has no layers
     quantization: Quantization | Literal["none"] = "none"
-    head: Eagle | Eagle3 | None = None  # it reads the model's hidden states; None: it is a model
+    head: Head | None = None  # it reads the model's hidden states; None: it is a model
 
 
 @dataclass(frozen=True, slots=True)

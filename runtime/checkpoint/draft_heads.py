@@ -20,10 +20,12 @@ from .config.fields import Fields
 from .model_files import PICKLED_SUFFIXES
 from .safetensors.safetensors_header import Place, open_header
 
-HeadKind = Literal["eagle", "eagle3"]
+HeadKind = Literal["eagle", "eagle3", "medusa"]
 
 _NUM_STATES = 3  # that an EAGLE-3 head reads
 _OFFSETS = "d2t"
+_NUM_MEDUSA_HEADS = "medusa_num_heads"
+_MAX_MEDUSA_HEADS = 64  # far above any that were published
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,24 @@ class Eagle3:
     is_input_normed: bool = False  # the hidden states that it reads are normed together
 
 
+@dataclass(frozen=True, slots=True)
+class Medusa:
+    """Medusa's heads (models/medusa.py)."""
+
+    num_heads: int
+    num_layers: int  # residual blocks of each
+    has_bias: bool  # of the blocks
+
+
+Head = Eagle | Eagle3 | Medusa
+
+
 def head_kind(folder: Path) -> HeadKind | None:
     """None: it is a model. Raises ModelLoadError for files that cannot be read."""
     names = _places(folder).keys()
+    file = folder / "config.json"
+    if file.exists() and _NUM_MEDUSA_HEADS in Fields.read(file).values:
+        return "medusa"
     if any(name.removeprefix("model.").startswith("midlayer.") for name in names):
         return "eagle3"
     if "layers.0.hidden_norm.weight" in {name.removeprefix("model.") for name in names}:
@@ -91,6 +108,38 @@ def read_eagle3(folder: Path, hidden_size: int, vocab_size: int, num_layers: int
         config.flag("norm_before_residual", False),
         config.flag("norm_before_fc", nested.flag("norm_before_fc", False)),
     )
+
+
+def read_medusa(folder: Path, hidden_size: int, vocab_size: int) -> Medusa:
+    """Heads for a model of this shape. Raises ModelLoadError where they are for another one."""
+    config = Fields.read(folder / "config.json")
+    for name, size in (("hidden_size", hidden_size), ("vocab_size", vocab_size)):
+        if config.integer(name, size) != size:
+            raise config.fail(name, f"the model's, {size}")
+    places = _places(folder)
+    medusa = Medusa(
+        config.integer(_NUM_MEDUSA_HEADS, most=_MAX_MEDUSA_HEADS),
+        config.integer("medusa_num_layers", 1, most=_MAX_MEDUSA_HEADS),
+        "0.0.linear.bias" in places,
+    )
+    for head in range(medusa.num_heads):
+        wanted = {f"{head}.{medusa.num_layers}.weight": (vocab_size, hidden_size)}
+        for layer in range(medusa.num_layers):
+            wanted[f"{head}.{layer}.linear.weight"] = (hidden_size, hidden_size)
+        for name, shape in wanted.items():
+            _require(folder, places, name, shape)
+    return medusa
+
+
+def _require(
+    folder: Path, places: dict[str, tuple[Path, Place]], name: str, shape: tuple[int, ...]
+) -> None:
+    if name not in places:
+        raise ModelLoadError(f"{folder}: tensor {name!r} is missing from the checkpoint")
+    file, place = places[name]
+    if place.shape != shape:
+        expected = f"expected shape {list(shape)}, as the model has, found {list(place.shape)}"
+        raise ModelLoadError(f"{file}: tensor {name!r}: {expected}")
 
 
 def _layers(config: Fields, nested: Fields, num_layers: int) -> tuple[int, ...]:

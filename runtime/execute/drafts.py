@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.draft_checkpoint import Draft, DraftCheckpoint, FirstLayers, OwnPredictor
-from ..checkpoint.draft_heads import Eagle3
+from ..checkpoint.draft_heads import Eagle3, Medusa
 from ..memory.device_pool import DeviceKVPool
 from ..models.decoder import Decoder
 from ..models.eagle import EagleHead
@@ -15,9 +15,11 @@ from ..models.eagle3 import Eagle3Head
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.build import ModelBuild
 from ..models.layers.stage import config_of_stage
+from ..models.medusa import MedusaHeads
 from ..models.predictor import Predictor
-from .draft_model import DraftModel
+from .draft_model import DraftModel, Guesser
 from .inputs import InputBuilder
+from .medusa_drafts import MedusaDrafts
 
 
 class Drafts:
@@ -26,7 +28,7 @@ class Drafts:
 
     def __init__(self, draft: Draft, model: ModelConfig) -> None:
         self._draft = draft
-        self._model: LanguageModel | None = None
+        self._model: LanguageModel | MedusaHeads | None = None
         self._state_size = model.hidden_size
         self.checkpoint = draft if isinstance(draft, DraftCheckpoint) else None
         self.config = _config_of(draft, model)  # of what has KV of its own; None: nothing has
@@ -51,9 +53,12 @@ class Drafts:
         self._model = Predictor(own, name, model.vocabulary)
 
     def load(self, build: ModelBuild, model: LanguageModel) -> None:
-        """build: of the draft's checkpoint."""
+        """build: of the draft's checkpoint, with the model's config where it has none."""
         assert self.checkpoint is not None, "it has one"
         head = self.checkpoint.head
+        if isinstance(head, Medusa):
+            self._model = MedusaHeads(build, head)
+            return
         if head is None:
             self._model = build_model(build)
             return
@@ -65,9 +70,11 @@ class Drafts:
 
     def on(
         self, pool: DeviceKVPool, kernels: Kernels, inputs: InputBuilder, model: ModelConfig
-    ) -> DraftModel:
+    ) -> Guesser:
         """pool: its last layers are those of `config`."""
         assert self._model is not None, "its weights are loaded"
+        if isinstance(self._model, MedusaHeads):
+            return MedusaDrafts(self._model, kernels)
         own = self.config
         return DraftModel(
             self._model,

@@ -460,7 +460,7 @@ class ModelRunner:
             ) as source:
                 self._drafts.load(
                     ModelBuild(
-                        draft.config,
+                        draft.config or self._whole_config,
                         source,
                         self.kernels,
                         self.dtype,

@@ -20,7 +20,7 @@ from ..models.language_model import LanguageModel
 from ..models.layers.ranks import ALONE, Ranks
 from ..schedule.plan import NO_GUESSES, FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
-from .draft_model import DraftModel
+from .draft_model import Guesser
 from .image_features import ImageFeatures, own_images
 from .inputs import (
     NO_SOURCE,
@@ -54,7 +54,7 @@ class SynchronousSteps:
         states: StatePool | None = None,
         ranks: Ranks = ALONE,
         neighbours: Neighbours | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: Guesser | None = None,
     ) -> None:
         """states: of a model with recurrent layers, whose passes are not recorded. draft_model:
         guesses what follows a step's rows."""

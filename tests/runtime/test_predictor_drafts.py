@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from draft_heads import with_eagle, with_eagle3, with_predictor
+from draft_heads import with_eagle, with_eagle3, with_medusa, with_predictor
 from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
 from safetensors.torch import load_file, save_file
 from scripted_drafters import verify_all
@@ -38,6 +38,7 @@ MADE: dict[str, Callable[[Path], Reference]] = {
     "eagle": with_eagle,
     "eagle3": with_eagle3,
     "eagle3 speculator": partial(with_eagle3, is_speculator=True),
+    "medusa": with_medusa,
 }
 
 
@@ -191,6 +192,41 @@ def test_an_eagle3_head_that_does_not_fit_is_refused_with_the_reason(
     save_file(tensors, head / "model.safetensors")
     with pytest.raises((InvalidRequest, ModelLoadError), match=answer):
         LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        (
+            lambda config, _: config.update(hidden_size=32),
+            "'hidden_size': expected the model's, 64",
+        ),
+        (
+            lambda config, _: config.update(vocab_size=300),
+            "'vocab_size': expected the model's, 260",
+        ),
+        (lambda config, _: config.update(medusa_num_heads=4), "tensor '3.2.weight' is missing"),
+        (lambda config, _: config.update(medusa_num_layers=1), "tensor '0.1.weight' is missing"),
+        (lambda _, tensors: tensors.pop("1.0.linear.weight"), "'1.0.linear.weight' is missing"),
+        (
+            lambda _, tensors: tensors.update({"2.2.weight": torch.zeros(300, 64)}),
+            r"expected shape \[260, 64\], as the model has, found \[300, 64\]",
+        ),
+    ],
+    ids=lambda each: "" if callable(each) else each,
+)
+def test_medusas_heads_that_do_not_fit_are_refused_with_the_reason(
+    tmp_path: Path, change: Change, answer: str
+) -> None:
+    with_medusa(tmp_path)
+    head = tmp_path / "head"
+    config = json.loads((head / "config.json").read_text())
+    tensors = load_file(head / "medusa_lm_head.safetensors")
+    change(config, tensors)
+    (head / "config.json").write_text(json.dumps(config))
+    save_file(tensors, head / "medusa_lm_head.safetensors")
+    with pytest.raises(ModelLoadError, match=answer):
+        LoadedModel(EngineConfig(model=tmp_path, draft_model=str(head)))
 
 
 def test_a_head_in_a_pickle_is_refused_with_what_converts_it(eagle3: Path, tmp_path: Path) -> None:

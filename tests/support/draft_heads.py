@@ -236,3 +236,46 @@ def with_eagle3(folder: Path, *, is_speculator: bool = False) -> Eagle3Reference
     save_file(stored, folder / "head" / "model.safetensors", {"format": "pt"})
     (folder / "head" / "config.json").write_text(json.dumps(written))
     return Eagle3Reference(model, config, own, layers)
+
+
+class MedusaReference:
+    """Guesses of Medusa's heads by plain torch."""
+
+    def __init__(self, model: Any, own: dict[str, Tensor], num_layers: int) -> None:
+        self._model, self._num_layers = model.double(), num_layers
+        self._own = {name: each.double() for name, each in own.items()}
+
+    @torch.inference_mode()
+    def guesses(self, token_ids: Sequence[int], num_guesses: int) -> list[int]:
+        """The likeliest tokens behind these, of which the model has drawn the last."""
+        hidden = self._model.model(torch.tensor([token_ids[:-1]])).last_hidden_state[0, -1]
+        return [self._guess(head, hidden) for head in range(num_guesses)]
+
+    def _guess(self, head: int, x: Tensor) -> int:
+        for layer in range(self._num_layers):
+            name = f"{head}.{layer}.linear"
+            x = x + torch.nn.functional.silu(
+                self._own[f"{name}.weight"] @ x + self._own[f"{name}.bias"]
+            )
+        return int((self._own[f"{head}.{self._num_layers}.weight"] @ x).argmax())
+
+
+def with_medusa(folder: Path) -> MedusaReference:
+    """Make a Llama and, in `head`, three of Medusa's heads for it, as they are published."""
+    make_checkpoint(folder, init_std=0.4, seed=11, num_layers=NUM_LAYERS)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    num_heads, num_layers, size = 3, 2, model.config.hidden_size
+    generator = torch.Generator().manual_seed(9)
+    own: dict[str, Tensor] = {}
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            name = f"{head}.{layer}.linear"
+            own[f"{name}.weight"] = 0.2 * torch.randn(size, size, generator=generator)
+            own[f"{name}.bias"] = 0.2 * torch.randn(size, generator=generator)
+        shape = (model.config.vocab_size, size)
+        own[f"{head}.{num_layers}.weight"] = torch.randn(shape, generator=generator)
+    (folder / "head").mkdir()
+    save_file(own, folder / "head" / "medusa_lm_head.safetensors")
+    config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
+    (folder / "head" / "config.json").write_text(json.dumps(config))
+    return MedusaReference(model, own, num_layers)
