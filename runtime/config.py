@@ -241,8 +241,9 @@ class EngineConfig:
         8, "guess at most N tokens of a request in a step; 0: none", integer(0, MAX_DRAFT_TOKENS)
     )
     draft_model: str | None = flag(
-        None, "a smaller model of the same tokens, or an EAGLE head, which guesses what "
-        "follows; mtp: the checkpoint's own layer for multi-token prediction (CPU)", metavar="PATH",
+        None, "a smaller model of the same tokens, or a head (EAGLE, EAGLE-3, Medusa), which "
+        "guesses what follows; mtp: the checkpoint's own layer for multi-token prediction (CPU)",
+        metavar="PATH",
     )
     draft_quantization: Quantization = flag(
         "none", "quantize the draft model's weights as it is loaded; with the model's own PATH as "

@@ -15,13 +15,17 @@ from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.draft_checkpoint import (
+    Draft,
     DraftCheckpoint,
-    is_eagle,
+    FirstLayers,
+    OwnPredictor,
     require_drafts,
     require_eagle,
     require_first_layers,
+    require_head,
     require_predictor,
 )
+from .checkpoint.draft_heads import Eagle, Eagle3, head_kind, read_eagle3, read_medusa
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -50,7 +54,7 @@ from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
-from .models.model_config import read_model_config
+from .models.model_config import read_head_config, read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
 from .schedule.cache.coming_prefixes import ComingPrefixes
@@ -97,9 +101,10 @@ class LoadedModel:
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
+        self._max_ahead: int | None = None  # tokens that the draft model can guess; None: any
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
-        draft = self._draft_checkpoint()
+        draft = self._draft()
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
@@ -122,9 +127,7 @@ class LoadedModel:
                 num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
                 max_adapter_rank=_max_lora_rank(config),
                 num_state_checkpoints=config.state_checkpoints,
-                draft_checkpoint=draft,
-                draft_layers=config.draft_layers,
-                has_predictor=config.draft_model == MTP,
+                draft=draft,
                 on_progress=on_progress,
             )
         self.executor = self.runner if self.ranks is None else self.ranks
@@ -263,31 +266,45 @@ class LoadedModel:
             config.speculative_num_tokens,
             is_cpu=config.device == "cpu",
             has_model=config.has_draft_model,
+            max_ahead=self._max_ahead,
         )
 
-    def _draft_checkpoint(self) -> DraftCheckpoint | None:
-        """The model that guesses for this one. Raises InvalidRequest where it cannot, and
+    def _draft(self) -> Draft | None:
+        """What guesses for this model. Raises InvalidRequest where it cannot, and
         ModelLoadError."""
         config, model = self.config, self.model_config
         if config.draft_layers:
             require_first_layers(model, config.draft_layers)
+            return FirstLayers(config.draft_layers)
         if config.draft_model == MTP:
             require_predictor(model)
             self._draft_revision = MTP
-        if config.draft_model in (None, MTP):
+            return OwnPredictor()
+        if config.draft_model is None:
             return None
         folder = Path(config.draft_model)
-        of_draft = read_model_config(folder)
-        is_head = is_eagle(folder)
-        if is_head:  # it has the model's tokens, and no tokenizer
+        kind = head_kind(folder)
+        if kind == "medusa":  # without KV, whose blocks are as they are without it
+            require_head(model, None, config.draft_model)
+            medusa = read_medusa(folder, model.hidden_size, model.vocab_size)
+            self._max_ahead = medusa.num_heads
+            return DraftCheckpoint(folder, None, config.draft_quantization, medusa)
+        of_draft = read_head_config(folder) if kind == "eagle3" else read_model_config(folder)
+        head: Eagle | Eagle3 | None = None
+        if kind == "eagle":  # heads have the model's tokens, and no tokenizer
+            head = Eagle()
             require_eagle(model, of_draft, config.draft_model)
+        elif kind == "eagle3":
+            require_head(model, of_draft, config.draft_model)
+            head = read_eagle3(folder, model.hidden_size, model.vocab_size, model.num_layers)
         else:
             require_drafts(model, of_draft, config.draft_model)
             self._require_same_tokens(folder, of_draft.vocab_size)
-        self._draft_revision = model_revision(
+        revision = model_revision(
             folder, of_draft, model.context_length, config.draft_quantization, config.load_format
         )
-        return DraftCheckpoint(folder, of_draft, config.draft_quantization, is_head)
+        self._draft_revision = revision if head is None else f"{revision} {head}"
+        return DraftCheckpoint(folder, of_draft, config.draft_quantization, head)
 
     def _require_same_tokens(self, folder: Path, vocab_size: int) -> None:
         difference = first_difference(self.tokenizer, Tokenizer(folder, vocab_size))

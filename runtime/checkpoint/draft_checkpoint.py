@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import InvalidRequest
 from .config.model_config import ModelConfig
-from .safetensors.safetensors_header import open_header
+from .draft_heads import Head
 
 if TYPE_CHECKING:  # it imports torch
     from .quantized.quantizing import Quantization
@@ -20,38 +19,53 @@ class DraftCheckpoint:
     """A draft model to load."""
 
     folder: Path
-    config: ModelConfig
+    config: ModelConfig | None  # None: it has no layers
     quantization: Quantization | Literal["none"] = "none"
-    is_eagle: bool = False  # a head that reads the model's hidden states (models/eagle.py)
+    head: Head | None = None  # it reads the model's hidden states; None: it is a model
 
 
-def is_eagle(folder: Path) -> bool:
-    """Whether a checkpoint is an EAGLE head rather than a model. Raises ModelLoadError, and
-    InvalidRequest for heads of other forms."""
-    names: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        descriptor, places = open_header(file)
-        os.close(descriptor)
-        names |= places.keys()
-    if any(name.startswith("midlayer.") for name in names):
-        allowed = "a model, or a head of the first EAGLE: EAGLE-3 is not read"
-        raise InvalidRequest.of("draft_model", str(folder), allowed)
-    return "fc.weight" in names and not any(name.startswith("model.") for name in names)
+@dataclass(frozen=True, slots=True)
+class FirstLayers:
+    """The model's own first layers guess."""
+
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPredictor:
+    """The layer that the model's checkpoint has for multi-token prediction guesses."""
+
+
+Draft = DraftCheckpoint | FirstLayers | OwnPredictor
+"""What guesses for a model."""
 
 
 def require_eagle(model: ModelConfig, head: ModelConfig, name: str) -> None:
-    """Raises InvalidRequest where the head is not for a model of this shape."""
-    why = _why_silent(model) or _why_no_draft(head)
+    """Raises InvalidRequest where the head of the first EAGLE is not for a model of this shape."""
+    require_head(model, head, name)
     for field in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(model, field), getattr(head, field)
         if ours != theirs:
             why = f"its {field} is {theirs}, that of {model.architecture} here {ours}"
+            raise _another_head(name, why)
+
+
+def require_head(model: ModelConfig, head: ModelConfig | None, name: str) -> None:
+    """Raises InvalidRequest where no head can guess for the model, or this one cannot. head: its
+    layer; None: it has none."""
+    why = _why_silent(model)
     if model.varied is not None:
         why = f"the layers of {model.architecture} vary"
-    if head.num_layers != 1:
+    if head is not None and head.num_layers != 1:
         why = f"it has {head.num_layers} layers, and an EAGLE head has one"
+    elif head is not None and why is None:
+        why = _why_no_draft(head)
     if why is not None:
-        raise InvalidRequest.of("draft_model", name, f"none, or another head: {why}")
+        raise _another_head(name, why)
+
+
+def _another_head(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest.of("draft_model", name, f"none, or another head: {why}")
 
 
 def require_drafts(model: ModelConfig, draft: ModelConfig, name: str) -> None:

@@ -35,6 +35,8 @@ class _Replay:
         if self.batch.residual is not None and batch.residual is not None:
             self.batch.residual.copy_(batch.residual)
         self.captured.replay(batch.attention, batch.adapters)
+        if self.batch.kept is not None and batch.kept is not None:
+            batch.kept.of.update(self.batch.kept.of)
         return self.captured.result
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
 from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
-from ..models.forward_batch import ForwardBatch
+from ..models.eagle3 import Eagle3Head
+from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
 from ..schedule.plan import (
     Guessing,
@@ -101,15 +102,36 @@ class _Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """What of a row counts: so many of its inputs, and the token drawn behind them."""
 
     num_inputs: int
     token_id: int | None  # None: nothing was drawn
 
 
+class Guesser(Protocol):
+    """What guesses behind the steps of a runner."""
+
+    layers: tuple[int, ...]  # of the model, whose states it reads: see `LayerStates`
+
+    def settle(self, plan: StepPlan) -> None:
+        """A plan is about to be carried out."""
+        ...
+
+    def guessed(
+        self,
+        plan: StepPlan,
+        results: tuple[RowResult, ...],
+        hidden: Tensor,
+        kept: LayerStates | None,
+    ) -> tuple[tuple[RowResult, ...], Guessing]:
+        """A step's results with what is guessed to follow them. hidden [T, hidden_size]: the
+        model's, of the step's tokens; kept: those behind `layers`."""
+        ...
+
+
 class DraftModel:
-    """Owns what the draft model has computed along its guesses. Not thread-safe.
+    """A `Guesser`. Owns what the draft model has computed along its guesses. Not thread-safe.
 
     `kv_layers`: of the draft model, of the pool whose pages the plans name.
     """
@@ -128,7 +150,7 @@ class DraftModel:
     ) -> None:
         """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
         must compute what the model computes; else its layers are the model's first. reads_hidden:
-        it is a `Predictor` or an `EagleHead`."""
+        it is a `Predictor`, an `EagleHead` or an `Eagle3Head`."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
@@ -139,6 +161,8 @@ class DraftModel:
         self._reads_hidden = reads_hidden
         # By table row: the request, the position behind its last input, that one's hidden state.
         self._last: dict[int, tuple[int, int, Tensor]] = {}
+        self._merge = model.merged if isinstance(model, Eagle3Head) else None
+        self.layers = model.layers if isinstance(model, Eagle3Head) else ()  # see `LayerStates`
         self._forward = CapturedForward(model, kernels.capture)
         self._known: dict[int, _Known] = {}  # by table row
         self._waiting: dict[int, _Waiting] = {}  # by table row
@@ -160,10 +184,31 @@ class DraftModel:
                 [part for each in waiting for part in each.tokens.before],
             )
 
+    def guessed(
+        self,
+        plan: StepPlan,
+        results: tuple[RowResult, ...],
+        hidden: Tensor,
+        kept: LayerStates | None,
+    ) -> tuple[tuple[RowResult, ...], Guessing]:
+        """See `Guesser`."""
+        started = time.perf_counter()
+        if self._merge is not None:
+            assert kept is not None, "the step was told what to keep"
+            hidden = self._merge(kept.of)
+        followed = self.follow(plan, results, hidden)
+        if not followed.ahead:
+            return results, Guessing(time.perf_counter() - started)
+        rows = list(results)
+        for place, tokens in zip(followed.places, self.guess(followed), strict=True):
+            rows[place] = replace(rows[place], ahead=tokens)
+        num_passes = max(each.row.num_ahead for each in followed.ahead)
+        return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
+
     def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:
         """Compute the KV of what counts of a step's rows, of which these are the results, and of
-        what was drawn where more is to be guessed. hidden [T, hidden_size]: the model's, of the
-        step's tokens."""
+        what was drawn where more is to be guessed. hidden [T, hidden_size]: what the draft model
+        reads of the step's tokens."""
         rows: list[Row] = []
         before: list[Tensor] = []  # hidden states, of each token's predecessor, row by row
         ahead: list[Ahead] = []
@@ -172,20 +217,20 @@ class DraftModel:
         was_waiting = bool(self._waiting)
         first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
-            counted = _counted(row, result)
-            own = hidden[first : first + counted.num_inputs]
+            of_row = counted(row, result)
+            own = hidden[first : first + of_row.num_inputs]
             first += len(row.input_ids)
-            missing = self._missing(row, row.input_ids[: counted.num_inputs], own)
-            is_asked = row.num_ahead > 0 and counted.token_id is not None
-            if is_asked and counted.token_id is not None:
-                missing = missing.and_token(counted.token_id, own[-1:])
+            missing = self._missing(row, row.input_ids[: of_row.num_inputs], own)
+            is_asked = row.num_ahead > 0 and of_row.token_id is not None
+            if is_asked and of_row.token_id is not None:
+                missing = missing.and_token(of_row.token_id, own[-1:])
             elif row.is_output and 0 < len(missing.token_ids) < _MAX_WAITING:
-                start = row.start + counted.num_inputs - len(missing.token_ids)
+                start = row.start + of_row.num_inputs - len(missing.token_ids)
                 self._waiting[row.table_row] = _Waiting(row, start, missing)
                 continue
             if not missing.token_ids:
                 continue
-            end = row.start + counted.num_inputs + is_asked
+            end = row.start + of_row.num_inputs + is_asked
             rows.append(_part(row, end - len(missing.token_ids), missing.token_ids))
             before += missing.before
             if is_asked and row.sampling is not None:
@@ -216,7 +261,8 @@ class DraftModel:
             assert hidden is not None
             parameters = {name: array[going] for name, array in sampling.items()}
             parameters["position"] = parameters["position"] + num_before
-            token_ids, logprobs = self._draw(hidden, parameters)
+            logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
+            token_ids, logprobs = drawn(self._kernels, logits, parameters)
             for i, token_id, logprob in zip(going, token_ids.tolist(), logprobs.tolist()):
                 guesses[i].append(TokenLogprob(token_id, logprob))
             stay = wanted[going] > num_before + 1
@@ -298,30 +344,15 @@ class DraftModel:
         )
         return self._forward(batch)
 
-    def _draw(
-        self, hidden: Tensor, parameters: Mapping[str, npt.NDArray[Any]]
-    ) -> tuple[Tensor, Tensor]:
-        """hidden [N, hidden_size], parameters of SamplingRows [N] -> tokens [N] int64, and their
-        log-probabilities [N]"""
-        logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
-        rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
-        token_ids, _ = self._kernels.sample(logits, rows)
-        return token_ids, self._kernels.token_logprobs(logits, token_ids)
 
-
-def guessed(
-    model: DraftModel, plan: StepPlan, results: tuple[RowResult, ...], hidden: Tensor
-) -> tuple[tuple[RowResult, ...], Guessing]:
-    """A step's results with what is guessed to follow them."""
-    started = time.perf_counter()
-    followed = model.follow(plan, results, hidden)
-    if not followed.ahead:
-        return results, Guessing(time.perf_counter() - started)
-    rows = list(results)
-    for place, tokens in zip(followed.places, model.guess(followed), strict=True):
-        rows[place] = replace(rows[place], ahead=tokens)
-    num_passes = max(each.row.num_ahead for each in followed.ahead)
-    return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
+def drawn(
+    kernels: Kernels, logits: Tensor, parameters: Mapping[str, npt.NDArray[Any]]
+) -> tuple[Tensor, Tensor]:
+    """logits [N, vocab_size], parameters of SamplingRows [N] -> tokens [N] int64, and their
+    log-probabilities [N]"""
+    rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
+    token_ids, _ = kernels.sample(logits, rows)
+    return token_ids, kernels.token_logprobs(logits, token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +370,7 @@ def _part(row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
     return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
 
 
-def _counted(row: Row, result: RowResult) -> _Counted:
+def counted(row: Row, result: RowResult) -> Counted:
     """As `schedule/outputs.py` takes a row's results: a draw counts while it is what follows."""
     num_inputs = len(row.input_ids) - row.num_drafts
     token_id = result.token_id
@@ -347,4 +378,4 @@ def _counted(row: Row, result: RowResult) -> _Counted:
         if token_id is None or row.input_ids[num_inputs] != token_id:
             break
         num_inputs, token_id = at + 1, drawn.token_id
-    return _Counted(num_inputs, token_id)
+    return Counted(num_inputs, token_id)

@@ -25,7 +25,7 @@ from ...kernels.native.bindings import why_not_native
 from ...kernels.registry import KernelMode, Kernels, select_kernels
 from ...kernels.triton.availability import is_interpreted
 from ..checkpoint.config.model_config import ModelConfig
-from ..checkpoint.draft_checkpoint import DraftCheckpoint
+from ..checkpoint.draft_checkpoint import Draft
 from ..checkpoint.formats import require_kv_cache_dtype
 from ..checkpoint.loader import LoadFormat, open_weights
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
@@ -42,20 +42,17 @@ from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
-from ..models.decoder import Decoder
-from ..models.eagle import EagleHead
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
 from ..models.layers.expert_loads import ExpertLoads
 from ..models.layers.ranks import ALONE, Ranks, head_share
-from ..models.layers.stage import ALL_LAYERS, Stage, config_of_stage
-from ..models.predictor import Predictor
+from ..models.layers.stage import ALL_LAYERS, Stage
 from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
 from .asynchronous import AsynchronousSteps
-from .draft_model import DraftModel
+from .drafts import Drafts
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
@@ -109,9 +106,7 @@ class ModelRunner:
         ranks: Ranks = ALONE,
         stage: Stage = ALL_LAYERS,
         neighbours: Neighbours | None = None,
-        draft_checkpoint: DraftCheckpoint | None = None,
-        draft_layers: int = 0,
-        has_predictor: bool = False,
+        draft: Draft | None = None,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
         then KV memory: `num_pages`, or `max_total_tokens`, or `mem_fraction` of the memory then
@@ -120,8 +115,7 @@ class ModelRunner:
         ranks: with others, this runner holds a part of the KV, and of the weights or all of these,
         and all run the same plans; only rank 0's results are whole. stage: with others,
         model_config is that of its layers, and `neighbours` exchanges with the processes that have
-        those before and behind. draft_checkpoint: guesses what follows, on a CPU, or the model's
-        first `draft_layers` do, or its predictor.
+        those before and behind. draft: guesses what follows, on a CPU.
 
         Raises:
             ModelLoadError: the checkpoint cannot be loaded.
@@ -141,19 +135,11 @@ class ModelRunner:
         self.accelerator = _accelerator_of(str(device))
         self.dtype = resolve_dtype(dtype, str(device))
         self.device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
-        self._draft_checkpoint, self._draft_layers = draft_checkpoint, draft_layers
-        self._draft: LanguageModel | None = None
-        self._draft_config: ModelConfig | None = None  # of what has KV of its own
-        self._has_predictor = has_predictor
+        self._drafts = None if draft is None else Drafts(draft, model_config)
         name = dtype_name(self.dtype)
         self.kv_layout = KVLayout.of(model_config, name, kv_cache_dtype)
-        if draft_checkpoint is not None:
-            self._draft_config = draft_checkpoint.config
-        if has_predictor:  # a layer like the last
-            num_layers = model_config.num_layers
-            self._draft_config = config_of_stage(model_config, (num_layers - 1, num_layers))
-        if self._draft_config is not None:
-            of_draft = KVLayout.of(self._draft_config, name, kv_cache_dtype)
+        if self._drafts is not None and self._drafts.config is not None:
+            of_draft = KVLayout.of(self._drafts.config, name, kv_cache_dtype)
             self.kv_layout = self.kv_layout.with_draft(of_draft)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
@@ -393,27 +379,9 @@ class ModelRunner:
             states=self.states,
             ranks=self.ranks,
             neighbours=self._neighbours,
-            draft_model=self._draft_model(),
-        )
-
-    def _draft_model(self) -> DraftModel | None:
-        """On the pool whose last layers are a draft model's own."""
-        if self._draft is None:
-            return None
-        own = self._draft_config
-        layers, config = self.pool.layers, self.config
-        if own is not None:
-            config = own
-            layers = layers[-len(config.attention_layers) :]
-        return DraftModel(
-            self._draft,
-            self.kernels,
-            self._inputs,
-            layers,
-            config,
-            vocab_size=self.config.vocab_size,
-            has_own_kv=own is not None,
-            reads_hidden=isinstance(self._draft, (Predictor, EagleHead)),
+            draft_model=None
+            if self._drafts is None
+            else self._drafts.on(self.pool, self.kernels, self._inputs, self.config),
         )
 
     def _queued(
@@ -485,15 +453,22 @@ class ModelRunner:
             folder, load_format, quantization, self.dtype, self.device, on_progress
         ) as source:
             self.model = self._build(source)
-        if self._draft_layers:
-            assert isinstance(self.model, Decoder), "its layers are alike"
-            self._draft = self.model.first(self._draft_layers)
-        draft = self._draft_checkpoint
-        if draft is not None:
+        draft = None if self._drafts is None else self._drafts.checkpoint
+        if self._drafts is not None and draft is not None:
             with open_weights(
                 draft.folder, load_format, draft.quantization, self.dtype, self.device, on_progress
             ) as source:
-                self._draft = self._draft_of(draft, source)
+                self._drafts.load(
+                    ModelBuild(
+                        draft.config or self._whole_config,
+                        source,
+                        self.kernels,
+                        self.dtype,
+                        self.device,
+                        self.max_model_len,
+                    ),
+                    self.model,
+                )
                 source.finish()
 
     def _build(self, source: WeightSource) -> LanguageModel:
@@ -516,33 +491,17 @@ class ModelRunner:
             self._stage,
             self.expert_loads,
         )
-        if self._has_predictor:
-            build = replace(build, config=replace(build.config, unread_weights=()))
+        if self._drafts is not None:
+            build = self._drafts.wanted(build)
         model = build_model(build)
-        if self._has_predictor:
-            self._draft = self._predictor(build, model)
+        if self._drafts is not None:
+            self._drafts.share(build, model)
         if self.config.labels is not None:
             shape = (len(self.config.labels.names), self.config.hidden_size)
             self.score_head = source.take("score.weight", shape, torch.float64).cpu()
         if self._stage.is_whole:
             source.finish()
         return model
-
-    def _draft_of(self, draft: DraftCheckpoint, source: WeightSource) -> LanguageModel:
-        build = ModelBuild(
-            draft.config, source, self.kernels, self.dtype, self.device, self.max_model_len
-        )
-        if not draft.is_eagle:
-            return build_model(build)
-        assert isinstance(self.model, Decoder), "its layers are alike"
-        return EagleHead(build, self.model.vocabulary)
-
-    def _predictor(self, build: ModelBuild, model: LanguageModel) -> Predictor:
-        config, name = self._draft_config, build.config.predictor
-        assert config is not None and name is not None, "the config has a predictor"
-        assert isinstance(model, Decoder), "its layers are alike"
-        own = replace(build, config=config, adapters=None, expert_loads=None)
-        return Predictor(own, name, model.vocabulary)
 
 
 def resolve_dtype(dtype: torch.dtype | str, device: str = "cpu") -> torch.dtype:

@@ -15,12 +15,12 @@ from ..memory.device_pool import DeviceKVPool
 from ..memory.disk.block_file import Payload
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
-from ..models.forward_batch import ForwardBatch
+from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
 from ..models.layers.ranks import ALONE, Ranks
 from ..schedule.plan import NO_GUESSES, FinishedStep, StepPlan, StepResult
 from .captured import CapturedForward
-from .draft_model import DraftModel, guessed
+from .draft_model import Guesser
 from .image_features import ImageFeatures, own_images
 from .inputs import (
     NO_SOURCE,
@@ -54,7 +54,7 @@ class SynchronousSteps:
         states: StatePool | None = None,
         ranks: Ranks = ALONE,
         neighbours: Neighbours | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: Guesser | None = None,
     ) -> None:
         """states: of a model with recurrent layers, whose passes are not recorded. draft_model:
         guesses what follows a step's rows."""
@@ -128,7 +128,7 @@ class SynchronousSteps:
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
         guessing = NO_GUESSES
         if self._draft_model is not None:
-            rows, guessing = guessed(self._draft_model, plan, rows, hidden)
+            rows, guessing = self._draft_model.guessed(plan, rows, hidden, batch.kept)
             if sending is not None:
                 sending.end()
         return FinishedStep(
@@ -172,7 +172,14 @@ class SynchronousSteps:
             images=images,
             tokens=tokens,
             residual=self._residual(inputs.num_tokens),
+            kept=self._kept(inputs.num_tokens),
         )
+
+    def _kept(self, num_tokens: int) -> LayerStates | None:
+        """Room for what a head reads of the pass."""
+        if self._draft_model is None or not self._draft_model.layers:
+            return None
+        return LayerStates(self._draft_model.layers, num_tokens)
 
     def _residual(self, num_tokens: int) -> torch.Tensor | None:
         """From the stage before; None: this is the first."""

@@ -34,7 +34,7 @@ class Decoder:
         self._norm: Norm | None = None
         if stage.is_last:
             self._norm = norm_of(build, f"{name}.{config.final_norm}", config.hidden_size)
-        self._add = build.kernels.add_in_place
+        self._add, self._gather = build.kernels.add_in_place, build.kernels.gather_rows
         self._rotary = LayerRotary(build)
         self.vision: VisionTower | None = None
         unread_weights = config.unread_weights
@@ -68,6 +68,11 @@ class Decoder:
                 x[images.places] += images.features[index]
             if batch.on_layer is not None:
                 batch.on_layer(index - 1)
+            if batch.kept is not None and index in batch.kept.layers:
+                # By kernels alone: a recorded pass has nothing else.
+                state = self._gather(residual, batch.kept.rows)
+                self._add(state, x)
+                batch.kept.of[index] = state
         assert x is not None, "it has layers"
         if self._norm is not None:
             return self._norm(x, residual)

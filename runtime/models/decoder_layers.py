@@ -183,9 +183,12 @@ def _mixer(build: ModelBuild, layer: str, index: int) -> Callable[..., Tensor]:
     return lambda x, rotary, batch: batch.tokens.take(mix(batch.tokens.gather(x), batch))
 
 
-def attention_of(build: ModelBuild, layer: str, index: int) -> Attention | LatentAttention:
-    """A layer's attention block."""
+def attention_of(
+    build: ModelBuild, layer: str, index: int, in_features: int | None = None
+) -> Attention | LatentAttention:
+    """A layer's attention block. in_features: of the input; None: hidden_size."""
     name = f"{layer}.{build.config.names.attention}"
     if build.config.latent is not None:
+        assert in_features is None, "it has the hidden size"
         return LatentAttention(build, name, index)
-    return Attention(build, name, index)
+    return Attention(build, name, index, in_features)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...kernels.context_share import ALL_TOKENS, TokenShare
@@ -19,6 +20,17 @@ class ImageRows:
     # [1 + layers, M, hidden_size]: their embeddings, then what is added behind each of the first
     # layers
     features: Tensor
+
+
+class LayerStates:
+    """The residual stream behind some layers, which a pass leaves for a head that reads it. With
+    the pass's result they are valid until the next one."""
+
+    def __init__(self, layers: Iterable[int], num_tokens: int) -> None:
+        """layers: behind so many layers, from 1 on."""
+        self.layers = frozenset(layers)
+        self.rows = torch.arange(num_tokens)
+        self.of: dict[int, Tensor] = {}  # [T, hidden_size] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +61,4 @@ class ForwardBatch:
     # stages; None: this is the first.
     residual: Tensor | None = None
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index
+    kept: LayerStates | None = None  # which the pass fills; None: nobody reads them

@@ -30,6 +30,19 @@ def read_model_config(path: str | Path) -> ModelConfig:
     return _parse(config, generation or Fields(generation_file, {}))
 
 
+def read_head_config(folder: Path) -> ModelConfig:
+    """The layer of an EAGLE-3 head, which is Llama's; speculators have its config within their own.
+
+    Raises:
+        ModelLoadError: see `read_model_config`.
+    """
+    config = Fields.read(folder / "config.json")
+    layer = config.nested("transformer_layer_config") or config
+    layer.restrict("model_type", "llama")
+    layer = Fields(config.file, {**layer.values, "architectures": ["LlamaForCausalLM"]})
+    return _parse(layer, Fields(config.file, {}))
+
+
 def _parse(config: Fields, generation: Fields) -> ModelConfig:
     decoder = read_family(config)
     decoder = replace(

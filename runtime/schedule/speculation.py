@@ -126,6 +126,8 @@ class Speculation:
         rooms = [self._room_of(request) for request in requests]
         texts = [self._model_text(request) for request in requests]
         model, room = self._drafting.model, max(rooms, default=0)
+        if model is not None and model.most is not None:
+            room = min(room, model.most)
         if model is None or not room:
             return [0] * len(requests)
         wanted = model.num_ahead(texts, self.times.curve, room)

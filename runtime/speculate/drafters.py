@@ -35,10 +35,15 @@ NGRAM_TOKENS = 3  # that "ngram" looks at, at most
 
 
 def make_drafting(
-    speculate: str, max_tokens: int, *, is_cpu: bool, has_model: bool = False
+    speculate: str,
+    max_tokens: int,
+    *,
+    is_cpu: bool,
+    has_model: bool = False,
+    max_ahead: int | None = None,
 ) -> Drafting | None:
-    """What `--speculate` asks for; None: nothing. has_model: the executor has a draft model. Raises
-    InvalidRequest."""
+    """What `--speculate` asks for; None: nothing. has_model: the executor has a draft model, which
+    guesses at most `max_ahead` tokens. Raises InvalidRequest."""
     names = chosen_drafters(speculate)
     is_automatic = names is None
     if names is None:
@@ -48,7 +53,7 @@ def make_drafting(
         names = tuple(name for name in names if name != MODEL or has_model)
     if not names or not max_tokens:
         return None
-    of_model = ModelDrafter() if MODEL in names else None
+    of_model = ModelDrafter(max_ahead) if MODEL in names else None
     try:
         drafters = _drafters(names)
     except BuildError as error:

@@ -38,7 +38,9 @@ _VAIN = 48  # steps without guesses, behind which some are tried again
 class ModelDrafter:
     """Knows how often guesses were right, and what a pass costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """most: tokens that can be guessed at a time; None: any number."""
+        self.most = most
         self._cells = [
             [_prior(index % _NUM_BINS) * _PRIOR_WEIGHT, _PRIOR_WEIGHT]
             for index in range(_NUM_PLACES * _NUM_BINS)

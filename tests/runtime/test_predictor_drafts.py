@@ -5,133 +5,49 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
-import transformers
-from checkpoints import make_checkpoint, randomize
+from draft_heads import with_eagle, with_eagle3, with_medusa, with_predictor
 from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
-from mixtures import make_mixture
 from safetensors.torch import load_file, save_file
 from scripted_drafters import verify_all
-from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from stemma.errors import InvalidRequest
+from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
 
-NUM_LAYERS = 2  # and the predictor's
 NUM_GUESSES = 3
 
 
-class Reference:
-    """Guesses by transformers' layers, whole texts at once."""
+class Reference(Protocol):
+    """What a head guesses, computed elsewhere."""
 
-    def __init__(self, model: Any, own: dict[str, Tensor], layer: Any) -> None:
-        """own: the predictor's weights but for its layer."""
-        self._model, self._own = model.double(), {name: own[name].double() for name in own}
-        self._layer = layer.double()
-
-    @torch.inference_mode()
-    def guesses(self, token_ids: Sequence[int], num_guesses: int) -> list[int]:
-        """The likeliest tokens behind these, one after the other."""
-        model, ids = self._model.model, torch.tensor([token_ids])
-        hidden = self._model(ids, output_hidden_states=True).hidden_states[NUM_LAYERS]
-        if len(model.layers) > NUM_LAYERS:  # else they are normed
-            hidden = model.norm(hidden)
-        before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
-        found: list[int] = []
-        for _ in range(num_guesses):
-            out = self._predicted(ids, before)
-            normed = self._norm("shared_head.norm", out)
-            found.append(int(self._model.lm_head(normed[:, -1]).argmax()))
-            ids = torch.cat([ids, torch.tensor([found[-1:]])], 1)
-            before = torch.cat([before, out[:, -1:]], 1)
-        return found
-
-    def _predicted(self, ids: Tensor, before: Tensor) -> Tensor:
-        model = self._model.model
-        tokens = self._norm("enorm", model.embed_tokens(ids))
-        merged = torch.cat([tokens, self._norm("hnorm", before)], -1)
-        x = merged @ self._own["eh_proj.weight"].T + self._own.get("bias", 0.0)
-        positions = torch.arange(ids.shape[1])[None]
-        size = ids.shape[1]
-        mask = torch.full((1, 1, size, size), -torch.inf, dtype=x.dtype).triu(1)
-        turned = model.rotary_emb(x, positions)
-        out = self._layer(
-            x, attention_mask=mask, position_ids=positions, position_embeddings=turned
-        )
-        return out[0] if isinstance(out, tuple) else out
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        if f"{name}.weight" not in self._own:
-            return x
-        eps = self._model.config.rms_norm_eps
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self._own[f"{name}.weight"]
+    def guesses(self, token_ids: Sequence[int], num_guesses: int) -> list[int]: ...
 
 
-def with_predictor(folder: Path, family: str) -> Reference:
-    """Make a model whose last layer predicts, in the names that checkpoints have."""
-    model = make_mixture(
-        folder, family, has_tokenizer=True, seed=5, init_std=0.4, num_hidden_layers=NUM_LAYERS + 1
-    )
-    generator = torch.Generator().manual_seed(9)
-    size = 64
-    own = {f"{n}.weight": 1 + 0.2 * torch.randn(size, generator=generator) for n in
-           ("enorm", "hnorm", "shared_head.norm")}  # fmt: skip
-    own["eh_proj.weight"] = 0.2 * torch.randn(size, 2 * size, generator=generator)
-    tensors = load_file(folder / "model.safetensors")
-    behind = f"model.layers.{NUM_LAYERS}"
-    copies = {
-        "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
-        "shared_head.head.weight": tensors["lm_head.weight"].clone(),
-    }
-    tensors |= {f"{behind}.{name}": each for name, each in {**own, **copies}.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    return Reference(model, own, model.model.layers[NUM_LAYERS])
+MADE: dict[str, Callable[[Path], Reference]] = {
+    "DeepseekV3": partial(with_predictor, family="DeepseekV3"),
+    "Glm4Moe": partial(with_predictor, family="Glm4Moe"),
+    "eagle": with_eagle,
+    "eagle3": with_eagle3,
+    "eagle3 speculator": partial(with_eagle3, is_speculator=True),
+    "medusa": with_medusa,
+}
 
 
-def with_eagle(folder: Path) -> Reference:
-    """Make a Llama and, in `head`, an EAGLE head for it, in the names that published ones have."""
-    make_checkpoint(folder, init_std=0.4, seed=11, num_layers=NUM_LAYERS)
-    config = transformers.LlamaConfig.from_pretrained(folder)
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
-    config._attn_implementation = "eager"
-    layer = LlamaDecoderLayer(config, 0).eval()
-    layer.input_layernorm = torch.nn.Identity()
-    randomize(layer, 7, 0.3)
-    generator = torch.Generator().manual_seed(9)
-    size = config.hidden_size
-    own = {
-        "eh_proj.weight": 0.2 * torch.randn(size, 2 * size, generator=generator),
-        "bias": 0.2 * torch.randn(size, generator=generator),
-    }
-    tensors = {f"layers.0.{name}": each.clone() for name, each in layer.state_dict().items()}
-    tensors |= {"fc.weight": own["eh_proj.weight"], "fc.bias": own["bias"]}
-    tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
-    (folder / "head").mkdir()
-    save_file(tensors, folder / "head" / "model.safetensors", {"format": "pt"})
-    written = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 1}
-    (folder / "head" / "config.json").write_text(json.dumps(written))
-    return Reference(model, own, layer)
-
-
-@pytest.fixture(scope="module", params=["DeepseekV3", "Glm4Moe", "eagle"])
+@pytest.fixture(scope="module", params=MADE)
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Reference]:
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "eagle":
-        return folder, with_eagle(folder)
-    return folder, with_predictor(folder, request.param)
+    folder = tmp_path_factory.mktemp("made")
+    return folder, MADE[request.param](folder)
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +148,97 @@ def test_a_head_for_another_model_is_refused(
     (folder / "head" / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     with pytest.raises(InvalidRequest, match="its vocab_size is 300, that of Llama"):
         LoadedModel(EngineConfig(model=checkpoint, draft_model=str(folder / "head")))
-    save_file({"midlayer.x": torch.zeros(1)}, folder / "head" / "model.safetensors")
-    with pytest.raises(InvalidRequest, match="EAGLE-3 is not read"):
-        LoadedModel(EngineConfig(model=checkpoint, draft_model=str(folder / "head")))
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        (lambda config, _: config.update(target_hidden_size=128), "the model's hidden_size, 64"),
+        (
+            lambda config, _: config.update(hidden_size=32),
+            "64, the model's, as it has no embed_tok",
+        ),
+        (lambda config, _: config.update(vocab_size=300), "the model's, 260, found 300"),
+        (lambda config, _: config.update(num_hidden_layers=2), "it has 2 layers"),
+        (lambda config, _: config.update(norm_output=True), "'norm_output': expected False"),
+        (lambda config, _: config.update(draft_vocab_size=100), r"'d2t': expected I64 \[100\]"),
+        (
+            lambda config, _: config.update(eagle_aux_hidden_state_layer_ids=[2, 3, 8]),
+            r"3 integers in \[1, 7\], as the model has 7 layers",
+        ),
+        (lambda _, tensors: tensors.pop("d2t"), "tensor 'd2t' is missing: draft_vocab_size=200"),
+        (lambda _, tensors: tensors.pop("lm_head.weight"), "'lm_head.weight' is missing"),
+        (lambda _, tensors: tensors.pop("fc.weight"), "'fc.weight' is missing"),
+        (
+            lambda _, tensors: tensors["d2t"].__setitem__(199, 61),
+            r"199 of the head is 260 .* 260\)",
+        ),
+        (lambda _, tensors: tensors["d2t"].__setitem__(0, 300), "token 0 of the head is 300"),
+        (lambda _, tensors: tensors["d2t"].zero_().__setitem__(1, -1), "two tokens of the head"),
+    ],
+    ids=lambda each: "" if callable(each) else each,
+)
+def test_an_eagle3_head_that_does_not_fit_is_refused_with_the_reason(
+    eagle3: Path, tmp_path: Path, change: Change, answer: str
+) -> None:
+    head = shutil.copytree(eagle3 / "head", tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    tensors = load_file(head / "model.safetensors")
+    change(config, tensors)
+    (head / "config.json").write_text(json.dumps(config))
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises((InvalidRequest, ModelLoadError), match=answer):
+        LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        (
+            lambda config, _: config.update(hidden_size=32),
+            "'hidden_size': expected the model's, 64",
+        ),
+        (
+            lambda config, _: config.update(vocab_size=300),
+            "'vocab_size': expected the model's, 260",
+        ),
+        (lambda config, _: config.update(medusa_num_heads=4), "tensor '3.2.weight' is missing"),
+        (lambda config, _: config.update(medusa_num_layers=1), "tensor '0.1.weight' is missing"),
+        (lambda _, tensors: tensors.pop("1.0.linear.weight"), "'1.0.linear.weight' is missing"),
+        (
+            lambda _, tensors: tensors.update({"2.2.weight": torch.zeros(300, 64)}),
+            r"expected shape \[260, 64\], as the model has, found \[300, 64\]",
+        ),
+    ],
+    ids=lambda each: "" if callable(each) else each,
+)
+def test_medusas_heads_that_do_not_fit_are_refused_with_the_reason(
+    tmp_path: Path, change: Change, answer: str
+) -> None:
+    with_medusa(tmp_path)
+    head = tmp_path / "head"
+    config = json.loads((head / "config.json").read_text())
+    tensors = load_file(head / "medusa_lm_head.safetensors")
+    change(config, tensors)
+    (head / "config.json").write_text(json.dumps(config))
+    save_file(tensors, head / "medusa_lm_head.safetensors")
+    with pytest.raises(ModelLoadError, match=answer):
+        LoadedModel(EngineConfig(model=tmp_path, draft_model=str(head)))
+
+
+def test_a_head_in_a_pickle_is_refused_with_what_converts_it(eagle3: Path, tmp_path: Path) -> None:
+    head = shutil.copytree(eagle3 / "head", tmp_path / "head")
+    torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
+    (head / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"convert it once: python -c .*weights_only=True"):
+        LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
+
+
+@pytest.fixture(scope="module")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eagle3")
+    with_eagle3(folder)
+    return folder

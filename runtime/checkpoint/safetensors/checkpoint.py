@@ -19,7 +19,14 @@ from ....kernels.ops import Weight
 from ..model_files import PICKLED_SUFFIXES, why_not_pickled
 from ..parts import WHOLE, Part, Range, Rows, num_rows
 from ..weight_source import WeightSource, empty_stack
-from .checkpoint_files import INDEX_FILE, OUTPUT, SINGLE_FILE, names_asked_for, read_index
+from .checkpoint_files import (
+    INDEX_FILE,
+    OUTPUT,
+    SINGLE_FILE,
+    names_asked_for,
+    read_index,
+    single_file,
+)
 from .safetensors_file import SafetensorsFile
 from .stacked_experts import can_unstack, is_stack
 
@@ -247,8 +254,8 @@ class CheckpointWeights(WeightSource):
 
     def _locate_tensors(self) -> Mapping[str, Path]:
         """The file of each tensor, by the tensor's name there."""
-        single = self.folder / SINGLE_FILE
-        if single.exists():
+        single = single_file(self.folder)
+        if single is not None:
             return dict.fromkeys(self._open(single).names(), single)
         weight_map = read_index(self.folder)
         if weight_map is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ....errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
+MEDUSA_FILE = "medusa_lm_head.safetensors"  # Medusa's heads alone
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -22,11 +23,17 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
     Raises ModelLoadError for an index that is broken, or names a file that is not there.
     """
-    single = folder / SINGLE_FILE
-    if single.exists():
+    single = single_file(folder)
+    if single is not None:
         return [single]
     weight_map = read_index(folder) or {}
     return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def single_file(folder: Path) -> Path | None:
+    """The file with all tensors, if there is one."""
+    files = (folder / name for name in (SINGLE_FILE, MEDUSA_FILE))
+    return next((file for file in files if file.exists()), None)
 
 
 def read_index(folder: Path) -> Mapping[str, str] | None:

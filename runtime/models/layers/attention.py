@@ -33,7 +33,9 @@ class Attention:
         build: ModelBuild,
         name: str,
         layer_index: int,
+        in_features: int | None = None,
     ) -> None:
+        """in_features: of the input; None: hidden_size."""
         config, is_fused = build.config, build.config.has_fused_projections
         self._layer_index = config.attention_layers.index(layer_index)
         self._kind = config.layer_kinds[layer_index]
@@ -50,7 +52,7 @@ class Attention:
         self._qkv = LinearLayer(
             build,
             [f"{name}.qkv_proj"] if is_fused else [f"{name}.{part}_proj" for part in "qkv"],
-            in_features=config.hidden_size,
+            in_features=in_features or config.hidden_size,
             out_features=[sum(sizes)] if is_fused else sizes,
             bias=config.qkv_bias,
             orders=_orders(config, share) if config.has_interleaved_rope else None,
@@ -76,7 +78,7 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+        """x [T, in_features] -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
         heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
         gates: Tensor | None = None

@@ -1,0 +1,50 @@
+"""What a pass leaves for a head that reads hidden states within the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from draft_heads import with_eagle3
+from torch import Tensor
+
+from stemma.kernels.native.bindings import why_not_native
+from stemma.runtime.checkpoint.draft_checkpoint import DraftCheckpoint
+from stemma.runtime.checkpoint.draft_heads import read_eagle3
+from stemma.runtime.execute.draft_model import DraftModel
+from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.forward_batch import LayerStates
+from stemma.runtime.models.model_config import read_head_config, read_model_config
+from stemma.runtime.schedule.plan import NO_GUESSES, PageUpdate, Row, StepPlan
+
+
+@pytest.mark.skipif(why_not_native(torch.bfloat16) is not None, reason="nothing is recorded")
+def test_a_replayed_step_keeps_the_states_of_its_own_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_eagle3(tmp_path)
+    config, head = read_model_config(tmp_path), tmp_path / "head"
+    read = read_eagle3(head, config.hidden_size, config.vocab_size, config.num_layers)
+    draft = DraftCheckpoint(head, read_head_config(head), head=read)
+    runner = ModelRunner(tmp_path, config, dtype="bfloat16", num_pages=64, draft=draft)
+    steps: list[dict[int, Tensor]] = []
+
+    def noted(_: DraftModel, plan: StepPlan, results: object, hidden: Tensor, kept: LayerStates):
+        steps.append({layer: state.clone() for layer, state in kept.of.items()})
+        return results, NO_GUESSES
+
+    monkeypatch.setattr(DraftModel, "guessed", noted)
+    pages = PageUpdate(0, tuple(range(16)))
+    plans = [StepPlan(0, (Row(0, 0, 0, ids, pages),)) for ids in ((5, 6, 7), (8, 9, 10), (1, 2, 3))]
+    for plan in plans:
+        runner.execute(plan)
+    assert any(replay is not None for replay in runner.steps.forward._replays.values())
+    runner.steps.forward._capture = None
+    for plan in plans:
+        runner.execute(plan)
+    replayed, computed = steps[:3], steps[3:]
+    assert [sorted(each) for each in steps] == [[2, 3, 4]] * 6
+    for ours, wanted in zip(replayed, computed):
+        assert all(torch.equal(ours[layer], wanted[layer]) for layer in wanted)
+    assert not torch.equal(computed[0][2], computed[1][2])
