@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -87,7 +87,7 @@ def require_first_layers(model: ModelConfig, num_layers: int) -> None:
 
 def require_predictor(model: ModelConfig) -> None:
     """Raises InvalidRequest where the checkpoint has no layer that predicts one token more."""
-    why = _why_no_draft(model)
+    why = _why_no_draft(replace(model, recurrent=None))  # its own layer has attention
     if model.predictor is None:
         why = f"{model.architecture} has no layer for multi-token prediction that can be read here"
     if why is not None:

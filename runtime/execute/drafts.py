@@ -37,7 +37,10 @@ class Drafts:
         """What the model itself is to be built from: a predictor's tensors are not skipped."""
         if not isinstance(self._draft, OwnPredictor):
             return build
-        return replace(build, config=replace(build.config, unread_weights=()))
+        config = build.config
+        assert config.predictor is not None, "the config has a predictor"
+        unread = tuple(u for u in config.unread_weights if u not in config.predictor.weights)
+        return replace(build, config=replace(config, unread_weights=unread))
 
     def share(self, build: ModelBuild, model: LanguageModel) -> None:
         """Take what the model, built from this, has for drafts."""
@@ -47,10 +50,10 @@ class Drafts:
         if isinstance(self._draft, FirstLayers):
             self._model = model.first(self._draft.num_layers)
             return
-        name = build.config.predictor
-        assert self.config is not None and name is not None, "the config has a predictor"
+        predictor = build.config.predictor
+        assert self.config is not None and predictor is not None, "the config has a predictor"
         own = replace(build, config=self.config, adapters=None, expert_loads=None)
-        self._model = Predictor(own, name, model.vocabulary)
+        self._model = Predictor(own, predictor, model.vocabulary)
 
     def load(self, build: ModelBuild, model: LanguageModel) -> None:
         """build: of the draft's checkpoint, with the model's config where it has none."""
@@ -93,4 +96,5 @@ def _config_of(draft: Draft, model: ModelConfig) -> ModelConfig | None:
         return draft.config
     if isinstance(draft, FirstLayers):
         return None
-    return config_of_stage(model, (model.num_layers - 1, model.num_layers))  # it is like the last
+    last = model.attention_layers[-1]  # which it is like
+    return replace(config_of_stage(model, (last, last + 1)), recurrent=None)

@@ -1,13 +1,13 @@
 """The layer behind a model's last that predicts one token more: multi-token prediction as in
-DeepSeek-V3 (arXiv:2412.19437, 2.2), whose form GLM-4.5 and others have, too.
+DeepSeek-V3 (arXiv:2412.19437, 2.2), whose form GLM-4.5, Qwen3-Next, MiMo and others have, too.
 
     token t_p        -> embedding, normed  \\
                                             projected -> one layer of the model -> normed -> logits
     hidden h_(p - 1) -> normed             /
 
 h is the model's final hidden state before the token, so that t_p's KV depends on the tokens up to
-t_p alone, as the model's does. Behind its own guess h is the layer's own output. Embedding and
-output projection are the model's.
+t_p alone, as the model's does. Behind its own guess h is the layer's own output, before the norm
+or behind it. Embedding and output projection are the model's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checkpoint.config.model_config import PredictorConfig
 from .decoder_layers import decoder_layer
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
@@ -31,33 +32,37 @@ class Predictor:
 
     vision: VisionTower | None = None  # it does not see
 
-    def __init__(self, build: ModelBuild, name: str, vocabulary: VocabEmbedding) -> None:
-        """build: with a config of one layer; name: that layer's in the checkpoint."""
+    def __init__(
+        self, build: ModelBuild, predictor: PredictorConfig, vocabulary: VocabEmbedding
+    ) -> None:
+        """build: with a config of one layer."""
         size = build.config.hidden_size
         self._vocabulary = vocabulary
-        self._token_norm = norm_of(build, f"{name}.enorm", size)
-        self._hidden_norm = norm_of(build, f"{name}.hnorm", size)
+        self._token_norm = norm_of(build, predictor.token_norm, size)
+        self._hidden_norm = norm_of(build, predictor.hidden_norm, size)
+        self._is_hidden_first = predictor.is_hidden_first
         self._merge = LinearLayer(
-            build, [f"{name}.eh_proj"], in_features=2 * size, out_features=[size]
+            build, [predictor.merge], in_features=2 * size, out_features=[size]
         )
-        self._layer = decoder_layer(build, name, 0)
-        self._norm = norm_of(build, f"{name}.shared_head.norm", size)
+        self._layer = decoder_layer(build, predictor.layer, 0)
+        self._norm = norm_of(build, predictor.norm, size)
+        self._hands_on_normed = predictor.hands_on_normed
         self._rotary = LayerRotary(build)
         self._add = build.kernels.add_in_place
-        for copied in ("embed_tokens.", "shared_head.head."):
-            build.source.skip(f"{name}.{copied}")
+        for copied in predictor.copies:
+            build.source.skip(copied)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """See `Decoder.forward`; the result is the layer's output [T, hidden_size] before its
-        norm."""
+        """See `Decoder.forward`; the result is what the layer hands on [T, hidden_size]."""
         assert batch.residual is not None, "it reads the model's hidden states"
         (rotary,) = self._rotary.at(positions)
         tokens = self._token_norm(self._vocabulary.embed(input_ids))
         before = self._hidden_norm(batch.residual)
-        residual = self._merge(torch.cat([tokens, before], dim=-1), batch)
+        both = [before, tokens] if self._is_hidden_first else [tokens, before]
+        residual = self._merge(torch.cat(both, dim=-1), batch)
         self._add(residual, self._layer(None, residual, rotary, batch))
-        return residual
+        return self._norm(residual) if self._hands_on_normed else residual
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.compute_logits`."""
-        return self._vocabulary.logits(self._norm(hidden))
+        return self._vocabulary.logits(hidden if self._hands_on_normed else self._norm(hidden))

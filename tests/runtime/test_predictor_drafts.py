@@ -33,8 +33,10 @@ class Reference(Protocol):
 
 
 MADE: dict[str, Callable[[Path], Reference]] = {
-    "DeepseekV3": partial(with_predictor, family="DeepseekV3"),
-    "Glm4Moe": partial(with_predictor, family="Glm4Moe"),
+    **{
+        family: partial(with_predictor, family=family)
+        for family in ("DeepseekV3", "Glm4Moe", "Qwen3Next", "MiMo")
+    },
     "eagle": with_eagle,
     "eagle3": with_eagle3,
     "eagle3 speculator": partial(with_eagle3, is_speculator=True),

@@ -4,14 +4,15 @@ what they guess by plain torch and transformers' layers."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from checkpoints import make_checkpoint, randomize
-from mixtures import make_mixture
+from mixtures import change_config, make_mixture
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -22,17 +23,22 @@ NUM_LAYERS = 2  # and the predictor's
 class PredictorReference:
     """Guesses by transformers' layers, whole texts at once."""
 
-    def __init__(self, model: Any, own: dict[str, Tensor], layer: Any) -> None:
-        """own: the predictor's weights but for its layer."""
+    def __init__(
+        self, model: Any, own: dict[str, Tensor], layer: Any, form: _Form | None = None
+    ) -> None:
+        """own: the predictor's weights but for its layer, by DeepSeek's names; form: None: a head
+        of the first EAGLE."""
         self._model, self._own = model.double(), {name: own[name].double() for name in own}
         self._layer = layer.double()
+        self._form = form or _Form("")
 
     @torch.inference_mode()
     def guesses(self, token_ids: Sequence[int], num_guesses: int) -> list[int]:
         """The likeliest tokens behind these, one after the other."""
         model, ids = self._model.model, torch.tensor([token_ids])
-        hidden = self._model(ids, output_hidden_states=True).hidden_states[NUM_LAYERS]
-        if len(model.layers) > NUM_LAYERS:  # else they are normed
+        num_layers = self._form.num_layers
+        hidden = self._model(ids, output_hidden_states=True).hidden_states[num_layers]
+        if len(model.layers) > num_layers:  # else they are normed
             hidden = model.norm(hidden)
         before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
         found: list[int] = []
@@ -41,13 +47,15 @@ class PredictorReference:
             normed = self._norm("shared_head.norm", out)
             found.append(int(self._model.lm_head(normed[:, -1]).argmax()))
             ids = torch.cat([ids, torch.tensor([found[-1:]])], 1)
-            before = torch.cat([before, out[:, -1:]], 1)
+            handed_on = normed if self._form.hands_on_normed else out
+            before = torch.cat([before, handed_on[:, -1:]], 1)
         return found
 
     def _predicted(self, ids: Tensor, before: Tensor) -> Tensor:
         model = self._model.model
         tokens = self._norm("enorm", model.embed_tokens(ids))
-        merged = torch.cat([tokens, self._norm("hnorm", before)], -1)
+        both = [tokens, self._norm("hnorm", before)]
+        merged = torch.cat(both[::-1] if self._form.is_hidden_first else both, -1)
         x = merged @ self._own["eh_proj.weight"].T + self._own.get("bias", 0.0)
         positions = torch.arange(ids.shape[1])[None]
         mask = _causal(ids.shape[1])
@@ -64,28 +72,83 @@ class PredictorReference:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self._own[f"{name}.weight"]
 
 
+@dataclass(frozen=True)
+class _Form:
+    """How a family names its layer for multi-token prediction, and what it does otherwise."""
+
+    layer: str  # `{}`: the number of layers before it
+    token_norm: str = "enorm"  # below the root, as the next three
+    hidden_norm: str = "hnorm"
+    merge: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    root: str | None = None  # None: the layer's name
+    num_layers: int = NUM_LAYERS
+    copies: tuple[tuple[str, str], ...] = ()
+    has_unit_offset_norms: bool = False
+    is_hidden_first: bool = False
+    hands_on_normed: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the written config
+    made: Mapping[str, Any] = field(default_factory=dict)  # of the model's
+
+
+_LISTED = ["linear_attention"] * 3 + ["full_attention"]
+_COPIES = (
+    ("embed_tokens.weight", "model.embed_tokens.weight"),
+    ("shared_head.head.weight", "lm_head.weight"),
+)
+_FORMS = {
+    "DeepseekV3": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
+    "Glm4Moe": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
+    "Qwen3Next": _Form(
+        "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "mtp",
+        num_layers=4, has_unit_offset_norms=True, hands_on_normed=True,
+        fields={"layer_types": _LISTED}, made={"layer_types": [*_LISTED, "full_attention"]},
+    ),
+    "MiMo": _Form(
+        "model.mtp_layers.0", "token_layernorm", "hidden_layernorm", "input_proj",
+        "final_layernorm", is_hidden_first=True, hands_on_normed=True,
+        fields={"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1,
+                "layer_types": None},
+    ),
+}  # fmt: skip
+
+
 def with_predictor(folder: Path, family: str) -> PredictorReference:
     """Make a model whose last layer predicts, in the names that checkpoints have."""
-    model = make_mixture(
-        folder, family, has_tokenizer=True, seed=5, init_std=0.4, num_hidden_layers=NUM_LAYERS + 1
-    )
+    form = _FORMS[family]
+    num_layers = form.num_layers
+    if family == "MiMo":
+        make_checkpoint(folder, "qwen2", init_std=0.3, seed=5, num_layers=num_layers + 1)
+        model = transformers.Qwen2ForCausalLM.from_pretrained(
+            folder, torch_dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+    else:
+        model = make_mixture(
+            folder, family, has_tokenizer=True, seed=5, init_std=0.4,
+            num_hidden_layers=num_layers + 1, **form.made,
+        )  # fmt: skip
     generator = torch.Generator().manual_seed(9)
     size = 64
     own = {f"{n}.weight": 1 + 0.2 * torch.randn(size, generator=generator) for n in
            ("enorm", "hnorm", "shared_head.norm")}  # fmt: skip
     own["eh_proj.weight"] = 0.2 * torch.randn(size, 2 * size, generator=generator)
+    layer = form.layer.format(num_layers)
+    root = form.root or layer
     tensors = load_file(folder / "model.safetensors")
-    behind = f"model.layers.{NUM_LAYERS}"
-    copies = {
-        "embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
-        "shared_head.head.weight": tensors["lm_head.weight"].clone(),
+    copies = {f"{root}.{name}": tensors[of].clone() for name, of in form.copies}
+    trained = f"model.layers.{num_layers}."
+    tensors = {
+        f"{layer}.{name.removeprefix(trained)}" if name.startswith(trained) else name: each
+        for name, each in tensors.items()
     }
-    tensors |= {f"{behind}.{name}": each for name, each in {**own, **copies}.items()}
+    names = {"enorm": form.token_norm, "hnorm": form.hidden_norm, "shared_head.norm": form.norm}
+    for name, of_family in names.items():
+        stored = own[f"{name}.weight"] - float(form.has_unit_offset_norms)
+        tensors[f"{root}.{of_family}.weight"] = stored
+    tensors |= {f"{root}.{form.merge}.weight": own["eh_proj.weight"], **copies}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    return PredictorReference(model, own, model.model.layers[NUM_LAYERS])
+    change_config(folder, num_hidden_layers=num_layers, **form.fields)
+    return PredictorReference(model, own, model.model.layers[num_layers], form)
 
 
 def with_eagle(folder: Path) -> PredictorReference:

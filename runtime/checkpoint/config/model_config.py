@@ -179,6 +179,23 @@ class RecurrentConfig:
     mixer: ShortConvConfig | GatedDeltaConfig | Mamba2Config
 
 
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """The layer for multi-token prediction (models/predictor.py), by a checkpoint's names: whole
+    ones, of a layer like the model's last with attention and what is around it."""
+
+    layer: str
+    token_norm: str
+    hidden_norm: str
+    merge: str
+    norm: str  # behind the layer
+    weights: tuple[str, ...]  # prefixes of all its tensors
+    copies: tuple[str, ...] = ()  # prefixes, among them, of what the model has, too
+    # What it hands on behind its own guess is behind the norm.
+    hands_on_normed: bool = False
+    is_hidden_first: bool = False  # `merge` takes the hidden state, then the token
+
+
 Block = Literal["attention", "recurrent", "dense", "experts"]
 
 
@@ -247,7 +264,7 @@ class DecoderConfig:
     # pair. None: positions have one axis.
     rope_axes: tuple[int, ...] | None = None
     unread_weights: tuple[str, ...] = ()  # prefixes of tensors that are not part of the decoder
-    predictor: str | None = None  # name of the layer that predicts one token more (predictor.py)
+    predictor: PredictorConfig | None = None  # the layer that predicts one token more
     names: LayerNames = LayerNames()
     final_norm: str = "norm"  # the checkpoint's name
     weight_prefix: str = ""  # of all names in the checkpoint, if it has more than the decoder

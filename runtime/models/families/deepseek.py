@@ -13,6 +13,7 @@ from ...checkpoint.config.model_config import (
     ExpertsConfig,
     IndexerConfig,
     LatentConfig,
+    PredictorConfig,
 )
 from .decoder import read_decoder, with_experts
 
@@ -163,10 +164,20 @@ def drafting_layer(config: Fields) -> tuple[str, ...]:
     return (f"{_behind_the_last(config)}.",)
 
 
-def predictor_of(config: Fields) -> str | None:
-    """The name of that layer, where a checkpoint has one."""
-    has_any = config.get("num_nextn_predict_layers") not in (None, 0)
-    return _behind_the_last(config) if has_any else None
+def predictor_of(config: Fields) -> PredictorConfig | None:
+    """That layer, where a checkpoint has one."""
+    if config.get("num_nextn_predict_layers") in (None, 0):
+        return None
+    name = _behind_the_last(config)
+    return PredictorConfig(
+        layer=name,
+        token_norm=f"{name}.enorm",
+        hidden_norm=f"{name}.hnorm",
+        merge=f"{name}.eh_proj",
+        norm=f"{name}.shared_head.norm",
+        weights=(f"{name}.",),
+        copies=(f"{name}.embed_tokens.", f"{name}.shared_head.head."),
+    )
 
 
 def _behind_the_last(config: Fields) -> str:

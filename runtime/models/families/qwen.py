@@ -1,12 +1,12 @@
 """Qwen2 and 2.5: biases of queries, keys and values. Qwen3: norms of queries and keys instead. MiMo
-7B: a Qwen2 with a layer that drafts further tokens, which is not read."""
+7B: a Qwen2 with a layer for multi-token prediction."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...checkpoint.config.fields import Fields
-from ...checkpoint.config.model_config import DecoderConfig
+from ...checkpoint.config.model_config import DecoderConfig, PredictorConfig
 from .decoder import read_decoder, with_windows
 
 _DEFAULTS = {
@@ -14,6 +14,17 @@ _DEFAULTS = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+_MIMO_LAYER = "model.mtp_layers.0"
+_MIMO_PREDICTOR = PredictorConfig(
+    layer=_MIMO_LAYER,
+    token_norm=f"{_MIMO_LAYER}.token_layernorm",
+    hidden_norm=f"{_MIMO_LAYER}.hidden_layernorm",
+    merge=f"{_MIMO_LAYER}.input_proj",
+    norm=f"{_MIMO_LAYER}.final_layernorm",
+    weights=("model.mtp_layers.",),
+    hands_on_normed=True,
+    is_hidden_first=True,
+)
 
 
 def read_qwen2(config: Fields, architecture: str) -> DecoderConfig:
@@ -22,7 +33,12 @@ def read_qwen2(config: Fields, architecture: str) -> DecoderConfig:
 
 def read_mimo(config: Fields, architecture: str) -> DecoderConfig:
     config.restrict("attention_bias", True)
-    return replace(read_qwen2(config, architecture), unread_weights=("model.mtp_layers.",))
+    has_predictor = config.get("num_nextn_predict_layers") not in (None, 0)
+    return replace(
+        read_qwen2(config, architecture),
+        unread_weights=("model.mtp_layers.",),
+        predictor=_MIMO_PREDICTOR if has_predictor else None,
+    )
 
 
 def read_qwen3(config: Fields, architecture: str) -> DecoderConfig:

@@ -13,6 +13,7 @@ from ...checkpoint.config.model_config import (
     ExpertNames,
     ExpertsConfig,
     GatedDeltaConfig,
+    PredictorConfig,
     RecurrentConfig,
 )
 from .decoder import layers_of_type, read_decoder, with_experts
@@ -47,20 +48,37 @@ _MOE_DEFAULTS = {
     "norm_topk_prob": True,
 }
 _NAMES = ExpertNames(shared="shared_expert")
+_PREDICTOR = PredictorConfig(
+    layer="mtp.layers.0",
+    token_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    merge="mtp.fc",
+    norm="mtp.norm",
+    weights=("mtp.",),
+    hands_on_normed=True,
+)
 # Positions in an image's grid; all three are a text's own position.
 _GRID_FIELDS = ("mrope_section", "mrope_interleaved")
 
 
 def read_qwen3_next(config: Fields, architecture: str) -> DecoderConfig:
     config = config.with_defaults({**_DEFAULTS, **_NEXT_DEFAULTS, "intermediate_size": 5632})
-    decoder = replace(_read(config, architecture, is_fused=True), unread_weights=("mtp.",))
+    decoder = replace(
+        _read(config, architecture, is_fused=True),
+        unread_weights=_PREDICTOR.weights,
+        predictor=_PREDICTOR,
+    )
     return with_experts(decoder, config, _experts(config, decoder))
 
 
 def read_qwen3_5(config: Fields, architecture: str) -> DecoderConfig:
     """A checkpoint of the text's decoder alone."""
     config = _without_grid(config.with_defaults({**_DEFAULTS, "num_key_value_heads": 4}))
-    return replace(_read(config, architecture, is_fused=False), unread_weights=("mtp.",))
+    return replace(
+        _read(config, architecture, is_fused=False),
+        unread_weights=_PREDICTOR.weights,
+        predictor=_PREDICTOR if config.get("mtp_num_hidden_layers") != 0 else None,
+    )
 
 
 def read_qwen3_5_moe(config: Fields, architecture: str) -> DecoderConfig:
@@ -96,7 +114,7 @@ def _text_of(
     return replace(
         decoder,
         weight_prefix="language_model.",
-        unread_weights=("mtp.", "vision_tower.", "visual."),
+        unread_weights=(*_PREDICTOR.weights, "vision_tower.", "visual."),
     )
 
 
