@@ -35,13 +35,14 @@ class Reference(Protocol):
 MADE: dict[str, Callable[[Path], Reference]] = {
     **{
         family: partial(with_predictor, family=family)
-        for family in ("DeepseekV3", "Glm4Moe", "Qwen3Next", "MiMo")
+        for family in ("DeepseekV3", "Glm4Moe", "Qwen3Next", "Qwen3_5", "MiMo")
     },
     "eagle": with_eagle,
     "eagle3": with_eagle3,
     "eagle3 speculator": partial(with_eagle3, is_speculator=True),
     "medusa": with_medusa,
 }
+OF_EACH_KIND = ("DeepseekV3", "Qwen3Next", "eagle", "eagle3 speculator", "medusa")
 
 
 @pytest.fixture(scope="module", params=MADE)
@@ -101,6 +102,7 @@ def _num_right(tokens: Sequence[int], output: Sequence[int]) -> int:
     return num
 
 
+@pytest.mark.parametrize("made", OF_EACH_KIND, indirect=True)
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "constrained"])
 @pytest.mark.parametrize(
     ("page_size", "chunk", "options"),

@@ -96,14 +96,16 @@ _COPIES = (
     ("embed_tokens.weight", "model.embed_tokens.weight"),
     ("shared_head.head.weight", "lm_head.weight"),
 )
+_QWEN = _Form(
+    "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "mtp",
+    num_layers=4, has_unit_offset_norms=True, hands_on_normed=True,
+    fields={"layer_types": _LISTED}, made={"layer_types": [*_LISTED, "full_attention"]},
+)  # fmt: skip
 _FORMS = {
     "DeepseekV3": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
     "Glm4Moe": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
-    "Qwen3Next": _Form(
-        "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "mtp",
-        num_layers=4, has_unit_offset_norms=True, hands_on_normed=True,
-        fields={"layer_types": _LISTED}, made={"layer_types": [*_LISTED, "full_attention"]},
-    ),
+    "Qwen3Next": _QWEN,
+    "Qwen3_5": _QWEN,
     "MiMo": _Form(
         "model.mtp_layers.0", "token_layernorm", "hidden_layernorm", "input_proj",
         "final_layernorm", is_hidden_first=True, hands_on_normed=True,
