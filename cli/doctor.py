@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import InvalidRequest
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
-from ..runtime.checkpoint.location import EMBEDDED_MODEL
-from ..runtime.config import EngineConfig
+from ..runtime.checkpoint.location import EMBEDDED_MODEL, MTP, locate_model
+from ..runtime.config import QUANTIZATIONS, EngineConfig
 from ..runtime.execute.dtype_name import dtype_name
 from ..runtime.execute.threads import configure_threads
 from ..runtime.models.encoders.registry import read_encoder
@@ -64,6 +64,10 @@ def add_parser(commands: Commands) -> None:
             metavar="N",
             help=f"with a model: of N processes that divide {divided} (default: %(default)s)",
         )
+    add = parser.add_argument
+    add("--draft-model", metavar="PATH", help="with a model: what guesses for it, as of `serve`")
+    add("--draft-quantization", choices=QUANTIZATIONS, default="none")
+    add("--draft-layers", type=int, default=0, metavar="N")
     parser.set_defaults(run=run)
 
 
@@ -82,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
 def _run_model(args: argparse.Namespace) -> int:
     """1 where the model does not fit in any format."""
     division = {name: getattr(args, name) for name in _DIVIDED}
-    EngineConfig(**division)  # the same limits
+    names = ("draft_model", "draft_layers", "draft_quantization")
+    draft_flags = {name: getattr(args, name) for name in names}
+    EngineConfig(**division, **draft_flags)  # the same limits
+    if args.draft_model not in (None, MTP):
+        draft_flags["draft_model"] = str(locate_model(args.draft_model))
     configure_threads(len(os.sched_getaffinity(0)), None)
     from ..runtime.execute.model_runner import resolve_dtype
     from .model_report import examine_model, print_model
@@ -90,6 +98,8 @@ def _run_model(args: argparse.Namespace) -> int:
     with described_model(args) as folder:
         encoder = read_encoder(folder)
         if encoder is not None:
+            if args.draft_model is not None or args.draft_layers:
+                raise InvalidRequest("an encoder has no draft: leave --draft-model out")
             for name, num_processes in division.items():
                 if num_processes > 1:
                     allowed = "1: an encoder is one process's"
@@ -102,6 +112,7 @@ def _run_model(args: argparse.Namespace) -> int:
             _memory_bytes(args.device),
             is_gpu=args.device != "cpu",
             **division,
+            draft_flags=tuple(draft_flags.values()),
         )
     if args.json:
         print(json.dumps(report))

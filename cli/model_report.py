@@ -8,6 +8,7 @@ from typing import Any
 
 from ..bench.harness.report import print_table
 from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..planning.draft_room import DraftRoom
 from ..planning.formats import stored_quantization
 from ..planning.rank_shape import parts_of
 from ..planning.resident_memory import resident_memory
@@ -16,6 +17,7 @@ from ..planning.stored_weights import stored_weights
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import stored_method
 from ..runtime.config import QUANTIZATIONS
+from ..runtime.models.drafts import read_draft
 from ..runtime.models.model_config import read_model_config
 
 REQUEST_TOKENS = 4096
@@ -31,13 +33,16 @@ def examine_model(
     tp_size: int = 1,
     pp_size: int = 1,
     cp_size: int = 1,
+    draft_flags: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """As plain data; `model` as it was asked for, dtype a resolved one, `memory_bytes` of the host
-    or of each GPU. Where several processes hold the model, what is needed is of the largest one,
-    which on a host has its part of the memory; how many tokens fit is of all together. Raises
-    ModelLoadError for what cannot be served, InvalidRequest for what cannot be divided so."""
+    or of each GPU, `draft_flags` what `read_draft` takes behind the model. Where several processes
+    hold the model, what is needed is of the largest one, which on a host has its part of the
+    memory; how many tokens fit is of all together. Raises ModelLoadError for what cannot be served,
+    InvalidRequest for what cannot be divided so, or be guessed for."""
     config = read_model_config(folder)
     parts = parts_of(config, tp_size, pp_size)
+    draft = read_draft(config, *draft_flags)
     plain = ServedModel.of(config, dtype)
     memory_bytes = memory_bytes if is_gpu else memory_bytes // (tp_size * pp_size * cp_size)
     stored = stored_weights(folder)
@@ -64,17 +69,23 @@ def examine_model(
         },
         "kv_bytes_per_1k_tokens": {
             name: max(
-                1000 * ServedModel.of(part, dtype, "none", name).kv_bytes_per_token // cp_size
+                1000
+                * ServedModel.of(part, dtype, "none", name, draft=draft).kv_bytes_per_token
+                // cp_size
                 for part, _ in parts
             )
             for name in _kv_dtypes(config)
         },
+        "draft_bytes": None if draft is None else DraftRoom.of(draft, config, dtype).weight_bytes,
         "state_bytes": max(ServedModel.of(part, dtype).state_bytes for part, _ in parts),
         "memory_bytes": memory_bytes,
         "request_tokens": request_tokens,
         "fits": [
             _fit(
-                [ServedModel.of(part, dtype, name, stage=stage) for part, stage in parts],
+                [
+                    ServedModel.of(part, dtype, name, stage=stage, draft=draft)
+                    for part, stage in parts
+                ],
                 memory_bytes,
                 request_tokens,
                 is_gpu=is_gpu,
@@ -128,6 +139,8 @@ def print_model(report: dict[str, Any]) -> None:
             f"stored   {_size(stored['bytes'])}, {stored['tensors']} tensors in {files}, "
             f"{', '.join(stored['formats'])}"
         )
+    if report["draft_bytes"]:
+        print(f"draft    {_size(report['draft_bytes'])}; it is in what follows, too")
     kv = [f"{n / 1e6:.1f} MB ({name})" for name, n in report["kv_bytes_per_1k_tokens"].items()]
     print(f"KV       {', '.join(kv)} for 1,000 tokens")
     if report["state_bytes"]:

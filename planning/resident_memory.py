@@ -43,9 +43,11 @@ def resident_memory(model: ServedModel, num_tokens: int, pool_tokens: int) -> Re
 def _kv_bytes(model: ServedModel, num_tokens: int, pool_tokens: int) -> int:
     """Every vector of a layer lies by itself in the pool, which takes no memory until it is
     written, and then whole pages."""
-    layout = KVLayout.of(model.config, model.format.dtype)
+    own = KVLayout.of(model.config, model.format.dtype)
+    of_draft = None if model.draft is None else model.draft.layout
+    layouts = [own] if of_draft is None else [own, of_draft]
     total = 0
-    for part in layout.parts:
+    for layout, part in ((each, part) for each in layouts for part in each.parts):
         written = -(-num_tokens * part.vector_bytes // _PAGE_BYTES) * _PAGE_BYTES
         num_vectors = len(layout.layers_of(part)) * part.num_vectors
         total += num_vectors * min(written, pool_tokens * part.vector_bytes)

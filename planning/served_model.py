@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.draft_checkpoint import Draft
 from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.memory.sizing import (
     DEFAULT_CPU_MEM_FRACTION,
@@ -15,6 +16,7 @@ from ..runtime.memory.sizing import (
 )
 from ..runtime.memory.state_layout import StateLayout
 from ..runtime.models.layers.stage import ALL_LAYERS, Stage
+from .draft_room import DraftRoom
 from .formats import DTYPE_BYTES, AdapterRoom, WeightFormat
 from .model_shape import ModelShape
 
@@ -41,9 +43,10 @@ class ServedModel:
     config: ModelConfig
     shape: ModelShape
     format: WeightFormat
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # with the draft's
     adapters: AdapterRoom | None = None  # None: none are served
     state_bytes: int = 0  # of a sequence's recurrent state; 0: the model has none
+    draft: DraftRoom | None = None  # None: no model guesses for it
 
     @classmethod
     def of(
@@ -54,25 +57,30 @@ class ServedModel:
         kv_cache_dtype: KVCacheDtype = "auto",
         adapters: AdapterRoom | None = None,
         stage: Stage = ALL_LAYERS,
+        draft: Draft | None = None,
     ) -> ServedModel:
         """dtype: resolved, not "auto"; quantization and kv_cache_dtype as the flags. `stage`: see
-        ModelShape."""
+        ModelShape. `draft`: what guesses for it."""
         weights = WeightFormat(quantization, dtype)
         layout = KVLayout.of(config, dtype, kv_cache_dtype)
         states = StateLayout.of(config, dtype)
+        room = None if draft is None else DraftRoom.of(draft, config, dtype, kv_cache_dtype)
+        of_draft = None if room is None else room.layout
         return cls(
             config,
             ModelShape.of(config, stage),
             weights,
-            layout.bytes_per_token,
+            layout.bytes_per_token + (0 if of_draft is None else of_draft.bytes_per_token),
             adapters,
             0 if states is None else states.num_bytes,
+            room,
         )
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.format.model_bytes(self.shape)
+        """Bytes of all weights, the draft's too."""
+        of_draft = 0 if self.draft is None else self.draft.weight_bytes
+        return self.format.model_bytes(self.shape) + of_draft
 
     @property
     def adapter_bytes(self) -> int:

@@ -16,7 +16,7 @@ from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, numb
 from ..frontend.client.progress import ByteProgress
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .checkpoint.gguf.shards import model_stem
-from .checkpoint.location import EMBEDDED_MODEL, locate_model
+from .checkpoint.location import EMBEDDED_MODEL, MTP, locate_model
 from .memory.disk.block_key import BLOCK_TOKENS
 from .schedule.cache.kv_cache import DEFAULT_PIN_SHARE
 from .schedule.queue.fairness import tenant_weights
@@ -35,7 +35,6 @@ KVTransport = Literal["auto", "nixl", "zmq"]
 KV_TRANSPORTS: tuple[KVTransport, ...] = get_args(KVTransport)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
-MTP = "mtp"  # as a draft model: the layer that the checkpoint has for it
 DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
 MAX_LORA_RANK = 4096
 

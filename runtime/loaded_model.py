@@ -14,18 +14,8 @@ from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
-from .checkpoint.draft_checkpoint import (
-    Draft,
-    DraftCheckpoint,
-    FirstLayers,
-    OwnPredictor,
-    require_drafts,
-    require_eagle,
-    require_first_layers,
-    require_head,
-    require_predictor,
-)
-from .checkpoint.draft_heads import Eagle, Eagle3, head_kind, read_eagle3, read_medusa
+from .checkpoint.draft_checkpoint import DraftCheckpoint, OwnPredictor
+from .checkpoint.location import MTP
 from .checkpoint.lora.adapter_config import AdapterConfig
 from .checkpoint.lora.registry import AdapterRegistry
 from .checkpoint.safetensors.revision import model_revision, text_revision
@@ -33,7 +23,6 @@ from .config import (
     DEFAULT_MAX_LORA_RANK,
     MAX_LORA_RANK,
     MOONCAKE_SCHEME,
-    MTP,
     REDIS_SCHEMES,
     REMOTE_SCHEMES,
     EngineConfig,
@@ -54,7 +43,8 @@ from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
-from .models.model_config import read_head_config, read_model_config
+from .models.drafts import read_draft
+from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
 from .schedule.cache.coming_prefixes import ComingPrefixes
@@ -100,11 +90,11 @@ class LoadedModel:
             else self.tokenizer.token_text(vision.image_token_id),
         )
         self.embedding = EmbeddingConfig.from_folder(self.folder)
-        self._draft_revision: str | None = None  # of the draft model, whose KV lies beside its own
-        self._max_ahead: int | None = None  # tokens that the draft model can guess; None: any
+        of_draft = (config.draft_model, config.draft_layers, config.draft_quantization)
+        self.draft = read_draft(self.model_config, *of_draft)
+        self._require_same_tokens()
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
-        draft = self._draft()
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
             self.runner, self.ranks = load_model(
                 self.folder,
@@ -127,7 +117,7 @@ class LoadedModel:
                 num_adapter_slots=config.max_loras_per_batch if config.has_lora else 0,
                 max_adapter_rank=_max_lora_rank(config),
                 num_state_checkpoints=config.state_checkpoints,
-                draft=draft,
+                draft=self.draft,
                 on_progress=on_progress,
             )
         self.executor = self.runner if self.ranks is None else self.ranks
@@ -216,8 +206,8 @@ class LoadedModel:
     def _block_layout(self) -> BlockLayout:
         """What makes KV interchangeable between engines."""
         arithmetic = dtype_name(self.runner.dtype) + " deterministic" * self.config.deterministic
-        if self._draft_revision is not None:
-            arithmetic += f" draft {self._draft_revision}"
+        if (of_draft := self._draft_revision()) is not None:
+            arithmetic += f" draft {of_draft}"
         return BlockLayout(self._revisions[0], arithmetic, self.runner.kv_layout)
 
     def _state_options(self) -> StateOptions | None:
@@ -266,48 +256,29 @@ class LoadedModel:
             config.speculative_num_tokens,
             is_cpu=config.device == "cpu",
             has_model=config.has_draft_model,
-            max_ahead=self._max_ahead,
+            max_ahead=None if self.draft is None else self.draft.max_ahead,
         )
 
-    def _draft(self) -> Draft | None:
-        """What guesses for this model. Raises InvalidRequest where it cannot, and
-        ModelLoadError."""
-        config, model = self.config, self.model_config
-        if config.draft_layers:
-            require_first_layers(model, config.draft_layers)
-            return FirstLayers(config.draft_layers)
-        if config.draft_model == MTP:
-            require_predictor(model)
-            self._draft_revision = MTP
-            return OwnPredictor()
-        if config.draft_model is None:
+    def _draft_revision(self) -> str | None:
+        """Of what guesses, where it has KV of its own; what has none leaves blocks as they are."""
+        draft, config = self.draft, self.config
+        if isinstance(draft, OwnPredictor):
+            return MTP
+        if not isinstance(draft, DraftCheckpoint) or draft.config is None:
             return None
-        folder = Path(config.draft_model)
-        kind = head_kind(folder)
-        if kind == "medusa":  # without KV, whose blocks are as they are without it
-            require_head(model, None, config.draft_model)
-            medusa = read_medusa(folder, model.hidden_size, model.vocab_size)
-            self._max_ahead = medusa.num_heads
-            return DraftCheckpoint(folder, None, config.draft_quantization, medusa)
-        of_draft = read_head_config(folder) if kind == "eagle3" else read_model_config(folder)
-        head: Eagle | Eagle3 | None = None
-        if kind == "eagle":  # heads have the model's tokens, and no tokenizer
-            head = Eagle()
-            require_eagle(model, of_draft, config.draft_model)
-        elif kind == "eagle3":
-            require_head(model, of_draft, config.draft_model)
-            head = read_eagle3(folder, model.hidden_size, model.vocab_size, model.num_layers)
-        else:
-            require_drafts(model, of_draft, config.draft_model)
-            self._require_same_tokens(folder, of_draft.vocab_size)
-        revision = model_revision(
-            folder, of_draft, model.context_length, config.draft_quantization, config.load_format
-        )
-        self._draft_revision = revision if head is None else f"{revision} {head}"
-        return DraftCheckpoint(folder, of_draft, config.draft_quantization, head)
+        length = self.model_config.context_length
+        files = (draft.folder, draft.config, length, config.draft_quantization, config.load_format)
+        revision = model_revision(*files)
+        return revision if draft.head is None else f"{revision} {draft.head}"
 
-    def _require_same_tokens(self, folder: Path, vocab_size: int) -> None:
-        difference = first_difference(self.tokenizer, Tokenizer(folder, vocab_size))
+    def _require_same_tokens(self) -> None:
+        """Of a draft model; heads have the model's tokens, and no tokenizer."""
+        draft = self.draft
+        if not isinstance(draft, DraftCheckpoint) or draft.head is not None:
+            return
+        assert draft.config is not None, "a model has layers"
+        of_draft = Tokenizer(draft.folder, draft.config.vocab_size)
+        difference = first_difference(self.tokenizer, of_draft)
         if difference is not None:
             allowed = f"a model with the tokens of {self.config.model_name}: {difference}"
             raise InvalidRequest.of("draft_model", self.config.draft_model, allowed)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InvalidRequest
 from .config.model_config import ModelConfig
-from .draft_heads import Head
+from .draft_heads import Head, Medusa
 
 if TYPE_CHECKING:  # it imports torch
     from .quantized.quantizing import Quantization
@@ -23,17 +23,25 @@ class DraftCheckpoint:
     quantization: Quantization | Literal["none"] = "none"
     head: Head | None = None  # it reads the model's hidden states; None: it is a model
 
+    @property
+    def max_ahead(self) -> int | None:
+        """How many tokens it can guess; None: any number."""
+        return self.head.num_heads if isinstance(self.head, Medusa) else None
+
 
 @dataclass(frozen=True, slots=True)
 class FirstLayers:
     """The model's own first layers guess."""
 
     num_layers: int
+    max_ahead: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPredictor:
     """The layer that the model's checkpoint has for multi-token prediction guesses."""
+
+    max_ahead: ClassVar[int | None] = None
 
 
 Draft = DraftCheckpoint | FirstLayers | OwnPredictor

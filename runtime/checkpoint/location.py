@@ -25,7 +25,7 @@ from .hub import fetch_file, fetch_snapshot, read_file
 from .model_files import PICKLED_SUFFIXES, why_not_pickled
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
-
+MTP = "mtp"  # as a draft model's: the layer that the model has for multi-token prediction
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(rf"(?P<repo>{_PART}(/{_PART})?)(@(?P<revision>[\w./-]+))?")

@@ -1,0 +1,44 @@
+"""The memory that what guesses for a model takes beside it. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.draft_checkpoint import Draft, DraftCheckpoint, OwnPredictor
+from ..runtime.memory.kv_layout import KVLayout
+from ..runtime.models.layers.stage import Stage, config_of_stage
+from .formats import DTYPE_BYTES, WeightFormat
+from .model_shape import ModelShape
+from .stored_weights import stored_weights
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRoom:
+    """Bytes beside the model's own."""
+
+    weight_bytes: int = 0
+    layout: KVLayout | None = None  # of its KV; None: it has none of its own
+
+    @classmethod
+    def of(
+        cls, draft: Draft, model: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto"
+    ) -> DraftRoom:
+        """dtype: resolved. Raises ModelLoadError for a head whose files cannot be read."""
+        if isinstance(draft, OwnPredictor):
+            last = model.attention_layers[-1]  # which it is like
+            layer = replace(config_of_stage(model, (last, last + 1)), recurrent=None)
+            shape = ModelShape.of(layer, Stage(last, False, False))
+            joining = 2 * model.hidden_size**2 * DTYPE_BYTES[dtype]  # state and embedding
+            weight_bytes = WeightFormat("none", dtype).model_bytes(shape) + joining
+            return cls(weight_bytes, KVLayout.of(layer, dtype, kv_cache_dtype))
+        if not isinstance(draft, DraftCheckpoint):
+            return cls()
+        config = draft.config
+        layout = None if config is None else KVLayout.of(config, dtype, kv_cache_dtype)
+        if draft.head is None and config is not None:
+            weights = WeightFormat(draft.quantization, dtype)
+            return cls(weights.model_bytes(ModelShape.of(config)), layout)
+        stored = stored_weights(draft.folder)
+        return cls(0 if stored is None else stored.num_bytes, layout)
