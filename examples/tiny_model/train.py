@@ -86,7 +86,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, device: str) -> None:
         self.args = args
         self.device = device
-        self.model = Llama(Config()).to(device)
+        self.model = Llama(Config(**args.shape)).to(device)
         self.average = copy.deepcopy(self.model)
         self.teacher = load_teacher(args.teacher, device) if args.teacher else None
         self.optimizers = make_optimizers(self.model, args)
@@ -117,6 +117,7 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write to a file beside it, then rename: a checkpoint is whole or absent."""
         state = {
+            "shape": self.args.shape,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -316,6 +317,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.65, help="share of steps with decay")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mix", type=json.loads, default=MIX, help="JSON: weight of each skill")
+    parser.add_argument(
+        "--shape", type=json.loads, default={}, help="JSON: fields of model.Config that differ"
+    )
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--init", type=Path, help="a folder of export.py's, to begin from")

@@ -12,13 +12,15 @@ larger model's probabilities, token by token: the deferral rules of speculative 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...errors import InvalidProgram
+from ...errors import InvalidProgram, InvalidRequest
 from ..protocol.numbers import Range, plain
 
 TAKEN = 0.0
@@ -89,6 +91,17 @@ def rule_of(given: object) -> Accept:
     raise InvalidProgram.of("accept", given, allowed)
 
 
+def rule_named(text: str, field: str = "rule") -> Accept:
+    """The rule that this text writes: "mean_logprob(-0.1)", "agree(0.5)", or several of these with
+    | between them. Raises InvalidRequest, which names `field`."""
+    terms = [_TERM.fullmatch(term.strip()) for term in text.split("|")]
+    rules = [_MAKERS[term[1]](float(term[2])) for term in terms if term is not None]
+    if len(rules) < len(terms):
+        allowed = "mean_logprob(BAR) and agree(BAR), with | between them"
+        raise InvalidRequest.of(field, text, allowed)
+    return functools.reduce(_Either, rules)
+
+
 @dataclass(frozen=True, slots=True)
 class _MeanLogprob(Accept):
     least: float
@@ -145,3 +158,7 @@ class _Both(_Pair):
     async def bar(self, answer: Answer) -> float:
         first = await self._first.bar(answer)
         return first if first == REFUSED else max(first, await self._second.bar(answer))
+
+
+_TERM = re.compile(r"(mean_logprob|agree)\((-?(?:\d+\.?\d*|\.\d+))\)")
+_MAKERS = {"mean_logprob": mean_logprob, "agree": agree}
