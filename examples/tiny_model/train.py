@@ -236,7 +236,7 @@ def compute_loss(model: Llama, batch: Batch, device: str, teacher: Llama | None 
     """
     ids, weights = batch.ids.to(device), batch.weights.to(device)[:, 1:]
     is_target = weights > 0
-    with torch.autocast(device, torch.bfloat16):
+    with mixed(device):
         hidden = model(ids[:, :-1])
         logits = model.logits(hidden[is_target])
     losses = F.cross_entropy(logits, ids[:, 1:][is_target], reduction="none") * weights[is_target]
@@ -245,12 +245,18 @@ def compute_loss(model: Llama, batch: Batch, device: str, teacher: Llama | None 
         of_rows = is_target.nonzero()[:, 0]
         is_known = torch.isin(of_rows, torch.tensor(known, device=device))
         followed = weights[known][is_target[known]]
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        with torch.no_grad(), mixed(device):
             wanted = teacher.logits(teacher(ids[known][:, :-1])[is_target[known]]).float()
         own = logits[is_known].float().log_softmax(-1)
         apart = F.kl_div(own, wanted.log_softmax(-1), reduction="none", log_target=True).sum(-1)
         return (losses.sum() + (apart * followed).sum()) / weights.sum()
     return losses.sum() / weights.sum()
+
+
+def mixed(device: str) -> torch.autocast:
+    """Products in bfloat16, but on a CPU without instructions for it, which is then slower."""
+    has_bfloat16 = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast(device, torch.bfloat16, enabled=has_bfloat16)
 
 
 @torch.no_grad()
@@ -266,7 +272,7 @@ def held_out_accuracy(
     token_right: dict[str, list[float]] = {}
     for batch in batches:
         ids, is_target = batch.ids.to(device), batch.is_target.to(device)
-        with torch.autocast(device, torch.bfloat16):
+        with mixed(device):
             hidden = model(ids[:, :-1])
             best = model.logits(hidden[is_target[:, 1:]]).argmax(-1)
         wrong = torch.zeros_like(is_target[:, 1:])
