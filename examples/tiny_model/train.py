@@ -86,7 +86,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, device: str) -> None:
         self.args = args
         self.device = device
-        self.model = Llama(Config(**args.shape)).to(device)
+        self.model = Llama(Config()).to(device)
         self.average = copy.deepcopy(self.model)
         self.teacher = load_teacher(args.teacher, device) if args.teacher else None
         self.optimizers = make_optimizers(self.model, args)
@@ -117,7 +117,6 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write to a file beside it, then rename: a checkpoint is whole or absent."""
         state = {
-            "shape": self.args.shape,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -236,7 +235,7 @@ def compute_loss(model: Llama, batch: Batch, device: str, teacher: Llama | None 
     """
     ids, weights = batch.ids.to(device), batch.weights.to(device)[:, 1:]
     is_target = weights > 0
-    with mixed(device):
+    with torch.autocast(device, torch.bfloat16):
         hidden = model(ids[:, :-1])
         logits = model.logits(hidden[is_target])
     losses = F.cross_entropy(logits, ids[:, 1:][is_target], reduction="none") * weights[is_target]
@@ -245,18 +244,12 @@ def compute_loss(model: Llama, batch: Batch, device: str, teacher: Llama | None 
         of_rows = is_target.nonzero()[:, 0]
         is_known = torch.isin(of_rows, torch.tensor(known, device=device))
         followed = weights[known][is_target[known]]
-        with torch.no_grad(), mixed(device):
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
             wanted = teacher.logits(teacher(ids[known][:, :-1])[is_target[known]]).float()
         own = logits[is_known].float().log_softmax(-1)
         apart = F.kl_div(own, wanted.log_softmax(-1), reduction="none", log_target=True).sum(-1)
         return (losses.sum() + (apart * followed).sum()) / weights.sum()
     return losses.sum() / weights.sum()
-
-
-def mixed(device: str) -> torch.autocast:
-    """Products in bfloat16, but on a CPU without instructions for it, which is then slower."""
-    has_bfloat16 = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.autocast(device, torch.bfloat16, enabled=has_bfloat16)
 
 
 @torch.no_grad()
@@ -272,7 +265,7 @@ def held_out_accuracy(
     token_right: dict[str, list[float]] = {}
     for batch in batches:
         ids, is_target = batch.ids.to(device), batch.is_target.to(device)
-        with mixed(device):
+        with torch.autocast(device, torch.bfloat16):
             hidden = model(ids[:, :-1])
             best = model.logits(hidden[is_target[:, 1:]]).argmax(-1)
         wrong = torch.zeros_like(is_target[:, 1:])
@@ -323,9 +316,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.65, help="share of steps with decay")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mix", type=json.loads, default=MIX, help="JSON: weight of each skill")
-    parser.add_argument(
-        "--shape", type=json.loads, default={}, help="JSON: fields of model.Config that differ"
-    )
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--init", type=Path, help="a folder of export.py's, to begin from")
