@@ -147,6 +147,9 @@ class _Pair(Accept):
         self.wants_logprobs = first.wants_logprobs or second.wants_logprobs
         self.wants_scores = first.wants_scores or second.wants_scores
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._first!r}, {self._second!r})"
+
 
 class _Either(_Pair):
     async def bar(self, answer: Answer) -> float:

@@ -66,14 +66,16 @@ def cascade(
         for place, backend in enumerate(backends)
     ]
     opened = [b for b, model in zip(backends, models, strict=True) if isinstance(model, str)]
-    return CascadeBackend(CascadeChannel(Cascade(members, rule), opened, _shared_facts(backends)))
+    facts = {**_shared_facts(backends), "revisions": _revisions(backends, rule)}
+    return CascadeBackend(CascadeChannel(Cascade(members, rule), opened, facts))
 
 
 class CascadeChannel(LocalChannel):
     """Thread-safe; lives until `close`, which also closes what was opened for it."""
 
     def __init__(self, cascade: Cascade, opened: list[Backend], facts: dict[str, Any]) -> None:
-        """`facts`: those that hold for all of its models."""
+        """`facts`: those that hold for all of its models, and what tells its results from those of
+        other cascades."""
         self.cascade = cascade
         self._opened = opened
         self._caller = CascadeCaller(cascade)
@@ -120,6 +122,12 @@ def _shared_facts(backends: list[Backend]) -> dict[str, Any]:
     first = {name: infos[0].get(name) for name in ("chat_format", "template_knows_tools")}
     same = all(info.get(name) == value for info in infos for name, value in first.items())
     return first if same else {}
+
+
+def _revisions(backends: list[Backend], rule: Accept) -> list[str]:
+    """What results that are kept on disk depend on, beside the names of the models."""
+    own = [each for backend in backends for each in backend.channel.info.get("revisions") or ()]
+    return [*map(str, own), repr(rule)]
 
 
 def _addresses(base_url: str) -> dict[str, str]:

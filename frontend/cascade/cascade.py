@@ -184,8 +184,10 @@ class CascadeCall:
 
     async def _open(self, place: int) -> EngineCall:
         connection = await self.cascade.members[place].connect()
-        self._running = EngineCall(connection, self.on_used)
-        return self._running
+        self._running = running = EngineCall(connection, self.on_used)
+        if self._ends_now:
+            running.end_now()
+        return running
 
     def _answer_of(self, place: int, value: Mapping[str, Any]) -> Answer:
         meta = value["meta"]

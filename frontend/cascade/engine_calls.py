@@ -54,6 +54,7 @@ class EngineCall:
         self._connection = connection
         self._on_used = on_used
         self._program: int | None = None
+        self._ends_now = False
 
     async def gen(
         self,
@@ -80,7 +81,8 @@ class EngineCall:
         return await self._carry_out(ask, replace(op, branch=0, seq=len(ask.ops)), None, None)
 
     def end_now(self) -> None:
-        """Have it end with what it has."""
+        """Have it end with what it has, or as soon as it begins."""
+        self._ends_now = True
         if self._program is not None:
             self._connection.end_gens(self._program)
 
@@ -101,6 +103,8 @@ class EngineCall:
                 connection.send_program(number, ops)
             else:  # it waits for the engine: others must not
                 await asyncio.to_thread(connection.send_program, number, ops)
+            if self._ends_now:
+                connection.end_gens(number)
             value: dict[str, Any] | None = None
             async for kind, seq, payload in events:
                 if kind == wire.DELTA and on_delta is not None:
