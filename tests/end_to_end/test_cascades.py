@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from waiting import wait_until
 
 import stemma as st
 
@@ -175,6 +176,24 @@ def test_a_function_decides_and_its_error_names_it(engine: st.Engine, embedded: 
     assert asked[0].text != state["x"]
     with pytest.raises(st.ProgramError, match="accept: broken raised KeyError"):
         extract.run(backend=st.cascade(engine, embedded, accept=broken))
+
+
+def test_a_program_that_is_given_up_leaves_nothing_behind(
+    engine: st.Engine, embedded: st.Engine
+) -> None:
+    @st.function
+    def endless(s: st.ProgramState) -> None:
+        s += "Once" + st.gen("x", max_tokens=1900, ignore_eos=True)
+
+    both = st.cascade(engine, embedded, accept=st.mean_logprob(0))
+    stream = endless.stream(backend=both)
+    wait_until(lambda: any(num_running(each) for each in (engine, embedded)))
+    stream.cancel()
+    wait_until(lambda: not any(num_running(each) for each in (engine, embedded)))
+
+
+def num_running(backend: st.Engine) -> int:
+    return int(backend.get_server_info()["num_running"])
 
 
 def test_what_a_cascade_cannot_do_is_refused_by_name(
