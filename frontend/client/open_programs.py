@@ -48,7 +48,7 @@ class OpenPrograms:
         `ProgramLog.restore`. Raises InvalidProgram if it cannot be sent."""
         program = OpenProgram(sink, create, ProgramLog(create) if self._have_logs else None)
         if program.log is not None:
-            program.log.restore(given)
+            program.log.restore([*given])
         encoded = _encoded(program)
         self._programs[number] = program
         return encoded
