@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         get_server_info,
         set_default_backend,
     )
+    from .frontend.cascade.acceptance import Answer, agree, mean_logprob
+    from .frontend.cascade.backend import cascade
     from .frontend.dsl.batch_stream import BatchStream, Prices
     from .frontend.dsl.choices_method import ChoicesDecision, ChoicesSamplingMethod
     from .frontend.dsl.evaluation import Evaluation, evaluate
@@ -102,6 +104,8 @@ _ROOMS = {
         "get_server_info",
         "set_default_backend",
     ),
+    "frontend.cascade.acceptance": ("Answer", "agree", "mean_logprob"),
+    "frontend.cascade.backend": ("cascade",),
     "frontend.dsl.batch_stream": ("BatchStream", "Prices"),
     "frontend.dsl.evaluation": ("Evaluation", "evaluate"),
     "frontend.dsl.few_shot": ("choose_examples",),
@@ -143,6 +147,7 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "Answer",
     "BatchError",
     "BatchStream",
     "ChoicesDecision",
@@ -172,9 +177,11 @@ __all__ = [
     "ToolLoop",
     "UnsupportedSchema",
     "__version__",
+    "agree",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "cascade",
     "choose_examples",
     "evaluate",
     "first",
@@ -187,6 +194,7 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
+    "mean_logprob",
     "role",
     "select",
     "separate_reasoning",

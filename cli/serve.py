@@ -64,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until asked to stop."""
     settings = server_settings(args)
     models = named_models(args.model)
+    if settings.cascade and not models:
+        allowed = "left out with a single model: NAME=MODEL names each of several"
+        raise InvalidRequest.of("cascade", settings.cascade[0], allowed)
     args.model = args.model[-1] if args.model else EMBEDDED_MODEL
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the HTTP server has its own
     with _listener(settings) as listener:

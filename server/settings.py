@@ -154,6 +154,17 @@ class ServerSettings:
         number(0.1, 86_400), metavar="S",
     )
 
+    # docs/use/cascades.md says more of both.
+    cascade: tuple[str, ...] = flag(
+        (), "models with commas between them, the smallest first: a larger one is asked where the "
+        "answer of the one before does not do; requests name it cascade:SMALL,LARGE; repeatable",
+        metavar="NAMES",
+    )
+    cascade_accept: str = flag(
+        "mean_logprob(-0.01) | agree(0.5)", "which answers do (default: %(default)s)",
+        metavar="RULE",
+    )
+
     # docs/use/tools.md says more of both.
     tool_call_parser: str = flag(
         "auto", "the format in which the model writes tool calls; auto: as its chat template's own "

@@ -87,7 +87,7 @@ FLOORS = {
         ("openai", "trace"),
         ("native",),
         ("backend",),
-        ("global_config",),
+        ("cascade", "global_config"),
         ("dsl",),
     ),
     "bench": (

@@ -15,6 +15,7 @@ NAMES = """
     role Evaluation evaluate choose_examples BatchStream Prices Result
     tool_loop ToolLoop MaxTurnsExceeded
     ChoicesDecision ChoicesSamplingMethod global_config
+    cascade agree mean_logprob Answer
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """
 

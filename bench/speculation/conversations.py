@@ -43,7 +43,7 @@ class Conversation:
     @property
     def program(self) -> Function:
         """What carries it out: a function of `case` and `temperature`."""
-        return _agent if self.skill == "react" else _converse
+        return _agent if self.skill == "react" else converse
 
 
 def conversations(num_each: int | None = None) -> dict[str, list[Conversation]]:
@@ -58,7 +58,7 @@ def conversations(num_each: int | None = None) -> dict[str, list[Conversation]]:
 
 
 @function
-def _converse(s: ProgramState, case: Conversation, temperature: float) -> None:
+def converse(s: ProgramState, case: Conversation, temperature: float) -> None:
     for text in case.system:
         s += system(text)
     for turn, (question, limits) in enumerate(zip(case.user, case.limits, strict=True)):

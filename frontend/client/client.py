@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -136,15 +136,24 @@ class Connection:
             return None
         return self._error
 
-    def open_program(self, sink: EventSink, create: dict[str, object]) -> int:
+    def open_program(
+        self,
+        sink: EventSink,
+        create: dict[str, object],
+        begun: Mapping[tuple[int, int], Sequence[int]] | None = None,
+    ) -> int:
         """Register a program; `create` (seed, instance, stream) travels with its first ops.
+        `begun`: by branch and seq of a gen, the ids with which its output begins, whatever the
+        model would say there; it goes on from them.
 
         Raises InvalidProgram if it cannot be sent.
         """
+        given = [[*place, {"begun": list(ids)}] for place, ids in (begun or {}).items()]
+        parts = [wire.encode_part("given", given)] if given else []
         with self._lock:
             self._require_open()
             program = next(self._ids)
-            self._outbox.open(program, self._programs.open(program, sink, create))
+            self._outbox.open(program, self._programs.open(program, sink, create, given), parts)
         return program
 
     def send_op(self, program: int, op: Op) -> None:

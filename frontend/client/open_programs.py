@@ -7,7 +7,7 @@ Guarded by the connection's lock, but for `get`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,14 @@ class OpenPrograms:
         """None: it has ended."""
         return self._programs.get(number)
 
-    def open(self, number: int, sink: EventSink, create: dict[str, Any]) -> bytes:
-        """Add one; returns its encoded `create`. Raises InvalidProgram if it cannot be sent."""
+    def open(
+        self, number: int, sink: EventSink, create: dict[str, Any], given: Sequence[list[Any]] = ()
+    ) -> bytes:
+        """Add one; returns its encoded `create`. `given`: what its ops are to become, see
+        `ProgramLog.restore`. Raises InvalidProgram if it cannot be sent."""
         program = OpenProgram(sink, create, ProgramLog(create) if self._have_logs else None)
+        if program.log is not None:
+            program.log.restore([*given])
         encoded = _encoded(program)
         self._programs[number] = program
         return encoded

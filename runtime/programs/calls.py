@@ -455,7 +455,7 @@ def meta_of(request: Request) -> dict[str, Any]:
         "preemptions": request.num_preemptions,
         "start_s": request.created_s - began,
         "queue_s": admitted - request.created_s,
-        "prefill_s": first - admitted,
+        "prefill_s": max(0.0, first - admitted),  # what is known to begin it comes before
         "decode_s": request.finished_s - first,
         "time_to_first_token_s": first - request.created_s,
         "latency_s": request.finished_s - request.created_s,

@@ -3,7 +3,8 @@
 A request is queued while its grammar is compiled elsewhere (`compiler_service.py`), and computes
 all but the last token of its prompt meanwhile. Where another process follows its grammar
 (`parsers.py`), the same holds after each sampled token, until it is known what may come next. Here
-it is known who lacks which; how far such a request may be computed says `Request.num_ready`.
+it is known who lacks which; how far such a request may be computed says `Request.num_ready`. A
+request without a grammar whose output is known to begin with something begins it here, too.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class GrammarUptake:
         return any(map(_has_come, self._lacking))
 
     def add(self, request: Request) -> None:
-        """A request has come, or has taken a token; nothing happens if it has no grammar."""
-        if request.grammar is not None:
+        """A request has come, or has taken a token; nothing happens if its output begins with what
+        is drawn."""
+        if request.grammar is not None or request.begun:
             self._lacking[request] = None
 
     def forget(self, request: Request) -> None:
@@ -57,16 +59,15 @@ class GrammarUptake:
 def _has_come(request: Request) -> bool:
     if request.follower is not None:
         return request.follower.is_ready
-    return request.grammar is not None and request.grammar.is_done
+    return request.grammar is None or request.grammar.is_done
 
 
 def begin_output(request: Request) -> FinishReason | None:
     """Give a request that `take` has yielded its `follower`, if it has none; a reason if it has
     ended with that, and with ERROR its error is set."""
-    if request.follower is not None:
-        return None
     grammar = request.grammar
-    assert grammar is not None, f"request {request.id} has no grammar"
+    if request.follower is not None or grammar is None:
+        return None
     if grammar.failure is not None:
         request.error, request.error_kind = grammar.failure.message, grammar.failure.kind
         return FinishReason.ERROR

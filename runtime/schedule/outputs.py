@@ -74,10 +74,25 @@ class Outputs:
         return reason
 
     def resume(self, request: Request) -> FinishReason | None:
-        """Go on once the follower is ready: begin the output, or take up what the last token
-        left open; a reason if the request has ended with that."""
-        assert request.follower is not None, f"request {request.id} follows no grammar"
-        return _reason_behind(request, request.follower) or self.append_forced(request)
+        """Go on once the follower, if there is one, is ready: begin the output, or take up what the
+        last token left open; a reason if the request has ended with that."""
+        reason = _reason_behind(request, request.follower) or self._append_begun(request)
+        if reason is not None or request.follower is None:
+            return reason
+        return self.append_forced(request)
+
+    def _append_begun(self, request: Request) -> FinishReason | None:
+        """Append what the output is known to begin with, as far as the grammar can be followed at
+        once; a reason if that ends the request. Log probabilities come with draws alone, so where
+        they are wanted the tokens wait for theirs."""
+        follower = request.follower
+        if request.sampling.logprobs is not None:
+            return None
+        for token_id in request.begun[request.num_output_tokens :]:
+            reason = self._append(request, token_id, RowResult(token_id=token_id))
+            if reason is not None or not (follower is None or follower.is_ready):
+                return reason
+        return None
 
     def append_forced(self, request: Request) -> FinishReason | None:
         """Append what must follow, as if it had been sampled; a reason if that ends the request."""

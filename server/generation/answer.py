@@ -52,7 +52,7 @@ async def answer(
     is_streaming = False
     try:
         generation.watch(request.receive)
-        await generation.start(connection)
+        await generation.start(connection, service.cascade)
         if not task.stream:
             outcomes = await generation.finish()
             _require_reader(generation)

@@ -13,12 +13,14 @@ from typing import Any
 from starlette.types import Receive
 
 from ...errors import EngineError
+from ...frontend.cascade.cascade import Cascade
 from ...frontend.client.client import Connection
 from ...frontend.protocol import wire
 from ..protocol.caller import Caller
 from ..protocol.disconnect import disconnected
 from ..protocol.pieces import GRAMMAR_KINDS, GenerationFailed, Outcome, Piece, Used
 from ..protocol.task import Task
+from .cascade_completion import CascadeCompletion, require_plain
 from .completion import Completion
 from .event_queue import EventQueue
 
@@ -52,7 +54,7 @@ class Generation:
         self._on_used = on_used
         self._fresh: list[Piece | Outcome] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._completions: list[Completion] = []
+        self._completions: list[Completion | CascadeCompletion] = []
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -72,10 +74,13 @@ class Generation:
         await disconnected(receive)
         self.close()
 
-    async def start(self, connection: Connection) -> None:
-        """Send the programs. On EngineError and InvalidProgram it has cancelled them."""
+    async def start(self, connection: Connection, cascade: Cascade | None = None) -> None:
+        """Send the programs; with `cascade` to its models, one after the other. On EngineError and
+        InvalidRequest it has cancelled them."""
         try:
-            if connection.has_credit and not self.task.is_large:
+            if cascade is not None:
+                self._start_cascade(cascade)
+            elif connection.has_credit and not self.task.is_large:
                 self._start(connection)
             else:  # it takes its time, or waits for the engine: others must not
                 await asyncio.to_thread(self._start, connection)
@@ -100,6 +105,16 @@ class Generation:
             completion.send()
         if self.is_closed:  # while another thread was sending
             self._cancel()
+
+    def _start_cascade(self, cascade: Cascade) -> None:
+        require_plain(self.task)
+        seed, loop = secrets.randbits(62), self._events.loop
+        for number in range(len(self.task.prompts)):
+            completion = CascadeCompletion(
+                cascade, loop, self.task, self.caller, number=number, post=self._post, seed=seed
+            )
+            self._completions.append(completion)
+            completion.send()
 
     def abort(self) -> None:
         """End all samples now with their output so far, finish reason "abort"."""

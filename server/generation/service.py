@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...errors import MAX_MODEL_NAME_CHARS, EngineError, InvalidRequest, model_not_found
+from ...frontend.cascade.cascade import Cascade
 from ...frontend.client.client import Connection
 from ..access.drain import DrainState
 from ..access.request_body import LEAST_DEFAULT_BYTES, BodyLimit, default_max_bytes
@@ -47,6 +48,7 @@ class Service:
     metrics: HttpMetrics = field(default_factory=HttpMetrics)
     created_s: int = field(default_factory=lambda: int(time.time()))
     describe: Callable[[], dict[str, Any]] | None = None  # for an engine that need not be loaded
+    cascade: Cascade | None = None  # whose models answer; `engine` is then the largest one's
     text: ModelText = field(init=False)
     running: ActiveRequests = field(init=False)  # running requests of this application's clients
     responses: ResponseStore = field(init=False)
@@ -63,10 +65,15 @@ class Service:
         """The engine's description of itself, sent on connecting. Raises EngineError."""
         return self.engine.connection.info if self.describe is None else self.describe()
 
-    def beside(self, engine: EngineLink, describe: Callable[[], dict[str, Any]]) -> Service:
-        """Of another model of the same server, whose counters, running requests and kept responses
-        it shares."""
-        other = replace(self, engine=engine, describe=describe)
+    def beside(
+        self,
+        engine: EngineLink,
+        describe: Callable[[], dict[str, Any]],
+        cascade: Cascade | None = None,
+    ) -> Service:
+        """Of another model, or a cascade, of the same server, whose counters, running requests and
+        kept responses it shares."""
+        other = replace(self, engine=engine, describe=describe, cascade=cascade)
         other.running, other.responses = self.running, self.responses
         return other
 

@@ -16,7 +16,8 @@ from ..protocol.failures import add_error_handlers, failure_of
 from ..protocol.json_route import body_threads
 from ..settings import ServerSettings
 from . import model_lists
-from .dispatch import Dispatcher
+from .cascades import ServedCascade, cascades_of
+from .dispatch import Dispatcher, JointApp
 from .model_control import control_routes, health_of_all
 from .model_engines import ModelEngines
 from .model_metrics import families_of
@@ -41,13 +42,15 @@ def create_models_app(
     pool = ModelPool(engines.slots, limits, first.drain_state)
     engines.on_drain = pool.tell
     names = ModelNames(services)
+    cascades = cascades_of(settings, {slot.name: slot for slot in services})
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(model_lists.router(names, services))
+    app.include_router(model_lists.router(names, services, cascades))
     app.include_router(control_routes(pool, names))
     app.include_router(health_of_all(engines, services))
-    app.include_router(metrics_routes(first, families_of(services)))
+    app.include_router(metrics_routes(first, families_of(services, cascades)))
     apps = {slot: _model_app(service) for slot, service in services.items()}
-    app.mount("", Dispatcher(pool, names, services, apps))
+    joint = {name: _joint(served, services) for name, served in cascades.items()}
+    app.mount("", Dispatcher(pool, names, services, apps, joint))
     add_error_handlers(app)
     app.state.service = first
     app.state.strict_fields = settings.strict_fields
@@ -60,6 +63,11 @@ def _services(engines: ModelEngines, settings: ServerSettings) -> Mapping[ModelS
     slot, *others = engines.slots
     first = Service(slot, settings, describe=slot.describe)
     return {slot: first} | {other: first.beside(other, other.describe) for other in others}
+
+
+def _joint(served: ServedCascade, services: Mapping[ModelSlot, Service]) -> JointApp:
+    service = served.service(services[served.slots[-1]])
+    return JointApp(served, service, _model_app(service))
 
 
 def _model_app(service: Service) -> FastAPI:

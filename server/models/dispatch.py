@@ -7,6 +7,7 @@ by `?model=`, and loads none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,6 +24,7 @@ from ..protocol.failures import Refusal
 from ..protocol.json_route import beside_loop, json_reader, keep_json
 from ..protocol.ollama_errors import is_spoken
 from .allowed_names import TAG
+from .cascades import ServedCascade
 from .model_names import ModelNames
 from .model_pool import ModelPool
 from .model_slot import ModelSlot
@@ -31,6 +33,15 @@ _FIELD = "model"
 _OLDER_FIELD = "name"  # of the same, at these paths
 _WITH_OLDER_FIELD = frozenset({"/api/show"})
 NEED_NO_ENGINE = frozenset({"/abort", "/abort_request", "/api/show"})
+
+
+@dataclass(frozen=True, slots=True)
+class JointApp:
+    """The application of several models that answer together."""
+
+    served: ServedCascade
+    service: Service
+    app: FastAPI
 
 
 class Dispatcher:
@@ -42,11 +53,14 @@ class Dispatcher:
         names: ModelNames,
         services: Mapping[ModelSlot, Service],
         apps: Mapping[ModelSlot, FastAPI],
+        joint: Mapping[str, JointApp],
     ) -> None:
+        """`joint`: by the names of cascades."""
         self._pool = pool
         self._names = names
         self._services = services
         self._apps = apps
+        self._joint = joint
         self._routes = body_routes(services[names.first])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +73,9 @@ class Dispatcher:
             return
         scope["route"] = route  # for the counts, should it be refused here
         value = await self._read(request)
+        if (joint := self._joint_named(value)) is not None:
+            await self._answer_jointly(joint, request, value, send)
+            return
         slot = await self._chosen_by_body(request, value, route.fields)
         if scope["path"] in NEED_NO_ENGINE:
             await self._apps[slot](scope, receive, send)
@@ -76,6 +93,27 @@ class Dispatcher:
             await self._apps[slot](scope, receive, send)
         finally:
             self._pool.leave(slot)
+
+    def _joint_named(self, value: Any) -> JointApp | None:
+        name = value.get(_FIELD) if isinstance(value, dict) else None
+        return self._joint.get(name) if isinstance(name, str) else None
+
+    async def _answer_jointly(
+        self, joint: JointApp, request: Request, value: Any, send: Send
+    ) -> None:
+        joint.served.require(request.scope["path"])
+        limit = joint.service.body_limit
+        if keep_json(request, value) > limit.num_bytes:
+            raise Refusal(413, limit.text)
+        entered: list[ModelSlot] = []
+        try:
+            for slot in joint.served.slots:
+                await self._enter(slot, request, None)
+                entered.append(slot)
+            await joint.app(request.scope, request.receive, send)
+        finally:
+            for slot in entered:
+                self._pool.leave(slot)
 
     async def _read(self, request: Request) -> Any:
         parse = await json_reader(request)

@@ -14,17 +14,26 @@ from ..api.ollama.models import loaded_of, tags_of
 from ..api.openai.models import Entry, entries, models_routes
 from ..generation.service import Service
 from .allowed_names import TAG
+from .cascades import ServedCascade
 from .model_names import ModelNames
 from .model_slot import ModelSlot
 
 
-def router(names: ModelNames, services: Mapping[ModelSlot, Service]) -> APIRouter:
+def router(
+    names: ModelNames,
+    services: Mapping[ModelSlot, Service],
+    cascades: Mapping[str, ServedCascade],
+) -> APIRouter:
     """The routes."""
+    created_s = services[names.first].created_s
 
     async def list_all() -> list[Entry]:
-        return [entry for each in services.items() for entry in await _entries(*each)]
+        found = [entry for each in services.items() for entry in await _entries(*each)]
+        return [*found, *(served.entry(created_s) for served in cascades.values())]
 
     async def find(name: str) -> Entry:
+        if name in cascades:
+            return cascades[name].entry(created_s)
         slot = await names.find(name)
         model, *adapters = await _entries(slot, services[slot])
         known = {model["id"]: model} | {told["id"]: told for told in adapters}

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..api.metrics import ModelFigures
 from ..generation.service import Service
+from .cascades import ServedCascade, cascade_families
 from .model_slot import ModelSlot
 
 _LABELS = ("model", "model_name")  # the latter: of figures under other engines' names
@@ -30,7 +31,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelSlot], float]], ...] = (
 
 
 def families_of(
-    services: Mapping[ModelSlot, Service],
+    services: Mapping[ModelSlot, Service], cascades: Mapping[str, ServedCascade]
 ) -> Callable[[], Awaitable[list[Metric]]]:
     """What asks all engines that are there."""
     figures = {slot: ModelFigures(service) for slot, service in services.items()}
@@ -39,7 +40,7 @@ def families_of(
         running = [slot for slot in figures if slot.is_running]
         each = await asyncio.gather(*(figures[slot].families() for slot in running))
         found = [*zip(running, each)]
-        return [*_joined(found), *_of_pool(figures)]
+        return [*_joined(found), *_of_pool(figures), *cascade_families(cascades)]
 
     return families
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from stemma.runtime.schedule.request import (
     RequestState,
     Scoring,
 )
+from stemma.runtime.schedule.sampling_params import SamplingParams
 from stemma.runtime.schedule.stats import SchedulerStats
 
 ROW = Row(request_id=1, table_row=0, start=2, input_ids=(3,))
@@ -115,3 +117,39 @@ def test_scores_and_pooled_states_end_with_the_last_computed_token() -> None:
     row = RowResult(pooled=np.array([6.0]))
     assert taken.outputs.take(pooled, ROW, row) is FinishReason.STOP
     assert pooled.hidden is not None and pooled.hidden.pooled().tolist() == [2.0]
+
+
+def test_what_an_output_is_known_to_begin_with_is_taken_at_once() -> None:
+    """With a grammar and without one, before anything is drawn; a token each where the output's
+    log probabilities are wanted, as they come with draws."""
+    for grammar in (None, under((5, 6, 7), (5, 6, 8))):
+        taken = Taken()
+        request = taken.running(grammar=grammar)
+        request.begun = array("i", (5, 6))
+        assert taken.outputs.resume(request) is None
+        assert listener_tokens(request) == [5, 6]
+    taken = Taken()
+    request = taken.running()
+    request.sampling = SamplingParams(logprobs=0)
+    request.begun = array("i", (5, 6))
+    assert taken.outputs.resume(request) is None and not listener_tokens(request)
+    taken.sample(request, 9, 9, 9)
+    assert listener_tokens(request) == [5, 6, 9]
+
+
+def test_what_an_output_begins_with_may_end_it() -> None:
+    for begun, grammar, reason in [
+        ((5, 6, 7, 8, 9), None, FinishReason.LENGTH),
+        ((5, 6), under((5, 6)), FinishReason.STOP),
+        ((5, 9), under((5, 6)), FinishReason.ERROR),
+    ]:
+        taken = Taken()
+        request = taken.running(grammar=grammar)
+        request.begun = array("i", begun)
+        assert taken.outputs.resume(request) is reason
+
+
+def listener_tokens(request: Request) -> list[int]:
+    listener = request.listener
+    assert isinstance(listener, FakeListener)
+    return listener.tokens
