@@ -1,5 +1,4 @@
-"""`stemma train-draft MODEL --programs FILE --out DIR`: a draft for a model and for what is asked of
-it."""
+"""`stemma train-draft MODEL --programs FILE --out DIR`: a draft that learns what a model says."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Chat:
 
 
 def read_chats(file: Path) -> list[Chat]:
-    """An object a line: `messages` and perhaps `tools`, or `prompt`; what else it has are options of
-    `gen`. Raises InvalidRequest, which names the line."""
+    """An object a line: `messages` and perhaps `tools`, or `prompt`; what else it has are options
+    of `gen`. Raises InvalidRequest, which names the line."""
     chats = []
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):

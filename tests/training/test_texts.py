@@ -9,29 +9,25 @@ from typing import Any
 from stemma.training.texts import Text, recorded_texts, split
 
 
-def request(program: object, prompt: list[int], output: list[int]) -> Any:
-    return SimpleNamespace(program=program, prompt=array("i", prompt), output_ids=output, images=())
+class Request:
+    """What is recorded of one."""
+
+    def __init__(self, program: object, prompt: list[int], output: list[int]) -> None:
+        self.program, self.prompt, self.output_ids = program, array("i", prompt), output
+        self.images = ()
 
 
 def test_a_call_that_goes_on_with_another_is_one_text_with_it() -> None:
     one, two = object(), object()
-    first, second = request(one, [1, 2], [3, 4, 5]), request(one, [1, 2, 3, 4, 5, 6], [7, 8])
-    branch = request(one, [1, 2, 3, 4, 5, 9], [7, 8])
-    other = request(two, [0], [1, 2, 3])
-    forced = {first: {1}}
+    first, second = Request(one, [1, 2], [3, 4, 5]), Request(one, [1, 2, 3, 4, 5, 6], [7, 8])
+    branch = Request(one, [1, 2, 3, 4, 5, 9], [7, 8])
+    other = Request(two, [0], [1, 2, 3])
     requests = [second, other, first, branch]
-    recorder: Any = SimpleNamespace(
-        requests=requests,
-        forced=SimpleNamespace(get=lambda key, default: _of(forced, key, default)),
-    )
+    recorder: Any = SimpleNamespace(requests=requests, forced={first: {1}})
     long = Text((1, 2, 3, 4, 5, 6, 7, 8), (*[False] * 4, True, *[False] * 2, True))
     branched = Text((1, 2, 3, 4, 5, 9, 7, 8), (*[False] * 7, True))
     short = Text((0, 1, 2, 3), (False, False, True, True))
     assert recorded_texts(recorder) == [[short], [long, branched]]
-
-
-def _of(forced: dict[Any, set[int]], key: Any, default: set[int]) -> set[int]:
-    return next((places for each, places in forced.items() if each is key), default)
 
 
 def test_windows_hold_each_guess_once_behind_half_a_window() -> None:

@@ -21,7 +21,7 @@ from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
 from stemma.training.drafts import Kind, new_draft
 from stemma.training.target import Target
 from stemma.training.texts import Text
-from stemma.training.training import NUM_PLACES, padded, learnt
+from stemma.training.training import NUM_PLACES, learnt, padded
 
 PROMPTS = [f"The {noun} is {colour}" for noun in ("sky", "sea") for colour in ("blue", "red", "")]
 NUM_TOKENS = 24
@@ -217,7 +217,8 @@ def test_what_cannot_be_made_is_refused_before_anything_runs(
 def test_models_without_hidden_states_to_learn_from_are_refused(
     programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = make_checkpoint(tmp_path / "model", "lfm2")
+    types = ["conv", "full_attention"]
+    model = make_checkpoint(tmp_path / "model", "lfm2", layer_types=types)
     given = [str(model), "--programs", str(programs), "--out", str(tmp_path / "draft")]
     assert run_command(["train-draft", *given]) == 1
     assert "Lfm2ForCausalLM has recurrent layers" in capsys.readouterr().err
