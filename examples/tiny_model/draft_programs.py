@@ -1,17 +1,16 @@
 """Programs of the kinds that the embedded model knows, for a draft to learn from.
 
-    stemma train-draft --programs draft_programs.py --out ../../runtime/checkpoint/assets/stemma-tiny-draft
+    stemma train-draft --programs draft_programs.py --out stemma-tiny-draft --max-minutes 20
 
-Samples of the training mix, not of the held-out names; as programs, and as plain replies.
+Samples of the training mix, not of the held-out names, so that what the draft is measured by later
+is new to it.
 """
-
-import os
 
 from generate import samples
 from programs import run
 
 SKILLS = ("extract", "react", "chat", "classify", "extract_many", "copy", "tips", "yes_no_stated")
-NUM_EACH = int(os.environ.get("NUM_EACH", "400"))
+NUM_EACH = 150
 SEED = 20261128
 
 
