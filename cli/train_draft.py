@@ -152,6 +152,10 @@ def _summary(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return {"out": str(args.out), **asdict(report), "tokens_a_step": report.tokens_a_step}
 
 
+def _share(rate: float | None) -> str:
+    return f"{'-':>7}" if rate is None else f"{rate:7.1%}"
+
+
 def _text(args: argparse.Namespace, report: Report) -> str:
     lines = [
         f"{args.out}: {args.kind}, {report.num_weights / 1e6:.2f} million weights, trained on "
@@ -161,7 +165,7 @@ def _text(args: argparse.Namespace, report: Report) -> str:
         "  place    before   after",
     ]
     for place, (before, after) in enumerate(zip(report.before, report.after, strict=True), 1):
-        lines.append(f"  {place}       {before:7.1%} {after:7.1%}")
+        lines.append(f"  {place}       {_share(before)} {_share(after)}")
     lines += [
         f"with {len(report.after)} guesses a step at most {report.tokens_a_step:.2f} tokens a step",
         f"try it: stemma serve --model {args.model} --draft-model {args.out}",

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from math import isnan
 from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,13 +54,13 @@ class Report:
     num_held_tokens: int
     num_steps: int
     seconds: float  # of training
-    before: list[float]
-    after: list[float]
+    before: list[float | None]
+    after: list[float | None]
 
     @property
     def tokens_a_step(self) -> float:
         """Where each step verifies as many guesses as there are places: what was right, and one."""
-        return 1.0 + sum(accumulate((0.0 if isnan(rate) else rate for rate in self.after), mul))
+        return 1.0 + sum(accumulate((rate or 0.0 for rate in self.after), mul))
 
 
 def require_trainable(config: ModelConfig, recipe: Recipe) -> None:
@@ -156,10 +155,4 @@ def _write(
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
-    rounded = {
-        key: [round(each, 4) for each in value]
-        if isinstance(value, list) and all(isinstance(each, float) for each in value)
-        else value
-        for key, value in content.items()
-    }
-    file.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -85,9 +84,9 @@ def train(
 
 
 @torch.no_grad()
-def acceptance(draft: Draft, target: Target, windows: Sequence[Learnt]) -> list[float]:
+def acceptance(draft: Draft, target: Target, windows: Sequence[Learnt]) -> list[float | None]:
     """Of guesses at each place of a draft, the share that is what followed, where all before it
-    are; a guess is the token that the draft takes for the likeliest."""
+    are; None: there was none. A guess is the token that the draft takes for the likeliest."""
     right, seen = [0] * NUM_PLACES, [0] * NUM_PLACES
     for windows_of_batch in _batches(windows, target.config.vocab_size):
         batch = padded(windows_of_batch)
@@ -101,7 +100,7 @@ def acceptance(draft: Draft, target: Target, windows: Sequence[Learnt]) -> list[
             seen[place] += int(is_seen.sum())
             right[place] += int(is_right.sum())
             was_right = F.pad(is_right, (1, 0))[:, :-1]
-    return [a / b if b else math.nan for a, b in zip(right, seen, strict=True)]
+    return [a / b if b else None for a, b in zip(right, seen, strict=True)]
 
 
 def _loss(draft: Draft, target: Target, batch: Batch) -> Tensor:
