@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _work(file: Path) -> Any:
+def _work(file: Path) -> Callable[[Backend], None]:
     """Runs what a file asks. Raises InvalidRequest for a file that cannot be read."""
     if file.suffix == ".py":
         return lambda backend: _run_file(file, backend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from .layer import NORM_EPS, ROPE_THETA, Layer, LayerShape, Norm
 from .target import Target
 
 Kind = Literal["eagle", "model"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _MODEL_WIDTH = 96  # at most, of a small model: the embedding of each token costs as many weights
 
 

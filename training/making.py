@@ -60,7 +60,8 @@ class Report:
     @property
     def tokens_a_step(self) -> float:
         """Where each step verifies as many guesses as there are places: what was right, and one."""
-        return 1.0 + sum(accumulate((rate or 0.0 for rate in self.after), mul))
+        chances: list[float] = list(accumulate((rate or 0.0 for rate in self.after), mul))
+        return 1.0 + sum(chances)
 
 
 def require_trainable(config: ModelConfig, recipe: Recipe) -> None:
