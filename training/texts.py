@@ -51,10 +51,11 @@ def recorded_texts(recorder: Recorder) -> list[list[Text]]:
 
 
 def split(programs: Sequence[list[Text]], share: float, seed: int) -> tuple[list[Text], list[Text]]:
-    """Texts to learn from, and those of a share of the programs, at least one, to measure by."""
+    """Texts to learn from, and those of a share of the programs to measure by; of both at least one
+    program's, of at least two programs."""
     order = list(range(len(programs)))
     random.Random(seed).shuffle(order)
-    num_held = max(1, round(share * len(order)))
+    num_held = min(max(1, round(share * len(order))), len(order) - 1)
     held, learnt = sorted(order[:num_held]), sorted(order[num_held:])
     return [t for i in learnt for t in programs[i]], [t for i in held for t in programs[i]]
 

@@ -46,3 +46,5 @@ def test_no_program_is_both_learnt_from_and_held_out() -> None:
     learnt, held = split(programs, 0.3, 5)
     assert len(held) == 6 and len(learnt) == 14
     assert not {text.token_ids for text in learnt} & {text.token_ids for text in held}
+    for share in (0.01, 0.99):
+        assert [len(part) for part in split(programs[:2], share, 0)] == [2, 2]
