@@ -12,7 +12,8 @@ from typing import Any
 
 from ..frontend.client.backend import Backend
 from ..frontend.dsl.state import ProgramState
-from ..runtime.config import add_engine_flags
+from ..runtime.checkpoint.location import EMBEDDED_DRAFT, EMBEDDED_MODEL
+from ..runtime.config import add_engine_flags, engine_config
 from . import demo_programs as programs
 from .connect import Commands, start_engine
 from .tree import draw
@@ -66,6 +67,7 @@ class Part:
 
 def run(args: argparse.Namespace) -> int:
     """Run all parts; 1 when an answer of the agent is wrong."""
+    _take_draft(args)
     started = time.perf_counter()
     with start_engine(args) as backend:
         start_s = time.perf_counter() - started
@@ -80,17 +82,46 @@ def run(args: argparse.Namespace) -> int:
     total_s = time.perf_counter() - started
     _say(args, f"the radix tree that these programs share\n{picture}\n")
     peak_mb = info["peak_rss_bytes"] / 2**20
+    drafts = _drafts(info)
+    _say(args, f"drafts: {_drafts_line(drafts)}")
     _say(args, f"total {total_s:.1f} s; engine's peak memory {peak_mb:.0f} MB")
     if args.json:
         rows = [{**asdict(part), "hit_rate": part.hit_rate} for part in parts]
-        print(
-            json.dumps({"start_s": start_s, "total_s": total_s, "peak_mb": peak_mb, "parts": rows})
-        )
+        figures = {"start_s": start_s, "total_s": total_s, "peak_mb": peak_mb, "drafts": drafts}
+        print(json.dumps({**figures, "parts": rows}))
     agent = parts[0]
     if agent.num_right < agent.num_checked:
         print(f"the agent was wrong {agent.num_checked - agent.num_right} times", file=sys.stderr)
         return 1
     return 0
+
+
+def _take_draft(args: argparse.Namespace) -> None:
+    """The draft that comes with the embedded model, on a CPU, unless the flags say otherwise."""
+    config = engine_config(args)
+    is_embedded = str(config.model) in (str(EMBEDDED_MODEL), EMBEDDED_MODEL.name)
+    is_open = not config.has_draft_model and config.speculate == "auto"
+    is_alone = config.device == "cpu" and config.num_ranks == 1
+    if is_embedded and is_open and is_alone and config.speculative_num_tokens:
+        args.draft_model = str(EMBEDDED_DRAFT)
+
+
+def _drafts(info: dict[str, Any]) -> dict[str, Any]:
+    """What was guessed, by whom, and how often it was right."""
+    stats = info["stats"]
+    return {
+        "sources": info["speculation"].get("sources", {}),
+        "tokens_a_step": stats["num_generated_tokens"] / max(1, stats["num_steps"]),
+    }
+
+
+def _drafts_line(drafts: dict[str, Any]) -> str:
+    told = [
+        f"{counts['accepted_tokens']} of {counts['drafted_tokens']} guesses "
+        f"{'of the trained draft' if source == 'model' else 'by ' + source} right"
+        for source, counts in sorted(drafts["sources"].items())
+    ]
+    return ", ".join([*told, f"{drafts['tokens_a_step']:.2f} tokens a step"])
 
 
 def _agent(backend: Backend) -> Part:

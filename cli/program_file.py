@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import runpy
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,6 +56,23 @@ def program_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     return dict(_argument(pair) for pair in pairs)
 
 
+def require_file(file: Path) -> None:
+    """Raises InvalidRequest."""
+    if not file.is_file():
+        raise InvalidRequest.of("file", str(file), "an existing Python file")
+
+
+def run_script(file: Path) -> None:
+    """As `python FILE` does, its main block included, without arguments. Raises what it raises."""
+    before = sys.argv
+    sys.argv = [str(file)]
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        runpy.run_path(str(file.absolute()), run_name="__main__")
+    finally:
+        sys.argv = before
+
+
 def own_traceback(error: BaseException, file: Path) -> str:
     """As Python shows what ends a script: from the first line of the file itself on."""
     shown = traceback.TracebackException.from_exception(error)
@@ -64,8 +82,7 @@ def own_traceback(error: BaseException, file: Path) -> str:
 
 
 def _load(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise InvalidRequest.of("file", str(file), "an existing Python file")
+    require_file(file)
     spec = importlib.util.spec_from_file_location("__stemma_program__", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

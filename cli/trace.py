@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,8 @@ from .program_file import (
     load_programs,
     own_traceback,
     program_arguments,
+    require_file,
+    run_script,
 )
 
 
@@ -163,19 +164,8 @@ def _script(args: argparse.Namespace) -> Callable[[], object]:
     for field in ("function", "arg", "seed"):
         if getattr(args, field) not in (None, []):
             raise InvalidRequest.of(field, getattr(args, field), "not together with --script")
-    if not args.file.is_file():
-        raise InvalidRequest.of("file", str(args.file), "an existing Python file")
-
-    def work() -> None:
-        before = sys.argv
-        sys.argv = [str(args.file)]
-        sys.path.insert(0, str(args.file.resolve().parent))
-        try:
-            runpy.run_path(str(args.file.absolute()), run_name="__main__")
-        finally:
-            sys.argv = before
-
-    return work
+    require_file(args.file)
+    return lambda: run_script(args.file)
 
 
 def _show(report: Report, args: argparse.Namespace) -> None:

@@ -30,10 +30,20 @@ GROUND = (
 BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
     "server": (*GROUND, "frontend", "runtime"),
+    "training": (*GROUND, *PILLARS, "runtime"),
     "cluster": (*GROUND, "frontend", "radix", "runtime"),
     "planning": (*GROUND, *PILLARS, "runtime", "cluster"),
-    "bench": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning"),
-    "cli": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "bench"),
+    "bench": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "training"),
+    "cli": (
+        *GROUND,
+        *PILLARS,
+        "runtime",
+        "server",
+        "cluster",
+        "planning",
+        "training",
+        "bench",
+    ),
 }
 ROOMS = (*PILLARS, *BELOW)
 SERVED = (

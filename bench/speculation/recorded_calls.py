@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import zmq
 
 from ...errors import InvalidRequest
-from ...frontend.client.backend import Backend
-from ...frontend.client.client import Connection
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
-from ...runtime.gateway.gateway import Gateway
-from ...runtime.schedule.request import FinishReason, Request
+from ...training.recording import recording
 from .conversations import conversations
-
-if TYPE_CHECKING:
-    from ...runtime.engine import Engine
-
-_ENDPOINT = "inproc://recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +48,12 @@ def read_calls(path: Path) -> list[RecordedCall]:
 def record_calls(num_each: int) -> list[RecordedCall]:
     """Of so many conversations of each kind on the embedded model, one after the other, greedy and
     without drafts. Those that generate nothing leave no calls."""
+    from ...runtime.loaded_model import LoadedModel  # imports torch
+
     calls: list[RecordedCall] = []
     program = 0
-    with _recorder() as (backend, recorder):
+    loaded = LoadedModel(EngineConfig(model=EMBEDDED_MODEL, speculate="off"))
+    with recording(loaded) as (backend, recorder):
         for skill, cases in conversations(num_each).items():
             for case in cases:
                 recorder.requests.clear()
@@ -86,44 +75,3 @@ def record_calls(num_each: int) -> list[RecordedCall]:
                         )
                 program += 1
     return calls
-
-
-class _Recorder:
-    """Keeps an engine's requests, and which of their tokens a grammar forced."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.requests: list[Request] = []
-        self.forced: dict[Request, set[int]] = {}
-        self._submit, engine.submit = engine.submit, self.submit  # type: ignore[method-assign]
-        outputs = engine.scheduler.outputs
-        self._append, outputs.append_forced = outputs.append_forced, self.append  # type: ignore[method-assign]
-
-    def submit(self, request: Request) -> None:
-        if request.samples:
-            self.requests.append(request)
-        self._submit(request)
-
-    def append(self, request: Request) -> FinishReason | None:
-        first = request.num_output_tokens
-        reason = self._append(request)
-        self.forced.setdefault(request, set()).update(range(first, request.num_output_tokens))
-        return reason
-
-
-@contextmanager
-def _recorder() -> Iterator[tuple[Backend, _Recorder]]:
-    from ...runtime.loaded_model import LoadedModel  # imports torch
-
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    loaded = LoadedModel(EngineConfig(model=EMBEDDED_MODEL, speculate="off"))
-    gateway = Gateway(loaded, [_ENDPOINT], context=context)
-    recorder = _Recorder(loaded.engine)
-    thread = threading.Thread(target=gateway.run, daemon=True)
-    thread.start()
-    backend = Backend(Connection(_ENDPOINT, context=context))
-    try:
-        yield backend, recorder
-    finally:
-        backend.shutdown()
-        gateway.stop()
-        thread.join()

@@ -31,8 +31,9 @@ class Outcome:
     expected: list[str]
 
 
-def run(samples: list[Sample], as_program: bool, engine: st.Engine) -> list[Outcome]:
-    """All samples, of one skill; `as_program` False: nothing but plain replies."""
+def run(samples: list[Sample], as_program: bool, engine: st.Engine | None = None) -> list[Outcome]:
+    """All samples, of one skill; `as_program` False: nothing but plain replies.
+    `engine` None: on the default backend."""
     skill = samples[0].skill
     program = (AS_PROGRAM if as_program else FREELY).get(skill, converse)
     outcomes: list[Outcome] = []

@@ -6,6 +6,7 @@ FILE.gguf                  converted once to a folder of the cache (gguf/convert
 NAME/MODEL[@REVISION]      a model of the Hugging Face hub (see hub)
 NAME/MODEL/FILE.gguf       a GGUF file of it
 stemma-tiny                the embedded model, if no folder here has this name
+stemma-tiny-draft          a draft that was trained for it, likewise
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from .hub import fetch_file, fetch_snapshot, read_file
 from .model_files import PICKLED_SUFFIXES, why_not_pickled
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "stemma-tiny"
+EMBEDDED_DRAFT = EMBEDDED_MODEL.with_name("stemma-tiny-draft")
 MTP = "mtp"  # as a draft model's: the layer that the model has for multi-token prediction
+
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(rf"(?P<repo>{_PART}(/{_PART})?)(@(?P<revision>[\w./-]+))?")
@@ -51,8 +54,9 @@ def locate_model(
         ModelLoadError: a model that cannot be found, fetched or loaded, with the reason.
     """
     text = str(model)
-    if text == EMBEDDED_MODEL.name and not os.path.exists(text):
-        text = str(EMBEDDED_MODEL)
+    for embedded in (EMBEDDED_MODEL, EMBEDDED_DRAFT):
+        if text == embedded.name and not os.path.exists(text):
+            text = str(embedded)
     if os.path.exists(os.path.expanduser(text)):  # False, not an error, if a name is too long
         path = Path(text).expanduser()
         if revision is not None:

@@ -29,6 +29,8 @@ def test_demo_runs_and_the_agent_is_right(stemma_command: Run) -> None:
     assert len(report["parts"]) == 5
     agent = report["parts"][0]
     assert agent["num_right"] == agent["num_checked"] >= 5
+    guesses = report["drafts"]["sources"]["model"]  # of the draft that comes with the model
+    assert guesses["accepted_tokens"] > guesses["drafted_tokens"] / 4 > 0
     assert report["total_s"] < 60 * 3  # the bound is 60 s; slack for a busy machine
     assert any("second question on: 9" in line or "second question on: 8" in line
                for line in agent["lines"])  # fmt: skip

@@ -7,12 +7,10 @@ unchanged, for engines that read no other, and rounded when it is loaded here.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ....errors import InvalidRequest, ModelLoadError
+from ....errors import ModelLoadError
 from ....frontend.client.progress import ByteProgress
 from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
+from ..new_folder import new_folder, require_new
 from ..safetensors.checkpoint import CheckpointWeights
 from ..safetensors.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ..weight_source import ModelTensors
@@ -76,8 +75,7 @@ def write_quantized_copy(
         ModelLoadError: a checkpoint that cannot be read, lacks a tensor of the model, or is
             quantized already; or no room.
     """
-    if os.path.lexists(out):
-        raise InvalidRequest.of("out", str(out), "a folder that does not exist yet")
+    require_new(out)
     config = packed_config(folder)
     if config is not None:
         raise ModelLoadError(f"{folder} is quantized already ({config.method})")
@@ -88,32 +86,12 @@ def write_quantized_copy(
     ) as source:
         for name, shape in model.shapes.items():
             source.require(name, shape)
-        with _draft_of(out) as draft:
+        with new_folder(out) as draft:
             report = _write_weights(source, draft, rounded, bits, group_size, shard_bytes)
             _copy_others(folder, draft)
             section = _quantization_config(rounded, kept, bits, group_size, version)
             _write_config(folder, draft, section)
     return report
-
-
-@contextmanager
-def _draft_of(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, renamed to it at the end, or removed after an error."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        allowed = f"a folder that can be made: {error.strerror}"
-        raise InvalidRequest.of("out", str(out), allowed) from None
-    try:
-        yield draft
-        draft.chmod(0o755)  # mkdtemp makes it private to its owner
-        draft.rename(out)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError):  # no room on the disk
-            raise ModelLoadError(f"{out} could not be written: {error}") from None
-        raise
 
 
 def _plan(

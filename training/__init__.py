@@ -1,0 +1,1 @@
+"""Drafts that are trained for a model, on what it says in programs."""
