@@ -1,4 +1,4 @@
-"""What `stemma doctor` counts of a draft is what its checkpoint has, and what an engine then holds."""
+"""What `stemma doctor` counts of a draft is what its checkpoint has and what an engine holds."""
 
 from __future__ import annotations
 
