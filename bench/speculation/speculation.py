@@ -213,7 +213,7 @@ def _formula(off: _Measured, on: _Measured) -> float:
         num_steps = max(side.stats["num_steps"], 1)
         size = 1 + side.stats["num_draft_tokens"] / num_steps
         by_model = side.speculation.get("sources", {}).get("model", {}).get("drafted_tokens", 0)
-        passes = by_model / num_steps * (side.speculation.get("pass_ms") or 0.0)
-        return (float(np.interp(size, sizes, times)) + passes) / _tokens_a_step(side.stats)
+        passes_ms: float = by_model / num_steps * (side.speculation.get("pass_ms") or 0.0)
+        return (float(np.interp(size, sizes, times)) + passes_ms) / _tokens_a_step(side.stats)
 
     return of_a_token(off) / of_a_token(on)
