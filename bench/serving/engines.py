@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not ne
 
 PEER_FORMS = (
     "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf, either with a kind of "
-    "drafts as in vllm=PYTHON,ngram, stemma=DRAFTS (as for --speculate: stemma=off) or openai=URL "
-    "(of a server that runs on this model)"
+    "drafts as in vllm=PYTHON,ngram, the latter also with a draft model, DRAFT.gguf, "
+    "stemma=DRAFTS (as for --speculate: stemma=off), also with a draft model, stemma=auto,FOLDER, "
+    "or openai=URL (of a server that runs on this model)"
 )
 STOP_TIMEOUT_S = 10.0
 LOG_TAIL_LINES = 15
@@ -72,24 +73,34 @@ def peer_spec(given: str, model: Path) -> EngineSpec:
     """A peer from its flag. Raises InvalidRequest."""
     kind, _, value = given.partition("=")
     parts = value.split(",")
-    if kind == "stemma" and value:
-        chosen: tuple[str, ...] = ("--model", str(model), *_speculate([value]))
-        return EngineSpec(f"stemma, {value}", "stemma_offline", flags=chosen)
+    if kind == "stemma" and value and len(parts) <= 2:
+        chosen: tuple[str, ...] = ("--model", str(model), *_drafts(parts))
+        return EngineSpec(f"stemma, {_shown(parts)}", "stemma_offline", flags=chosen)
     if kind == "vllm" and value and len(parts) <= 2:
         python = _require_file(given, parts[0])
-        chosen = ("--model", str(model), *_speculate(parts[1:]))
+        chosen = ("--model", str(model), *_drafts(parts[1:]))
         return EngineSpec(" ".join(["vllm", *parts[1:]]), "vllm_offline", python, chosen)
     if kind == "llamacpp" and 2 <= len(parts) <= 3:
         program, gguf = (_require_file(given, path) for path in parts[:2])
-        chosen = ("--program", program, "--model", gguf, *_speculate(parts[2:]))
-        return EngineSpec(" ".join(["llama.cpp", *parts[2:]]), "llamacpp_server", flags=chosen)
+        chosen = ("--program", program, "--model", gguf, *_drafts(parts[2:]))
+        name = f"llama.cpp {_shown(parts[2:])}".rstrip()
+        return EngineSpec(name, "llamacpp_server", flags=chosen)
     if kind == "openai" and value.startswith("http://"):
         return EngineSpec(value, "openai_http", flags=("--url", value), has_process=False)
     raise InvalidRequest.of("peer", given, PEER_FORMS)
 
 
-def _speculate(drafts: Sequence[str]) -> list[str]:
-    return ["--speculate", *drafts] if drafts else []
+def _drafts(given: Sequence[str]) -> list[str]:
+    """Flags of a kind of drafts, and of a draft model, which is a path."""
+    return [part for each in given for part in (_flag_of(each), each)]
+
+
+def _flag_of(drafts: str) -> str:
+    return "--draft-model" if os.path.exists(drafts) else "--speculate"
+
+
+def _shown(drafts: Sequence[str]) -> str:
+    return " ".join("a draft model" if os.path.exists(each) else each for each in drafts)
 
 
 def _require_file(given: str, path: str) -> str:

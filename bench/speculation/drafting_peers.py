@@ -4,11 +4,16 @@ Each engine is a process, kept alive for the whole run, and gets the same calls 
 of conversations with the embedded model as token ids, each with as many tokens to generate as the
 model's own greedy answer has. No schema is sent, so that all do the same work. Repeats are made of
 different conversations: what an engine has learnt from earlier ones it may use.
+
+With --model of another model the calls are random prompts, and all tokens are generated greedily:
+what a draft model brings, on a model that `stemma bench model --draft-layers` makes, whose draft is
+right as often as real ones are.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -19,13 +24,14 @@ from typing import Any
 
 from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.models.model_config import read_model_config
 from ...runtime.speculate.choice import chosen_drafters
+from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 from ..harness.workloads import WorkItem, Workload, make_workload
 from ..serving.engines import PEER_FORMS, RunningEngine, peer_spec
 from .recorded_calls import RecordedCall, record_calls
 
-_VOCAB = 4096  # of the embedded model
 _KV_TOKENS = 65_536
 
 
@@ -44,6 +50,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench drafting-peers`."""
     add = parser.add_argument
     add("--peer", action="append", default=[], metavar="KIND=WHERE", help=PEER_FORMS)
+    add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
+        help="(default: the embedded model, on its conversations)")  # fmt: skip
+    add("--draft-model", metavar="FOLDER", help="of Stemma, first of all; then without it")
+    add("--calls", type=count, default=6, metavar="N", help="with --model")
+    add("--prompt-tokens", type=count, default=128, metavar="N", help="with --model")
+    add("--tokens", type=count, default=128, metavar="N", help="with --model: generated")
     add("--speculate", default="auto", metavar="LIST", help="of Stemma (default: %(default)s)")
     add("--conversations", type=count, default=12, metavar="N", help="of each kind")
     add("--repeats", type=count, default=3, metavar="N", help="parts of them, for medians")
@@ -53,9 +65,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     chosen_drafters(args.speculate)
-    given = [f"stemma={args.speculate}", "stemma=off", *args.peer]
-    specs = [peer_spec(form, EMBEDDED_MODEL) for form in given]
-    calls = record_calls(args.conversations)
+    with_draft = [f"stemma={args.speculate},{args.draft_model}"] if args.draft_model else []
+    given = [*with_draft, f"stemma={args.speculate}", "stemma=off", *args.peer]
+    specs = [peer_spec(form, args.model) for form in given]
+    is_embedded = args.model == EMBEDDED_MODEL
+    vocab = read_model_config(args.model).vocab_size
+    calls = record_calls(args.conversations) if is_embedded else _random_calls(args, vocab)
     timed: list[_Timed] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stemma-bench-")))
@@ -64,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
             for spec in specs
         ]
         path = folder / "call.json"
-        _run(make_workload("decode", vocab=_VOCAB), path, engines)  # what is compiled, is now
+        _run(make_workload("decode", vocab=vocab), path, engines)  # what is compiled, is now
         for call in calls:
-            work = Workload("call", "", _VOCAB, True, None, (_item(call),))
+            work = Workload("call", "", vocab, True, None, (_item(call),))
             replies = _run(work, path, engines)
             timed.append(
                 _Timed(
@@ -80,10 +95,21 @@ def run(args: argparse.Namespace) -> int:
     names = [engine.spec.name for engine in engines]
     skills = [*dict.fromkeys(one.skill for one in timed)]
     groups = {skill: [one for one in timed if one.skill == skill] for skill in skills}
-    groups["all"] = timed
+    if len(groups) > 1:
+        groups["all"] = timed
     rows = [row for skill, group in groups.items() for row in _rows(skill, names, group)]
     write_report("drafting-peers", rows, args, engines=[engine.welcome for engine in engines])
     return 0
+
+
+def _random_calls(args: argparse.Namespace, vocab_size: int) -> list[RecordedCall]:
+    rng, ids = random.Random(0), plain_ids(vocab_size)
+    output = [0] * args.tokens
+    prompts = [[*random_prompt(rng, args.prompt_tokens, ids)] for _ in range(args.calls)]
+    return [
+        RecordedCall(number, "", prompt, output, skill="random")
+        for number, prompt in enumerate(prompts)
+    ]
 
 
 def _item(call: RecordedCall) -> WorkItem:

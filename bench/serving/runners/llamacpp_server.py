@@ -32,6 +32,8 @@ class LlamaCppServer:
         command += ["-c", str(args.kv_tokens), "--cache-ram", "0", "--no-warmup"]
         if args.speculate is not None:
             command += ["--spec-type", args.speculate]
+        if args.draft_model is not None:
+            command += ["-md", args.draft_model, "-td", threads, "-tbd", threads]
         self._server = subprocess.Popen(command)
         self._client = HttpClient(f"http://127.0.0.1:{port}")
         try:

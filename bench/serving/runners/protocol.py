@@ -72,6 +72,7 @@ def main(start: Callable[[argparse.Namespace], Runner]) -> int:
     add("--threads", type=int)
     add("--kv-tokens", type=int, help="capacity of the KV cache")
     add("--speculate", help="kind of drafts, as the engine names them (default: its own)")
+    add("--draft-model", help="checkpoint that guesses (default: none)")
     args = parser.parse_args()
     become_subreaper()  # of an engine's processes, all of which end with this one
     end_with_parent()

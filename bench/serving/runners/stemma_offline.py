@@ -56,6 +56,8 @@ class StemmaOffline:
         options = {"num_threads": args.threads, "max_total_tokens": args.kv_tokens}
         if args.speculate is not None:
             options["speculate"] = args.speculate
+        if args.draft_model is not None:
+            options["draft_model"] = args.draft_model
         self._engine = Engine(args.model, **options)
 
     def run(self, workload: Workload) -> PromptBook:
