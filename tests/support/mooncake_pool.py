@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from kv_blocks import LAYOUT
-from waiting import wait_until
+from waiting import stop, wait_until
 
 from stemma.errors import MissingDependency
 from stemma.runtime.memory.remote import mooncake_client
@@ -82,8 +82,11 @@ class MooncakePool:
         self._start("mooncake_client", [*at, *lent])
         self._log_says("mooncake_client", "Starting real client service")
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        self._processes[name].send_signal(number)
+    def pause(self, name: str) -> None:
+        stop(self._processes[name].pid)
+
+    def go_on(self, name: str) -> None:
+        self._processes[name].send_signal(signal.SIGCONT)
 
     def kill(self, name: str) -> None:
         process = self._processes.pop(name)

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import stop, wait_until
 
 
 def redis_binary() -> str | None:
@@ -55,7 +55,7 @@ class RedisServer:
         return redis.Redis.from_url(self.url, socket_timeout=60)
 
     def pause(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid)
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -1,7 +1,9 @@
 """Waiting for what must come. Tests wait for events; a limit is there for what hangs alone."""
 
 import asyncio
+import os
 import select
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,12 @@ def wait_until(holds: Callable[[], bool], interval_s: float = 0.01) -> None:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(interval_s)
         interval_s = min(1.5 * interval_s, 0.1)
+
+
+def stop(pid: int) -> None:
+    """Stop a child, all its threads: one may run on for a while after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def ready(sources: Sequence[Any], limit_s: float) -> list[Any]:

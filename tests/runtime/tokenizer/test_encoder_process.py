@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from checkpoints import BACKTRACKS, make_backtracking, make_byte_tokenizer
+from waiting import stop
 
 from stemma import piped_process
 from stemma.errors import EngineError, InvalidRequest, PromptTooLong
@@ -29,11 +30,6 @@ def encoder(tmp_path: Path) -> Iterator[EncoderProcess]:
 def pid_of(encoder: EncoderProcess) -> int:
     assert encoder._process is not None
     return encoder._process.pid
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def test_ids_and_errors_come_back_and_the_process_stays(encoder: EncoderProcess) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,11 +99,11 @@ def test_a_master_that_is_silent_or_gone_is_computed_around_and_found_again(
     blocks = sequence(1, 2)
     store = opened(pool)
     save_all(store, blocks)
-    pool.signal("mooncake_master", signal.SIGSTOP)
+    pool.pause("mooncake_master")
     assert wait_for(store.fetch(blocks), store) == [], "it waited for a master that is stopped"
     wait_until(lambda: store.mode is StoreMode.FAILED)
     assert store.longest(blocks) == 0 and store.num_accepted() == 0
-    pool.signal("mooncake_master", signal.SIGCONT)
+    pool.go_on("mooncake_master")
     wait_until(lambda: store.mode is StoreMode.WRITER and fetched(store, blocks) == 2)
     pool.kill("mooncake_master")
     assert wait_for(store.fetch(sequence(7)), store) == []
