@@ -162,11 +162,14 @@ def test_a_python_file_runs_with_its_main_block(
         "    s += ' and ' + st.gen('b', max_tokens=8, temperature=0, ignore_eos=True)\n"
         "if __name__ == '__main__':\n"
         "    count.run_batch([{'start': text} for text in ('one', 'two', 'three')])\n"
+        "    print('done')\n"
     )
     out = tmp_path / "draft"
     given = [str(model), "--programs", str(file), "--out", str(out), "--max-minutes", "0.001"]
     assert run_command(["train-draft", *given, "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert "done" in printed.err
     assert summary["num_programs"] == 3
     assert summary["num_tokens"] + summary["num_held_tokens"] == 3 * 14
     assert 0 < summary["num_steps"] < 1500
