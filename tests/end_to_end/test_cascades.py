@@ -243,3 +243,10 @@ def test_what_a_cascade_cannot_do_is_refused_by_name(
     for options, said in [({"n": 2}, "n=2"), ({"return_logprob": True}, "logprobs=0")]:
         with pytest.raises(st.ProgramError, match=said):
             write.run(backend=both, **options)
+
+    @st.function
+    def ids(s: st.ProgramState) -> None:
+        s += st.tokens([1, 2])
+
+    with pytest.raises(st.ProgramError, match="^tokens: ids are of one model's"):
+        ids.run(backend=both)
