@@ -248,5 +248,5 @@ def test_what_a_cascade_cannot_do_is_refused_by_name(
     def ids(s: st.ProgramState) -> None:
         s += st.tokens([1, 2])
 
-    with pytest.raises(st.ProgramError, match="^tokens: ids are of one model's"):
+    with pytest.raises(st.ProgramError, match=r"^tokens: ids are of one model's"):
         ids.run(backend=both)
