@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -117,7 +118,8 @@ def _work(file: Path) -> Callable[[Backend], None]:
 def _run_file(file: Path, backend: Backend) -> None:
     set_default_backend(backend)
     try:
-        run_script(file)
+        with contextlib.redirect_stdout(sys.stderr):  # what is printed here is the report
+            run_script(file)
     except StemmaError:
         raise
     except (Exception, SystemExit) as error:

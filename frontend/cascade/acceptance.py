@@ -127,11 +127,15 @@ class _Judged(Accept):
 
     async def bar(self, answer: Answer) -> float:
         try:
-            if inspect.iscoroutinefunction(self.judge):
-                said = await self.judge(answer)
-            else:
-                said = await asyncio.to_thread(self.judge, answer)  # it may take its time
-        except Exception as error:
+            said = await asyncio.to_thread(_outcome, self.judge, answer)  # it may take its time
+            if isinstance(said, _Raised):
+                raise said.error
+            if inspect.isawaitable(said):
+                said = await said
+        except BaseException as error:  # also a SystemExit, which would end the loop
+            task = asyncio.current_task()
+            if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
+                raise  # the program was given up
             name = getattr(self.judge, "__name__", "the function")
             message = f"accept: {name} raised {type(error).__name__}: {error}"
             raise InvalidProgram(message, "accept") from error
@@ -139,6 +143,20 @@ class _Judged(Accept):
         if not isinstance(verdict, bool):
             raise InvalidProgram.of("accept", said, "a function that returns True or False")
         return TAKEN if verdict else REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+def _outcome(judge: Judge, answer: Answer) -> object:
+    """What it returns or raises: a SystemExit that a thread's future passed on would end the loop,
+    and a StopIteration cannot be passed on."""
+    try:
+        return judge(answer)
+    except BaseException as error:
+        return _Raised(error)
 
 
 class _Pair(Accept):

@@ -74,11 +74,11 @@ class CascadeSession(ClientSession):
     def _carry_out(self, branch: ClientBranch, op: ir.Op) -> bool:
         if isinstance(op, ir.Tokens):
             raise InvalidProgram(
-                "tokens: ids are of one model's tokenizer, and a cascade has several; append text",
+                "ids are of one model's tokenizer, and a cascade has several; append text",
                 "tokens",
             )
         if isinstance(op, ir.Tools) and not self.calls_alike:
-            message = "tools: the models of this cascade write calls in different formats"
+            message = "the models of this cascade write calls in different formats"
             raise InvalidProgram(message, "tools")
         if isinstance(op, ir.Select) and op.lora_path:
             raise InvalidProgram.of("lora_path", op.lora_path, "left out: models of a cascade")

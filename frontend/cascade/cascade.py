@@ -125,21 +125,33 @@ class CascadeCall:
         last = len(cascade.members) - 1
         begun: Sequence[int] = ()
         guess: str | None = None
+        author = 0
         for place in range(last):
             value = await self._gen(place, guess, begun, None)
+            author = self._author(author, place, value, begun)
             if self._ends_now:
-                return self._told(place, value, on_delta)
+                return self._told(author, value, on_delta)
             bar = await cascade.accept.bar(self._answer_of(place, value))
             if bar <= TAKEN:
-                self._count(place, num_taken=1)
-                return self._told(place, value, on_delta)
+                self._count(author, num_taken=1)
+                return self._told(author, value, on_delta)
             guess = value["text"]
             self._calls.append(_Call(cascade.members[place + 1].name))
             begun = await self._kept(place + 1, guess, bar)
         value = await self._gen(last, guess, begun, on_delta)
-        has_written = not begun or len(value["meta"]["output_ids"]) > len(begun)
-        self._count(last - 1, **{"num_escalated" if has_written else "num_taken": 1})
-        return self._told(last if has_written else last - 1, value, None)
+        author = self._author(author, last, value, begun)
+        if author < last:
+            self._count(author, num_taken=1)
+        return self._told(author, value, None)
+
+    def _author(
+        self, before: int, place: int, value: Mapping[str, Any], begun: Sequence[int]
+    ) -> int:
+        """Who has written the end of an answer which `place` has gone on with."""
+        if place == before or (begun and len(value["meta"]["output_ids"]) <= len(begun)):
+            return before
+        self._count(before, num_escalated=1)
+        return place
 
     async def _gen(
         self, place: int, guess: str | None, begun: Sequence[int], on_delta: OnDelta | None
@@ -168,7 +180,10 @@ class CascadeCall:
 
     async def _kept(self, place: int, text: str, bar: float) -> Sequence[int]:
         """The beginning of a smaller model's answer in which this one gives each token at least
-        that probability, as its own ids."""
+        that probability, as its own ids. An empty answer has none, and no token is as likely as a
+        bar above 1 says: neither is read."""
+        if not text or bar > 1.0:
+            return ()
         scored = await (await self._open(place)).score(self.ask, text)
         num = num_kept(scored.logprobs, math.log(bar))
         call, num_scored = self._calls[-1], len(scored.ids)

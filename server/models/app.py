@@ -41,8 +41,8 @@ def create_models_app(
     )
     pool = ModelPool(engines.slots, limits, first.drain_state)
     engines.on_drain = pool.tell
-    names = ModelNames(services)
     cascades = cascades_of(settings, {slot.name: slot for slot in services})
+    names = ModelNames(services, cascades)
     app = FastAPI(title="Stemma", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(model_lists.router(names, services, cascades))
     app.include_router(control_routes(pool, names))

@@ -46,6 +46,11 @@ class ServedCascade:
         """Whether all of its models are."""
         return all(slot.is_running for slot in self.slots)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether all of its models let requests in."""
+        return all(slot.is_open for slot in self.slots)
+
     def service(self, largest: Service) -> Service:
         """What answers its requests; `largest`: the service of its last model."""
         slot = self.slots[-1]

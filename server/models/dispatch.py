@@ -105,14 +105,16 @@ class Dispatcher:
         limit = joint.service.body_limit
         if keep_json(request, value) > limit.num_bytes:
             raise Refusal(413, limit.text)
-        entered: list[ModelSlot] = []
+        slots = joint.served.slots
+        entering = self._pool.enter_all(slots, header_timeout_s(request))
+        if joint.served.is_open:
+            await entering  # at once
+        else:
+            await while_connected(request.receive, entering)
         try:
-            for slot in joint.served.slots:
-                await self._enter(slot, request, None)
-                entered.append(slot)
             await joint.app(request.scope, request.receive, send)
         finally:
-            for slot in entered:
+            for slot in slots:
                 self._pool.leave(slot)
 
     async def _read(self, request: Request) -> Any:

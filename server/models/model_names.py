@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...errors import (
     MAX_MODEL_NAME_CHARS,
@@ -19,8 +19,10 @@ from .model_slot import ModelSlot
 class ModelNames:
     """The names of a server's models."""
 
-    def __init__(self, services: Mapping[ModelSlot, Service]) -> None:
+    def __init__(self, services: Mapping[ModelSlot, Service], cascades: Iterable[str]) -> None:
+        """`cascades`: names beside the models', which errors tell of."""
         self._services = services
+        self._cascades = tuple(cascades)
         self._by_name = {slot.name: slot for slot in services}
         self.first = next(iter(services))
 
@@ -34,6 +36,8 @@ class ModelNames:
         for spelling in (name, name.removesuffix(TAG)):
             if spelling in self._by_name:
                 return self._by_name[spelling]
+        if name in self._cascades:
+            raise InvalidRequest.of("model", name, f"a single model here: {list(self._by_name)}")
         slot = self._owner_of(name) or await self._loaded_with(name)
         if slot is None:
             raise self.unknown(name)
@@ -43,7 +47,10 @@ class ModelNames:
         """The error for a name that nothing has."""
         if len(self._by_name) == 1:
             return model_not_found(name, self.first.name, ())
-        shown, known = name[:MAX_MODEL_NAME_CHARS], ", ".join(map(repr, self._by_name))
+        shown, known = (
+            name[:MAX_MODEL_NAME_CHARS],
+            ", ".join(map(repr, (*self._by_name, *self._cascades))),
+        )
         return ModelNotFound(f"model {shown!r} does not exist; there are {known}", "model")
 
     def _owner_of(self, name: str) -> ModelSlot | None:

@@ -61,6 +61,7 @@ class ModelPool:
         self._unloads: dict[ModelSlot, asyncio.Task[None]] = {}
         self._expiries: dict[ModelSlot, asyncio.Task[None]] = {}
         self._turns = asyncio.Lock()  # who seeks room, in order
+        self._joint_turns = asyncio.Lock()  # who holds models while it waits for others
         self._change = asyncio.Event()
         self._threads = ThreadPoolExecutor(2 * len(slots), "models")
 
@@ -80,6 +81,30 @@ class ModelPool:
         slot.last_used_s = _now()
         if keep_alive_s is not None:
             self._keep_alive(slot, keep_alive_s)
+
+    async def enter_all(self, slots: Sequence[ModelSlot], patience_s: float | None = None) -> None:
+        """The same for models that a request needs together. Of those that must wait one at a time
+        does: two would wait for ever where each holds what leaves no room for the other's."""
+        if all(slot.is_open for slot in slots):
+            await self._enter_each(slots, patience_s)  # at once
+            return
+        try:
+            async with asyncio.timeout(self._patience_s(patience_s)):
+                await self._joint_turns.acquire()
+        except TimeoutError:
+            awaited = next((slot for slot in slots if not slot.is_open), slots[0])
+            raise self._overdue(awaited) from None
+        try:
+            await self._enter_each(slots, patience_s)
+        finally:
+            self._joint_turns.release()
+
+    async def _enter_each(self, slots: Sequence[ModelSlot], patience_s: float | None) -> None:
+        with contextlib.ExitStack() as entered:
+            for slot in slots:
+                await self.enter(slot, patience_s)
+                entered.callback(self.leave, slot)
+            entered.pop_all()  # they stay
 
     def leave(self, slot: ModelSlot) -> None:
         """The request is over."""
@@ -116,10 +141,9 @@ class ModelPool:
         failure = slot.failure
         if failure is not None and _now() < failure.retry_at_s:
             raise _not_loaded(slot, failure)
-        most_s = self._limits.load_timeout_s
         slot.num_waiting += 1
         try:
-            async with asyncio.timeout(most_s if patience_s is None else min(patience_s, most_s)):
+            async with asyncio.timeout(self._patience_s(patience_s)):
                 while not slot.is_open:
                     if slot.failure is not failure and slot.failure is not None:
                         raise _not_loaded(slot, slot.failure)
@@ -134,10 +158,14 @@ class ModelPool:
             if not slot.num_waiting:
                 self._stop_seeking(slot)
 
+    def _patience_s(self, patience_s: float | None) -> float:
+        most_s = self._limits.load_timeout_s
+        return most_s if patience_s is None else min(patience_s, most_s)
+
     def _overdue(self, slot: ModelSlot) -> Refusal:
         others = [repr(each.name) for each in self.slots if each.is_there and each is not slot]
         reason = "it is still being loaded"
-        if others and (slot in self._seeking or slot.is_leaving):
+        if others and (slot in self._seeking or slot.is_leaving or slot not in self._loads):
             reason = f"there is no room for it while {', '.join(others)} have something to do"
         return Refusal(
             503,

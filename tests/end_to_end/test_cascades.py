@@ -70,6 +70,23 @@ def test_an_answer_below_the_bar_is_the_large_models_own(
         assert cascade_of(state)["kept_tokens"] == 0
     small, large = both.counts.values()
     assert small["num_escalated"] == large["num_answers"] == 2 and small["num_taken"] == 0
+    assert large["num_scored_tokens"] == 0
+
+
+@pytest.mark.parametrize("accept", [st.agree(0.5), lambda answer: False])
+def test_an_empty_answer_that_is_not_taken_is_the_large_models(
+    engine: st.Engine, embedded: st.Engine, accept: Any
+) -> None:
+    """Where a pattern, or `max_tokens`, lets a model say nothing."""
+
+    @st.function
+    def silent(s: st.ProgramState) -> None:
+        s += PROMPT + st.gen("x", regex="(abc)?", max_tokens=0)
+
+    both = st.cascade(engine, embedded, accept=accept)
+    state = silent.run(backend=both)
+    assert state["x"] == ""
+    assert cascade_of(state)["model"] == embedded.get_server_info()["model"]
 
 
 @pytest.mark.parametrize("program", [extract, write])
@@ -129,6 +146,22 @@ def test_all_that_is_agreed_on_counts_as_the_small_models(
     assert [call["generated_tokens"] for call in told["calls"]][1] == 0
     small, large = both.counts.values()
     assert small["num_taken"] == 1 and large["num_generated_tokens"] == 0
+
+
+def test_of_three_models_an_answer_counts_once_for_who_wrote_its_end(
+    coarse: st.Engine, embedded: st.Engine
+) -> None:
+    def is_middle(answer: st.Answer) -> bool:
+        return answer.model == "stemma-tiny#2"
+
+    for accept, author in [(is_middle, 1), (st.agree(1e-30) | is_middle, 0), (st.agree(1e-30), 0)]:
+        three = st.cascade(coarse, embedded, embedded, accept=accept)
+        state = extract.run(backend=three, temperature=0)
+        assert cascade_of(state)["model"] == [*three.counts][author]
+        told = [(each["num_taken"], each["num_escalated"]) for each in three.counts.values()]
+        assert told == [
+            (1, 0) if place == author else (0, int(place < author)) for place in range(3)
+        ]
 
 
 def test_whole_programs_batches_and_streams_run_on_a_cascade(
@@ -210,3 +243,10 @@ def test_what_a_cascade_cannot_do_is_refused_by_name(
     for options, said in [({"n": 2}, "n=2"), ({"return_logprob": True}, "logprobs=0")]:
         with pytest.raises(st.ProgramError, match=said):
             write.run(backend=both, **options)
+
+    @st.function
+    def ids(s: st.ProgramState) -> None:
+        s += st.tokens([1, 2])
+
+    with pytest.raises(st.ProgramError, match=r"^tokens: ids are of one model's"):
+        ids.run(backend=both)

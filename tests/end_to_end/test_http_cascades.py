@@ -119,3 +119,10 @@ def test_what_it_cannot_do_is_refused_by_name(
     reply = http.post(path, json={"model": NAME, **body})
     assert reply.status_code == 400 and f"{field}=" in reply.text, reply.text
     assert http.get("/v1/models").status_code == 200
+
+
+def test_a_wrong_name_is_told_of_the_cascades(http: httpx.Client) -> None:
+    reply = http.post(CHAT_PATH, json={"model": "cascade:large,small", **CHAT})
+    assert reply.status_code == 404 and f"'{NAME}'" in reply.text
+    reply = http.post("/models/load", json={"model": NAME})
+    assert reply.status_code == 400 and "a single model" in reply.text

@@ -18,6 +18,7 @@ from scripted_drafters import verify_all
 from stemma.cli.parser import run_command
 from stemma.runtime.schedule.sampling_params import SamplingParams
 from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
+from stemma.training.chats import read_chats
 from stemma.training.drafts import Kind, new_draft
 from stemma.training.target import Target
 from stemma.training.texts import Text
@@ -161,11 +162,14 @@ def test_a_python_file_runs_with_its_main_block(
         "    s += ' and ' + st.gen('b', max_tokens=8, temperature=0, ignore_eos=True)\n"
         "if __name__ == '__main__':\n"
         "    count.run_batch([{'start': text} for text in ('one', 'two', 'three')])\n"
+        "    print('done')\n"
     )
     out = tmp_path / "draft"
     given = [str(model), "--programs", str(file), "--out", str(out), "--max-minutes", "0.001"]
     assert run_command(["train-draft", *given, "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert "done" in printed.err
     assert summary["num_programs"] == 3
     assert summary["num_tokens"] + summary["num_held_tokens"] == 3 * 14
     assert 0 < summary["num_steps"] < 1500
@@ -178,7 +182,13 @@ def test_a_python_file_runs_with_its_main_block(
         ("bad.jsonl", '{"prompt": "a"}\n{"prompt": 3}\n', r"bad.jsonl:2.* \(prompt is no str\)"),
         ("both.jsonl", '{"prompt": "a", "messages": []}\n', "either messages or a prompt"),
         ("one.jsonl", '{"prompt": "a", "max_tokens": 3}\n', "at least 2 programs .*; 1 did"),
-        ("option.jsonl", '{"prompt": "a", "max_toks": 3}\n', "max_toks"),
+        ("option.jsonl", '{"prompt": "a"}\n{"prompt": "a", "max_toks": 3}\n', "jsonl:2.*max_toks"),
+        (
+            "long.jsonl",
+            '{"prompt": "a"}\n\n{"prompt": "%s"}\n' % ("a" * 9999),
+            "jsonl:3.* too long",
+        ),
+        ("latin.jsonl", '{"prompt": "a"}\n{"prompt": "\udce9"}\n', "jsonl:2.*'utf-8' codec"),
         ("silent.py", "x = 1\n", "0 did .* its main block starts them"),
         ("failing.py", "1 / 0\n", "ZeroDivisionError"),
     ],
@@ -192,11 +202,23 @@ def test_programs_that_teach_nothing_are_refused_with_the_reason(
     answer: str,
 ) -> None:
     file = tmp_path / name
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     out = tmp_path / "draft"
     assert run_command(["train-draft", str(model), "--programs", str(file), "--out", str(out)]) == 1
     assert re.search(answer, capsys.readouterr().err, re.DOTALL)
     assert not out.exists()
+
+
+def test_chats_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
+    """With a byte order mark, CRLF, separators that only Unicode takes for ends of lines, and
+    content in parts."""
+    parts = [{"type": "text", "text": "a\u2028"}, {"type": "text", "text": "\x85b"}]
+    told = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}], "seed": 3}
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(told, ensure_ascii=False).encode() + b"\r\n\r\n")
+    (chat,) = read_chats(file)
+    assert [each["content"] for each in chat.messages] == ["a\u2028\x85b", None]
+    assert chat.options == {"seed": 3}
 
 
 def test_what_cannot_be_made_is_refused_before_anything_runs(

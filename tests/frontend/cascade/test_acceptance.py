@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stemma as st
-from stemma.frontend.cascade.acceptance import REFUSED, TAKEN, rule_of
+from stemma.frontend.cascade.acceptance import REFUSED, TAKEN, Judge, rule_of
 from stemma.frontend.cascade.engine_calls import num_kept
 
 
@@ -39,6 +39,7 @@ def test_functions_plain_and_async_stand_on_either_side() -> None:
 
     assert bar_of(is_short) == TAKEN
     assert bar_of(is_short, "a long answer") == REFUSED
+    assert bar_of(lambda answer: is_short(answer)) == TAKEN
     assert bar_of((lambda answer: answer.text == "yes") | st.agree(0.5)) == TAKEN
     assert bar_of(st.agree(0.5) & (lambda answer: answer.prompt == "prompt")) == 0.5
 
@@ -51,6 +52,21 @@ def test_a_function_is_not_asked_where_the_other_rule_has_decided() -> None:
     assert bar_of(st.mean_logprob(0) & never) == REFUSED
 
 
+def raising(error: BaseException) -> Judge:
+    def judge(answer: st.Answer) -> bool:
+        raise error
+
+    return judge
+
+
+def raising_later(error: BaseException) -> Judge:
+    async def judge(answer: st.Answer) -> bool:
+        await asyncio.sleep(0)
+        raise error
+
+    return judge
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -60,6 +76,10 @@ def test_a_function_is_not_asked_where_the_other_rule_has_decided() -> None:
         (lambda: rule_of(0.5), "accept=0.5"),
         (lambda: bar_of(lambda answer: "yes"), "accept='yes'"),
         (lambda: bar_of(lambda answer: 1 / 0), "raised ZeroDivisionError"),
+        (lambda: bar_of(raising(SystemExit(3))), "raised SystemExit: 3"),
+        (lambda: bar_of(raising(asyncio.CancelledError())), "raised CancelledError"),
+        (lambda: bar_of(raising_later(SystemExit(3))), "raised SystemExit: 3"),
+        (lambda: bar_of(raising_later(asyncio.CancelledError())), "raised CancelledError"),
     ],
 )
 def test_what_is_no_rule_is_refused_by_name(make: Any, said: str) -> None:

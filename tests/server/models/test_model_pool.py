@@ -111,6 +111,37 @@ def test_requests_for_one_model_load_it_once() -> None:
     run(scene)
 
 
+def test_requests_for_several_models_never_wait_for_each_others() -> None:
+    """Each has half of the room when it waits for the rest."""
+
+    async def scene() -> None:
+        pool = PoolHarness("abcd", 2, load_timeout_s=5.0)
+
+        async def use_both(names: str) -> None:
+            slots = [pool.slots[name] for name in names]
+            await pool.pool.enter_all(slots)
+            assert set(pool.loaded) == set(names)
+            for name in names:
+                pool.leave(name)
+
+        await asyncio.gather(use_both("ab"), use_both("cd"), use_both("bc"))
+
+    run(scene)
+
+
+def test_who_waits_for_several_models_in_vain_holds_none_of_them() -> None:
+    async def scene() -> None:
+        pool = PoolHarness("abc", 2, load_timeout_s=0.2)
+        await pool.enter("c")
+        slots = [pool.slots["a"], pool.slots["b"]]
+        waiting = [pool.pool.enter_all(slots), pool.pool.enter_all(slots)]
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, Refusal) for each in told)
+        assert [slot.num_running for slot in slots] == [0, 0]
+
+    run(scene)
+
+
 def test_neither_a_request_nor_a_program_loses_its_model() -> None:
     async def scene() -> None:
         pool = PoolHarness("abc", 2)
