@@ -130,7 +130,7 @@ class Speculation:
             room = min(room, model.most)
         if model is None or not room:
             return [0] * len(requests)
-        wanted = model.num_ahead(texts, self.times.curve, room)
+        wanted = model.num_ahead(texts, self.times.curve, room, self.times.is_known)
         return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
 
     def offer(self, request: Request, guess: Sequence[TokenLogprob]) -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from operator import mul
 
-from .budget import MIN_GAIN
+from .budget import MIN_GAIN, PROMISE
 from .drafter import NO_DRAFT, Draft, Subject
 from .step_times import MAX_TOKENS
 
@@ -58,15 +58,23 @@ class ModelDrafter:
             pass_s = seconds / num_passes
             self.pass_s = pass_s if self.pass_s is None else 0.8 * self.pass_s + 0.2 * pass_s
 
-    def num_ahead(self, texts: Sequence[ModelText], curve: Sequence[float], room: int) -> list[int]:
+    def num_ahead(
+        self,
+        texts: Sequence[ModelText],
+        curve: Sequence[float],
+        room: int,
+        is_known: Callable[[int], bool],
+    ) -> list[int]:
         """How many tokens, at most `room`, to guess of each text for a step that computes these
-        alone. curve: see `StepTimes`."""
+        alone. curve: see `StepTimes`; is_known: whether it was measured at such a size. Where it
+        was not, one more than what pays is guessed if much is expected of it, so that it can be."""
         if self.pass_s is None or not curve:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]
         worth = [text.share for text in texts]
         num_rows = num_tokens = len(texts)
-        tokens, best_ahead = float(num_rows), 0
+        tokens, best_ahead, tried = float(num_rows), 0, 0
+        best_tokens = tokens
         best = num_rows / curve[min(num_rows, MAX_TOKENS)] * MIN_GAIN
         for ahead in range(1, room + 1):
             worth = [chance * rate for chance, rate in zip(worth, rates, strict=True)]
@@ -77,7 +85,10 @@ class ModelDrafter:
             tokens += sum(wanted)
             rate = tokens / (curve[num_tokens] + ahead * self.pass_s)
             if rate > best:
-                best, best_ahead = rate, ahead
+                best, best_ahead, best_tokens = rate, ahead, tokens
+            elif ahead == best_ahead + 1 and tokens >= best_tokens * PROMISE:
+                tried = 0 if is_known(num_tokens) else ahead
+        best_ahead = max(best_ahead, tried)
         if not best_ahead:
             self._num_vain += 1
             if self._num_vain < _VAIN:

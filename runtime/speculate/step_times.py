@@ -81,6 +81,10 @@ class StepTimes:
         least = min(counts)
         return None if least >= _NUM_KNOWN else first + counts.index(least)
 
+    def is_known(self, num_tokens: int) -> bool:
+        """Whether a step of this size, one of those that are tried, was measured often enough."""
+        return num_tokens > _MAX_TRIED or self.least_known(num_tokens, num_tokens) is None
+
     def _forget_oldest(self) -> None:
         known = [bucket for bucket, seconds in enumerate(self._seconds) if seconds]
         oldest = min(known, key=self._noted_at.__getitem__)

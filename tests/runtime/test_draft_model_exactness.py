@@ -52,7 +52,7 @@ def guesses_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever guesses cost: none at times, else as many as there is room for, or fewer."""
     rng = random.Random(4)
 
-    def num_ahead(_: ModelDrafter, texts: list[Any], curve: list[float], room: int) -> list[int]:
+    def num_ahead(_: ModelDrafter, texts: list[Any], curve: Any, room: int, *__: Any) -> list[int]:
         return [rng.choice((0, rng.randrange(room + 1), room)) for _ in texts]
 
     monkeypatch.setattr(ModelDrafter, "num_ahead", num_ahead)

@@ -75,7 +75,7 @@ def test_guesses_are_those_of_the_published_form(
     job = next(job for job in JOBS["greedy"] if len(job.prompt) == 90)
     offered: list[list[int]] = []
     monkeypatch.setattr(
-        ModelDrafter, "num_ahead", lambda _, texts, curve, room: [min(NUM_GUESSES, room)]
+        ModelDrafter, "num_ahead", lambda _, texts, curve, room, *__: [min(NUM_GUESSES, room)]
     )
     offer = ModelText.offer
 

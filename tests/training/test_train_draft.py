@@ -89,7 +89,7 @@ def test_outputs_are_the_same_and_guesses_are_better_than_chance(
     monkeypatch.setattr(ModelText, "offer", noted)
     monkeypatch.setattr(ModelText, "extend", extended)
     monkeypatch.setattr(
-        ModelDrafter, "num_ahead", lambda _, texts, curve, room: [min(NUM_PLACES, room)]
+        ModelDrafter, "num_ahead", lambda _, texts, curve, room, *__: [min(NUM_PLACES, room)]
     )
     loaded = load(draft_model=str(draft), speculate="model,grammar")
     assert loaded.engine.scheduler.speculation is not None

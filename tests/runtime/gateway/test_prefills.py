@@ -95,7 +95,7 @@ def test_the_kv_of_a_draft_model_comes_with_it(
     checkpoint: Path, endpoint: str, truth: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the model drafts for itself, no guess is wrong unless that is missing."""
-    monkeypatch.setattr(ModelDrafter, "num_ahead", lambda _, texts, curve, room: [3] * len(texts))
+    monkeypatch.setattr(ModelDrafter, "num_ahead", lambda _, texts, *__: [3] * len(texts))
     draft = {"draft_model": str(checkpoint), "speculate": "model"}
     with (
         prefilling(checkpoint, endpoint, **draft),

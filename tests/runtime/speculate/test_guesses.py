@@ -12,6 +12,10 @@ from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
 CURVE = [1.0 + 0.1 * max(0, tokens - 8) for tokens in range(513)]  # flat up to 8 tokens
 
 
+def known(num_tokens: int) -> bool:
+    return True
+
+
 class Subject:
     prompt = prediction = array("i")
     history = program_key = None
@@ -55,7 +59,7 @@ def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
             for _ in range(50):
                 text.offer([1, 2, 3, 4], [-0.1] * 4)
                 text.note(text.propose(4), num_right)
-        return drafter.num_ahead(texts, CURVE, 8)[0]
+        return drafter.num_ahead(texts, CURVE, 8, known)[0]
 
     assert num_ahead(4, 0.01) > num_ahead(2, 0.01) > num_ahead(0, 0.01) == 0
     assert num_ahead(4, 0.01) > num_ahead(4, 0.3) >= num_ahead(4, 2.0) == 0
@@ -65,9 +69,9 @@ def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
 def test_where_nothing_pays_some_are_tried_again_now_and_then() -> None:
     drafter = ModelDrafter()
     text = opened(drafter)
-    assert drafter.num_ahead([text], [], 8) == [3], "nothing is measured yet"
+    assert drafter.num_ahead([text], [], 8, known) == [3], "nothing is measured yet"
     drafter.note_passes(40.0, 4)
-    asked = [drafter.num_ahead([text], CURVE, 8)[0] for _ in range(200)]
+    asked = [drafter.num_ahead([text], CURVE, 8, known)[0] for _ in range(200)]
     assert 0 < sum(map(bool, asked)) <= 5
 
 
@@ -75,7 +79,24 @@ def test_others_guesses_that_are_preferred_make_it_guess_less() -> None:
     drafter = ModelDrafter()
     text = opened(drafter)
     drafter.note_passes(0.4, 4)
-    before = drafter.num_ahead([text], CURVE, 8)[0]
+    before = drafter.num_ahead([text], CURVE, 8, known)[0]
     for _ in range(30):
         text.note_choice(False)
-    assert drafter.num_ahead([text], CURVE, 8)[0] < before
+    assert drafter.num_ahead([text], CURVE, 8, known)[0] < before
+
+
+@pytest.mark.parametrize(("num_right", "num_tried"), [(3, 2), (0, 0)])
+def test_a_size_that_was_not_measured_is_tried_where_much_is_expected_of_it(
+    num_right: int, num_tried: int
+) -> None:
+    """A step of 3 tokens, drawn between those of 2 and 4, looks dearer than it may be."""
+    curve = [1.0, 1.0, 1.05, 1.4, 1.75, *[2.5] * 508]
+    drafter = ModelDrafter()
+    text = opened(drafter)
+    drafter.note_passes(0.8, 4)
+    for number in range(80):
+        text.offer([1], [-0.1])
+        text.note(text.propose(1), int(number % 4 < num_right))
+    assert drafter.num_ahead([text], curve, 8, known) == [min(num_right, 1)]
+    assert drafter.num_ahead([text], curve, 8, lambda size: size != 3) == [num_tried]
+    assert drafter.num_ahead([text], curve, 8, lambda size: size != 4) == [min(num_right, 1)]
