@@ -125,7 +125,9 @@ def test_tokens_are_identical_with_a_predictor(
     monkeypatch.setattr(
         ModelDrafter,
         "num_ahead",
-        lambda _, texts, curve, room: [rng.choice((0, rng.randrange(room + 1))) for _ in texts],
+        lambda _, texts, curve, room, *__: [
+            rng.choice((0, rng.randrange(room + 1))) for _ in texts
+        ],
     )
     jobs: list[Job] = JOBS[kind]
     alone = said_alone(load, jobs)
