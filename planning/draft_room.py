@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..kernels.kv_cache_dtype import KVCacheDtype
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.draft_checkpoint import Draft, DraftCheckpoint, OwnPredictor
 from ..runtime.memory.kv_layout import KVLayout
-from ..runtime.models.layers.stage import Stage, config_of_stage
+from ..runtime.models.drafts import config_of
+from ..runtime.models.layers.stage import Stage
 from .formats import DTYPE_BYTES, WeightFormat
 from .model_shape import ModelShape
 from .stored_weights import stored_weights
@@ -26,17 +27,14 @@ class DraftRoom:
         cls, draft: Draft, model: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto"
     ) -> DraftRoom:
         """dtype: resolved. Raises ModelLoadError for a head whose files cannot be read."""
-        if isinstance(draft, OwnPredictor):
-            last = model.attention_layers[-1]  # which it is like
-            layer = replace(config_of_stage(model, (last, last + 1)), recurrent=None)
-            shape = ModelShape.of(layer, Stage(last, False, False))
+        config = config_of(draft, model)
+        layout = None if config is None else KVLayout.of(config, dtype, kv_cache_dtype)
+        if isinstance(draft, OwnPredictor) and config is not None:
+            shape = ModelShape.of(config, Stage(model.num_layers, False, False))
             joining = 2 * model.hidden_size**2 * DTYPE_BYTES[dtype]  # state and embedding
-            weight_bytes = WeightFormat("none", dtype).model_bytes(shape) + joining
-            return cls(weight_bytes, KVLayout.of(layer, dtype, kv_cache_dtype))
+            return cls(WeightFormat("none", dtype).model_bytes(shape) + joining, layout)
         if not isinstance(draft, DraftCheckpoint):
             return cls()
-        config = draft.config
-        layout = None if config is None else KVLayout.of(config, dtype, kv_cache_dtype)
         if draft.head is None and config is not None:
             weights = WeightFormat(draft.quantization, dtype)
             return cls(weights.model_bytes(ModelShape.of(config)), layout)

@@ -17,6 +17,7 @@ import torch
 from ..errors import InvalidRequest
 from ..frontend.client.backend import Backend
 from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.draft_checkpoint import why_no_draft
 from ..runtime.checkpoint.new_folder import new_folder
 from ..runtime.checkpoint.safetensors.safetensors_writer import SafetensorsWriter
 from .drafts import Draft, Kind, config_of, new_draft
@@ -66,15 +67,7 @@ class Report:
 
 def require_trainable(config: ModelConfig, recipe: Recipe) -> None:
     """Raises InvalidRequest for models of which no hidden states can be had here."""
-    why = None
-    if config.is_bare:
-        why = f"{config.architecture} generates nothing"
-    elif config.recurrent is not None:
-        why = f"{config.architecture} has recurrent layers"
-    elif config.varied is not None:
-        why = f"the layers of {config.architecture} vary"
-    elif config.latent is not None and config.latent.indexer is not None:
-        why = f"{config.architecture} selects keys"
+    why = why_no_draft(config)
     if why is not None:
         allowed = f"a decoder whose layers are alike and have attention: {why}"
         raise InvalidRequest.of("model", config.architecture, allowed)

@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.draft_layers < shape.layers:
         allowed = f"0 (no draft) to {shape.layers - 1}, fewer than the model's layers"
         raise InvalidRequest.of("draft_layers", args.draft_layers, allowed)
+    if not 0.0 <= args.rest <= 1.0:
+        raise InvalidRequest.of("rest", args.rest, "a number in [0, 1]")
     make_model(args.out, shape, args.seed, args.draft_layers, args.rest)
     print(f"{args.preset} written to {args.out}")
     return 0

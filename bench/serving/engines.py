@@ -74,38 +74,40 @@ def peer_spec(given: str, model: Path) -> EngineSpec:
     kind, _, value = given.partition("=")
     parts = value.split(",")
     if kind == "stemma" and value and len(parts) <= 2:
-        chosen: tuple[str, ...] = ("--model", str(model), *_drafts(parts))
-        return EngineSpec(f"stemma, {_shown(parts)}", "stemma_offline", flags=chosen)
+        chosen: tuple[str, ...] = ("--model", str(model), "--speculate", parts[0])
+        name = f"stemma, {parts[0]}"
+        if parts[1:]:
+            chosen += ("--draft-model", _require(given, parts[1], Path(parts[1]).is_dir()))
+            name += " a draft model"
+        return EngineSpec(name, "stemma_offline", flags=chosen)
     if kind == "vllm" and value and len(parts) <= 2:
         python = _require_file(given, parts[0])
-        chosen = ("--model", str(model), *_drafts(parts[1:]))
+        chosen = ("--model", str(model), *_speculate(parts[1:]))
         return EngineSpec(" ".join(["vllm", *parts[1:]]), "vllm_offline", python, chosen)
     if kind == "llamacpp" and 2 <= len(parts) <= 3:
         program, gguf = (_require_file(given, path) for path in parts[:2])
-        chosen = ("--program", program, "--model", gguf, *_drafts(parts[2:]))
-        name = f"llama.cpp {_shown(parts[2:])}".rstrip()
-        return EngineSpec(name, "llamacpp_server", flags=chosen)
+        chosen = ("--program", program, "--model", gguf)
+        if parts[2:] and parts[2].endswith(".gguf"):
+            chosen += ("--draft-model", _require_file(given, parts[2]))
+            return EngineSpec("llama.cpp a draft model", "llamacpp_server", flags=chosen)
+        name = " ".join(["llama.cpp", *parts[2:]])
+        return EngineSpec(name, "llamacpp_server", flags=(*chosen, *_speculate(parts[2:])))
     if kind == "openai" and value.startswith("http://"):
         return EngineSpec(value, "openai_http", flags=("--url", value), has_process=False)
     raise InvalidRequest.of("peer", given, PEER_FORMS)
 
 
-def _drafts(given: Sequence[str]) -> list[str]:
-    """Flags of a kind of drafts, and of a draft model, which is a path."""
-    return [part for each in given for part in (_flag_of(each), each)]
-
-
-def _flag_of(drafts: str) -> str:
-    return "--draft-model" if os.path.exists(drafts) else "--speculate"
-
-
-def _shown(drafts: Sequence[str]) -> str:
-    return " ".join("a draft model" if os.path.exists(each) else each for each in drafts)
+def _speculate(drafts: Sequence[str]) -> list[str]:
+    return ["--speculate", *drafts] if drafts else []
 
 
 def _require_file(given: str, path: str) -> str:
-    if not Path(path).is_file():
-        raise InvalidRequest.of("peer", given, f"{path} must be a file; {PEER_FORMS}")
+    return _require(given, path, Path(path).is_file())
+
+
+def _require(given: str, path: str, is_there: bool) -> str:
+    if not is_there:
+        raise InvalidRequest.of("peer", given, f"{path} must exist; {PEER_FORMS}")
     return os.path.abspath(path)  # not resolved: an environment's python is a link
 
 

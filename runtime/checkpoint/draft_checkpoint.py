@@ -67,7 +67,7 @@ def require_head(model: ModelConfig, head: ModelConfig | None, name: str) -> Non
     if head is not None and head.num_layers != 1:
         why = f"it has {head.num_layers} layers, and an EAGLE head has one"
     elif head is not None and why is None:
-        why = _why_no_draft(head)
+        why = why_no_draft(head)
     if why is not None:
         raise _another_head(name, why)
 
@@ -78,14 +78,14 @@ def _another_head(name: str, why: str) -> InvalidRequest:
 
 def require_drafts(model: ModelConfig, draft: ModelConfig, name: str) -> None:
     """Raises InvalidRequest where `draft` cannot guess for the model."""
-    why = _why_silent(model) or _why_no_draft(draft)
+    why = _why_silent(model) or why_no_draft(draft)
     if why is not None:
         raise InvalidRequest.of("draft_model", name, f"none: {why}")
 
 
 def require_first_layers(model: ModelConfig, num_layers: int) -> None:
     """Raises InvalidRequest where the first layers cannot guess for the model."""
-    why = _why_silent(model) or _why_no_draft(model)
+    why = _why_silent(model) or why_no_draft(model)
     if why is not None:
         raise InvalidRequest.of("draft_layers", num_layers, f"0: {why}")
     if num_layers >= model.num_layers:
@@ -95,7 +95,7 @@ def require_first_layers(model: ModelConfig, num_layers: int) -> None:
 
 def require_predictor(model: ModelConfig) -> None:
     """Raises InvalidRequest where the checkpoint has no layer that predicts one token more."""
-    why = _why_no_draft(replace(model, recurrent=None))  # its own layer has attention
+    why = why_no_draft(replace(model, recurrent=None))  # its own layer has attention
     if model.predictor is None:
         why = f"{model.architecture} has no layer for multi-token prediction that can be read here"
     if why is not None:
@@ -106,7 +106,8 @@ def _why_silent(model: ModelConfig) -> str | None:
     return f"{model.architecture} generates nothing" if model.is_bare else None
 
 
-def _why_no_draft(draft: ModelConfig) -> str | None:
+def why_no_draft(draft: ModelConfig) -> str | None:
+    """Why a model's states and KV cannot be had for drafts; None: they can."""
     name = draft.architecture
     if draft.is_bare:
         return f"{name} generates nothing"

@@ -10,11 +10,11 @@ from ..checkpoint.draft_checkpoint import Draft, DraftCheckpoint, FirstLayers, O
 from ..checkpoint.draft_heads import Eagle3, Medusa
 from ..memory.device_pool import DeviceKVPool
 from ..models.decoder import Decoder
+from ..models.drafts import config_of
 from ..models.eagle import EagleHead
 from ..models.eagle3 import Eagle3Head
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.build import ModelBuild
-from ..models.layers.stage import config_of_stage
 from ..models.medusa import MedusaHeads
 from ..models.predictor import Predictor
 from .draft_model import DraftModel, Guesser
@@ -31,7 +31,7 @@ class Drafts:
         self._model: LanguageModel | MedusaHeads | None = None
         self._state_size = model.hidden_size
         self.checkpoint = draft if isinstance(draft, DraftCheckpoint) else None
-        self.config = _config_of(draft, model)  # of what has KV of its own; None: nothing has
+        self.config = config_of(draft, model)  # of what has KV of its own; None: nothing has
 
     def wanted(self, build: ModelBuild) -> ModelBuild:
         """What the model itself is to be built from: a predictor's tensors are not skipped."""
@@ -89,12 +89,3 @@ class Drafts:
             has_own_kv=own is not None,
             reads_hidden=isinstance(self._model, (Predictor, EagleHead, Eagle3Head)),
         )
-
-
-def _config_of(draft: Draft, model: ModelConfig) -> ModelConfig | None:
-    if isinstance(draft, DraftCheckpoint):
-        return draft.config
-    if isinstance(draft, FirstLayers):
-        return None
-    last = model.attention_layers[-1]  # which it is like
-    return replace(config_of_stage(model, (last, last + 1)), recurrent=None)

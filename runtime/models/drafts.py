@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +20,7 @@ from ..checkpoint.draft_checkpoint import (
 )
 from ..checkpoint.draft_heads import Eagle, head_kind, read_eagle3, read_medusa
 from ..checkpoint.location import MTP
+from .layers.stage import config_of_stage
 from .model_config import read_head_config, read_model_config
 
 if TYPE_CHECKING:  # it imports torch
@@ -58,3 +60,13 @@ def read_draft(
         return DraftCheckpoint(folder, config, quantization, Eagle())
     require_drafts(model, config, draft_model)
     return DraftCheckpoint(folder, config, quantization)
+
+
+def config_of(draft: Draft, model: ModelConfig) -> ModelConfig | None:
+    """Of the layers that have KV of their own; None: there are none."""
+    if isinstance(draft, DraftCheckpoint):
+        return draft.config
+    if isinstance(draft, FirstLayers):
+        return None
+    last = model.attention_layers[-1]  # which a predictor's is like
+    return replace(config_of_stage(model, (last, last + 1)), recurrent=None)

@@ -55,6 +55,16 @@ def test_a_peer_may_be_told_how_to_draft() -> None:
     assert peer_spec("stemma=off", Path("model")).flags[-2:] == ("--speculate", "off")
 
 
+def test_a_peer_may_be_given_a_draft_model(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.touch()
+    for given in (f"stemma=auto,{tmp_path}", f"llamacpp=/bin/sh,/bin/sh,{draft}"):
+        path = given.rpartition(",")[2]
+        assert peer_spec(given, Path("model")).flags[-2:] == ("--draft-model", path)
+        with pytest.raises(st.InvalidRequest, match="must exist"):
+            peer_spec(given.replace(str(tmp_path), str(tmp_path / "other")), Path("model"))
+
+
 @pytest.mark.parametrize(
     "given",
     [
