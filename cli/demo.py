@@ -101,7 +101,7 @@ def _take_draft(args: argparse.Namespace) -> None:
     config = engine_config(args)
     is_embedded = str(config.model) in (str(EMBEDDED_MODEL), EMBEDDED_MODEL.name)
     is_open = not config.has_draft_model and config.speculate == "auto"
-    is_alone = config.device == "cpu" and config.num_ranks == 1
+    is_alone = config.device == "cpu" and config.num_processes == 1
     if is_embedded and is_open and is_alone and config.speculative_num_tokens:
         args.draft_model = str(EMBEDDED_DRAFT)
 

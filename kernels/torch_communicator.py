@@ -65,14 +65,15 @@ class TorchWorld:
             backend, store=store, rank=process, world_size=num_processes, timeout=_TIMEOUT
         )
 
-    def communicator(self, num_ranks: int) -> TorchCommunicator:
-        """With the others of each `num_ranks` whose numbers follow each other. All processes make
-        theirs together."""
+    def communicator(self, groups: Sequence[Sequence[int]]) -> TorchCommunicator:
+        """With the others of this process's group, in their order. groups: of all processes, each
+        in one. All make theirs together."""
+        (own,) = (members for members in groups if self._process in members)
         group = None
-        if num_ranks < self._num_processes:
-            group, _ = dist.new_subgroups(num_ranks, timeout=_TIMEOUT)  # type: ignore[no-untyped-call]
-        rank = self._process % num_ranks
-        return TorchCommunicator(group, rank, num_ranks, is_on_gpu=self._is_on_gpu)
+        if len(groups) > 1:
+            group, _ = dist.new_subgroups_by_enumeration(groups, timeout=_TIMEOUT)  # type: ignore[no-untyped-call]
+        rank = own.index(self._process)
+        return TorchCommunicator(group, rank, len(own), is_on_gpu=self._is_on_gpu)
 
     def send(self, x: Tensor, process: int) -> dist.Work:
         """Begin to; x stays as it is until `end`. Raises RankLost."""

@@ -140,13 +140,15 @@ class EngineConfig:
 
     pp_size: int = flag(
         1, "processes that hold the model's layers one behind the other, each a part of them "
-        "(pipeline parallelism; with --tp-size each part is held by so many; default: %(default)s)",
+        "(pipeline parallelism; with --tp-size and --cp-size each part is held by so many; "
+        "default: %(default)s)",
         integer(1, MAX_PROCESSES), metavar="N",
     )
 
     cp_size: int = flag(
-        1, "processes that divide the tokens of a step and the KV, each with all weights (context "
-        "parallelism; default: %(default)s)", integer(1, MAX_PROCESSES), metavar="N",
+        1, "processes that divide the tokens of a step and the KV, each with all weights, or with "
+        "--tp-size each so many (context parallelism; default: %(default)s)",
+        integer(1, MAX_PROCESSES), metavar="N",
     )
 
     kv_cache_dtype: KVCacheDtype = flag(
@@ -310,9 +312,10 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
-        fits = self.num_ranks % self.ep_size == 0
         name = "cp_size" if self.cp_size > 1 else "tp_size"
-        _require("ep_size", self.ep_size, fits, f"a divisor of {name}={self.num_ranks}")
+        num_sharing = getattr(self, name)
+        fits = num_sharing % self.ep_size == 0
+        _require("ep_size", self.ep_size, fits, f"a divisor of {name}={num_sharing}")
         fits = self.ep_loads is None or (self.ep_size > 1 and self.pp_size == 1)
         _require("ep_loads", str(self.ep_loads), fits, "none with ep_size=1 or pp_size > 1")
         fits = self.ep_extra_experts == 0 or self.ep_loads is not None
@@ -320,14 +323,15 @@ class EngineConfig:
         if self.num_processes > 1:
             without = self.kv_store is None
             _require("kv_store", self.kv_store, without, f"none with {self._divided}")
-        most_stages = max(1, MAX_PROCESSES // self.num_ranks)
-        allowed = f"at most {most_stages} here: {MAX_PROCESSES} processes in all"
-        _require("pp_size", self.pp_size, self.pp_size <= most_stages, allowed)
+        num_before = 1
+        for name in ("tp_size", "cp_size", "pp_size"):
+            most, size = MAX_PROCESSES // num_before, getattr(self, name)
+            allowed = f"at most {most} here: {MAX_PROCESSES} processes in all"
+            _require(name, size, size <= most, allowed)
+            num_before *= size
         if self.pp_size > 1:
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
         if self.cp_size > 1:
-            _require("cp_size", self.cp_size, self.tp_size == 1, "1 with tp_size > 1")
-            _require("cp_size", self.cp_size, self.pp_size == 1, "1 with pp_size > 1")
             _require("cp_size", self.cp_size, self.device == "cpu", "1 with a GPU")
             _require("cp_size", self.cp_size, not self.deterministic, "1 with deterministic")
         if self.deterministic:
@@ -423,14 +427,9 @@ class EngineConfig:
         return self.enable_lora or bool(self.lora_paths)
 
     @property
-    def num_ranks(self) -> int:
-        """Processes that divide each layer, or a step's tokens."""
-        return self.tp_size * self.cp_size
-
-    @property
     def num_processes(self) -> int:
         """That hold the model together."""
-        return self.num_ranks * self.pp_size
+        return self.tp_size * self.cp_size * self.pp_size
 
     @property
     def _divided(self) -> str:

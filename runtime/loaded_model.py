@@ -99,7 +99,7 @@ class LoadedModel:
             self.runner, self.ranks = load_model(
                 self.folder,
                 self.model_config,
-                Division(config.num_ranks, groups, config.cp_size > 1, config.pp_size),
+                Division(config.tp_size, config.cp_size, groups, config.pp_size),
                 dtype=config.dtype,
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,

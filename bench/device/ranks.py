@@ -106,7 +106,7 @@ def _met(kind: str, rounds: int) -> Iterator[Communicator]:
 
         store = new_store(2)
         with _peer(kind, store.port, rounds) as peer:
-            communicator: Communicator = TorchWorld(store, 0, 2).communicator(2)
+            communicator: Communicator = TorchWorld(store, 0, 2).communicator([[0, 1]])
             _meet(communicator)
             yield communicator
             peer.kill()
@@ -143,7 +143,7 @@ def _sum_as_rank_1(kind: str, place: int, num_sums: int) -> None:
     if kind == "gloo":
         from ...kernels.torch_communicator import TorchWorld, new_store
 
-        communicator: Communicator = TorchWorld(new_store(2, place), 1, 2).communicator(2)
+        communicator: Communicator = TorchWorld(new_store(2, place), 1, 2).communicator([[0, 1]])
     else:
         from ...kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 

@@ -146,10 +146,9 @@ class ModelRunner:
         self.kernels: Kernels = (
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
         )
-        if ranks.divides_tokens:
+        if ranks.context is not None:
             _require_divisible(model_config, device=str(device), num_adapters=num_adapter_slots)
-            assert ranks.communicator is not None, "tokens are divided between ranks"
-            self.kernels = with_divided_attention(self.kernels, ranks.communicator)
+            self.kernels = with_divided_attention(self.kernels, ranks.context)
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
@@ -191,7 +190,7 @@ class ModelRunner:
                 available_bytes=self._available_bytes(max_step_tokens, max_running_requests),
                 is_gpu=self._is_gpu,
                 states=self.state_layout,
-                num_shares=1 if ranks.pages is None else ranks.num_ranks,
+                num_shares=1 if ranks.context is None else ranks.context.num_ranks,
             )
         num_pages = ranks.least(num_pages)
         if neighbours is not None:
@@ -370,9 +369,9 @@ class ModelRunner:
             self._inputs,
             self.pool,
             KVTransfer(self.pool, host_pool)
-            if self.ranks.pages is None or self.ranks.communicator is None
+            if self.ranks.pages is None or self.ranks.context is None
             else DividedKVTransfer(
-                self.pool, host_pool, self.ranks.pages, self.ranks.communicator.all_gather
+                self.pool, host_pool, self.ranks.pages, self.ranks.context.all_gather
             ),
             config=self.config,
             num_adapter_slots=self._num_adapter_slots,

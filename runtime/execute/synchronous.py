@@ -159,8 +159,9 @@ class SynchronousSteps:
             slots = pages.slots(slots, page_size, spare_slot=self._pool.num_pages * page_size)
         if self._images is not None:
             images = own_images(self._images.rows(plan, inputs.layout), tokens)
+        input_ids = tokens.take(torch.from_numpy(self._token_ids(inputs)))
         return ForwardBatch(
-            input_ids=tokens.take(torch.from_numpy(self._token_ids(inputs))),
+            input_ids=input_ids,
             positions=torch.from_numpy(inputs.positions),
             slot_mapping=torch.from_numpy(slots),
             kv_layers=layers,
@@ -171,7 +172,7 @@ class SynchronousSteps:
             index_keys=self._pool.index_keys,
             images=images,
             tokens=tokens,
-            residual=self._residual(inputs.num_tokens),
+            residual=self._residual(len(input_ids)),
             kept=self._kept(inputs.num_tokens),
         )
 

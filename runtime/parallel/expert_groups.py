@@ -20,9 +20,8 @@ def expert_groups_of(config: EngineConfig, model: ModelConfig) -> ExpertGroups:
     """Raises InvalidRequest where the model's experts cannot be divided so, or for loads that are
     not of its experts."""
     groups = ExpertGroups(config.ep_size, config.ep_extra_experts)
-    divides = config.cp_size > 1
-    ranks = Ranks(num_ranks=config.num_ranks, expert_groups=groups, divides_tokens=divides)
-    require_groups(model, ranks)
+    ranks = Ranks(num_ranks=config.tp_size, expert_groups=groups)
+    require_groups(model, ranks, are_of_context=config.cp_size > 1)
     if config.ep_loads is None or model.experts is None:
         return groups
     loads = _read_loads(config.ep_loads, model.experts, model.architecture)

@@ -1,11 +1,11 @@
-"""How the processes of a model find each other: the ranks of a stage through memory that the first
+"""How the processes of a model find each other: those of a group through memory that the first
 process shares with its children, or all through torch.distributed, where there is no compiled
 library, or where tensors are on GPUs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,30 @@ def _here(process: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Processes in groups of equal size: in each their numbers are `step` apart."""
+
+    size: int
+    step: int
+
+    def place(self, process: int) -> tuple[int, int]:
+        """(the group's number, the process's rank in it)."""
+        block, within = divmod(process, self.size * self.step)
+        return block * self.step + within % self.step, within // self.step
+
+    def members(self, num_processes: int) -> list[list[int]]:
+        """The processes of each group, in the order of their ranks."""
+        found: list[list[int]] = [[] for _ in range(num_processes // self.size)]
+        for process in range(num_processes):
+            found[self.place(process)[0]].append(process)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """What a process has of the others."""
 
-    communicator: Communicator | None  # with the ranks of its stage; None: there are none
+    communicators: Sequence[Communicator | None]  # of each kind of groups; None: it is alone there
     world: TorchWorld | None  # None: nobody needs torch.distributed
 
 
@@ -40,75 +60,95 @@ class Joined:
 class Meeting:
     """What one of the processes needs to join; made by `OpenedMeeting`."""
 
-    process: int  # its number; those of a stage follow each other, in the order of their ranks
-    num_ranks: int  # of each stage
+    process: int  # its number
+    kinds: Sequence[Groups]  # of each kind it is in one group
     num_processes: int
-    descriptor: int | None  # of memory that the ranks of its stage share, which children inherit
+    # Of memory that its group of each kind shares, which children inherit; None: there is none.
+    memories: Sequence[int | None]
     port: int | None  # of torch.distributed's store, on this machine
     is_on_gpu: bool
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What the process must be given."""
-        return () if self.descriptor is None else (self.descriptor,)
+        return tuple(memory for memory in self.memories if memory is not None)
 
     def join(self) -> Joined:
         """As another process than the first."""
-        store, memory = None, None
+        store = None
         if self.port is not None:
             from ...kernels.torch_communicator import new_store
 
             store = new_store(self.num_processes, self.port)
             store.set(_here(self.process), "")
-        if self.descriptor is not None:
-            memory = SharedMemory(self.num_ranks, self.descriptor)
-        return self.joined(store, memory)
+        memories = [
+            None if memory is None else SharedMemory(groups.size, memory)
+            for groups, memory in zip(self.kinds, self.memories, strict=True)
+        ]
+        return self.joined(store, memories)
 
-    def joined(self, store: TCPStore | None, memory: SharedMemory | None) -> Joined:
+    def joined(self, store: TCPStore | None, memories: Sequence[SharedMemory | None]) -> Joined:
         """With what this process has opened."""
         world: TorchWorld | None = None
-        communicator: Communicator | None = None
         if store is not None:
             from ...kernels.torch_communicator import TorchWorld
 
             world = TorchWorld(store, self.process, self.num_processes, is_on_gpu=self.is_on_gpu)
-        if memory is not None:
-            rank = self.process % self.num_ranks
-            communicator = SharedMemoryCommunicator(memory, rank, self.num_ranks)
-        elif self.num_ranks > 1:
-            assert world is not None, "the ranks meet in one place"
-            communicator = world.communicator(self.num_ranks)
-        return Joined(communicator, world)
+        found: list[Communicator | None] = []
+        for groups, memory in zip(self.kinds, memories, strict=True):
+            communicator: Communicator | None = None
+            if memory is not None:
+                _, rank = groups.place(self.process)
+                communicator = SharedMemoryCommunicator(memory, rank, groups.size)
+            elif groups.size > 1:
+                assert world is not None, "the ranks meet in one place"
+                communicator = world.communicator(groups.members(self.num_processes))
+            found.append(communicator)
+        return Joined(found, world)
 
 
 class OpenedMeeting:
     """The side of who starts the processes, and is the first of them."""
 
-    def __init__(self, num_ranks: int, num_stages: int, device: str) -> None:
-        """Raises InvalidRequest for more ranks than there is room for."""
-        self._num_ranks, self._num_processes = num_ranks, num_ranks * num_stages
+    def __init__(
+        self, kinds: Sequence[Groups], num_processes: int, device: str, *, needs_world: bool
+    ) -> None:
+        """needs_world: whether somebody exchanges beyond groups. Raises InvalidRequest for more
+        ranks than there is room for."""
+        self._kinds, self._num_processes = kinds, num_processes
         self._is_on_gpu = device != "cpu" and not is_interpreted()
-        self._memories: list[SharedMemory] = []  # of each stage, that of the first process first
-        if num_ranks > 1 and not self._is_on_gpu:
-            self._memories = _shared_memories(num_ranks, num_stages)
+        # Of each kind that of each group; none where its processes are alone, or have no such.
+        self._memories: list[list[SharedMemory]] = [[] for _ in kinds]
+        if not self._is_on_gpu:
+            self._memories = [_shared_memories(groups, num_processes) for groups in kinds]
         self._store: TCPStore | None = None
-        has_neighbours = num_stages > 1 and device != "cpu"  # see `places`
-        if has_neighbours or (num_ranks > 1 and not self._memories):
+        has_memories = all(
+            groups.size == 1 or memories
+            for groups, memories in zip(kinds, self._memories, strict=True)
+        )
+        if needs_world or not has_memories:
             from ...kernels.torch_communicator import new_store
 
             self._store = new_store(self._num_processes)
 
     def of(self, process: int) -> Meeting:
         """As this process joins it."""
-        memories = self._memories
+        memories = self._memories_of(process)
         return Meeting(
             process,
-            self._num_ranks,
+            self._kinds,
             self._num_processes,
-            memories[process // self._num_ranks].descriptor if memories else None,
+            [None if memory is None else memory.descriptor for memory in memories],
             None if self._store is None else self._store.port,
             self._is_on_gpu,
         )
+
+    def _memories_of(self, process: int) -> list[SharedMemory | None]:
+        """Of its group of each kind."""
+        return [
+            memories[groups.place(process)[0]] if memories else None
+            for groups, memories in zip(self._kinds, self._memories, strict=True)
+        ]
 
     def join(self, are_alive: Callable[[], bool]) -> Joined:
         """As the first, once the others are there where they are waited for. Raises RankLost where
@@ -118,17 +158,20 @@ class OpenedMeeting:
                 if not are_alive():
                     raise RankLost("a process of the model has ended before it was ready")
                 time.sleep(_LOOK_S)
-        return self.of(0).joined(self._store, self._memories[0] if self._memories else None)
+        return self.of(0).joined(self._store, self._memories_of(0))
 
     def hand_over(self) -> None:
         """The others' processes have been started: close what is only theirs."""
-        for memory in self._memories[1:]:
-            memory.close()
+        for memories in self._memories:
+            for memory in memories[1:]:  # the first process is in the first group of each kind
+                memory.close()
 
 
-def _shared_memories(num_ranks: int, num_stages: int) -> list[SharedMemory]:
-    """One a stage; none without a compiled library."""
+def _shared_memories(groups: Groups, num_processes: int) -> list[SharedMemory]:
+    """One a group; none for processes that are alone, and without a compiled library."""
+    if groups.size == 1:
+        return []
     try:
-        return [SharedMemory(num_ranks) for _ in range(num_stages)]
+        return [SharedMemory(groups.size) for _ in range(num_processes // groups.size)]
     except BuildError:
         return []

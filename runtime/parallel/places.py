@@ -5,18 +5,19 @@ of it.
                    |  residual          |
     stage 1    process 0 (rank 0)   process 1 (rank 1)     layers [k, n): process 0 is the engine
 
-Ranks of a stage meet in sums; those of the same number pass on the residual stream: on a CPU
-through memory that two of them share, else through torch.distributed.
+Ranks of a stage meet in sums, and those that divide tokens in exchanges: of `--tp-size T` rank r
+has the (r % T)-th part of each layer, and the (r // T)-th share of the tokens. Ranks of the same
+number pass on the residual stream: on a CPU through memory that two of them share, else through
+torch.distributed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...frontend.client.progress import ByteProgress
@@ -25,9 +26,9 @@ from ..checkpoint.parts import Range
 from ..execute.accelerator import require_devices
 from ..execute.model_runner import ModelRunner, resolve_dtype
 from ..models.layers.expert_placement import ONE_GROUP, ExpertGroups
-from ..models.layers.ranks import ALONE, Ranks
+from ..models.layers.ranks import Ranks
 from ..models.layers.stage import Stage, config_of_stage
-from .meeting import Joined, Meeting, OpenedMeeting
+from .meeting import Groups, Joined, Meeting, OpenedMeeting
 from .neighbours import ChannelEnd, ChannelNeighbours, open_channel, slot_bytes
 from .stages import stages_of
 from .torch_neighbours import TorchNeighbours
@@ -40,14 +41,24 @@ _SPARE_SLOTS = 2
 class Division:
     """Into how many parts a model is divided, and by what."""
 
-    num_ranks: int = 1  # each layer, or tokens and KV
-    expert_groups: ExpertGroups = ONE_GROUP  # of ranks, see `Ranks`
-    divides_tokens: bool = False  # rather than each layer, see `Ranks`
+    num_parts: int = 1  # each layer
+    num_shares: int = 1  # a step's tokens and the KV
+    expert_groups: ExpertGroups = ONE_GROUP  # see `Ranks`
     num_stages: int = 1  # the layers, one behind the other
+
+    @property
+    def num_ranks(self) -> int:
+        """Of a stage."""
+        return self.num_parts * self.num_shares
 
     @property
     def num_processes(self) -> int:
         return self.num_ranks * self.num_stages
+
+    @property
+    def groups(self) -> Sequence[Groups]:
+        """Those of a stage that sum, and those that exchange what they have of the tokens."""
+        return Groups(self.num_parts, step=1), Groups(self.num_shares, step=self.num_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +96,16 @@ class Place:
     def take(self, joined: Joined | None = None, lost: int | None = None) -> Seat:
         """Join the others. joined: of who has opened the meeting; lost: see `ChannelNeighbours`."""
         joined = joined or self.meeting.join()
-        division, communicator = self.division, joined.communicator
-        ranks = ALONE
-        if communicator is not None:
-            ranks = Ranks(
-                self.rank,
-                division.num_ranks,
-                communicator,
-                gathers_logits=self.options["device"] != "cpu",
-                expert_groups=division.expert_groups,
-                divides_tokens=division.divides_tokens,
-            )
+        division = self.division
+        communicator, context = joined.communicators
+        ranks = Ranks(
+            self.rank % division.num_parts,
+            division.num_parts,
+            communicator,
+            gathers_logits=self.options["device"] != "cpu",
+            context=context,
+            expert_groups=division.expert_groups,
+        )
         return Seat(self, joined, ranks, self._neighbours(joined, lost))
 
     def _neighbours(
@@ -149,8 +159,7 @@ class Seat:
             on_progress=on_progress,
             **place.options,
         )
-        if self._ranks.communicator is not None:
-            self._ranks.communicator.all_gather(np.zeros(1))
+        self._ranks.least(0)
         return runner
 
     def check(self) -> None:
@@ -158,13 +167,13 @@ class Seat:
         self._ranks.check()
 
     def abort(self) -> None:
-        """Let the ranks of this stage give up; from any thread."""
-        if self._ranks.communicator is not None:
-            self._ranks.communicator.abort()
+        """Let the ranks of this stage give up that this one exchanges with; from any thread."""
+        for each in self._ranks.communicators:
+            each.abort()
 
     def close(self) -> None:
         """Nobody exchanges anything any more."""
-        for each in (self._ranks.communicator, self._neighbours, self._joined.world):
+        for each in (*self._ranks.communicators, self._neighbours, self._joined.world):
             if each is not None:
                 each.close()
 
@@ -188,7 +197,12 @@ class OpenedPlaces:
         layers = [(0, model_config.num_layers)]
         if num_stages > 1:
             layers = stages_of(model_config, num_stages)
-        self._meeting = OpenedMeeting(division.num_ranks, num_stages, device)
+        self._meeting = OpenedMeeting(
+            division.groups,
+            division.num_processes,
+            device,
+            needs_world=num_stages > 1 and device != "cpu",
+        )
         channels: list[list[tuple[ChannelEnd, ChannelEnd]]] = []
         if device == "cpu":
             dtype = resolve_dtype(options["dtype"], device)

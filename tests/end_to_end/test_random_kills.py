@@ -35,6 +35,7 @@ SCHEMES = (
     "--tp-size 2 --pp-size 2",
     "--tp-size 2 --ep-size 2",
     "--cp-size 2",
+    "--tp-size 2 --cp-size 2",
     "--replicas 3 --prefill-replicas 1",
 )
 NUM_JOBS = 6

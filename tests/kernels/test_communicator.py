@@ -166,7 +166,7 @@ else:
         received = torch.empty(3, 2)
         world.receive(received, 0)
         assert torch.equal(received, rows * turn), received
-ranks = world.communicator(2)
+ranks = world.communicator([[0, 1]])
 x = torch.tensor([1.0, 2.0**-9], dtype=torch.bfloat16) * (rank + 1)
 ranks.all_reduce(x)
 assert x.tolist() == [3.0, 3 * 2.0**-9], x

@@ -65,15 +65,32 @@ def without_library(num_ranks: int) -> None:
 
 def on_ranks(num_ranks: int, run: Callable[[ThreadCommunicator], T]) -> list[T]:
     """What `run` returns on each rank."""
-    parts: list[Any] = [None] * num_ranks
-    barrier = threading.Barrier(num_ranks)
+    return on_grid(num_ranks, 1, lambda row, _: run(row))
 
-    def guarded(rank: int) -> T:
+
+def on_grid(
+    num_parts: int, num_shares: int, run: Callable[[ThreadCommunicator, ThreadCommunicator], T]
+) -> list[T]:
+    """What `run` returns on each of the ranks, given those in its row, between which layers are
+    divided, and those in its column, between which tokens are."""
+    rows = [_group(num_parts) for _ in range(num_shares)]
+    columns = [_group(num_shares) for _ in range(num_parts)]
+
+    def guarded(number: int) -> T:
+        row, column = divmod(number, num_parts)
         try:
-            return run(ThreadCommunicator(rank, parts, barrier))
+            return run(
+                ThreadCommunicator(column, *rows[row]), ThreadCommunicator(row, *columns[column])
+            )
         except BaseException:
-            barrier.abort()
+            for _, barrier in (*rows, *columns):
+                barrier.abort()
             raise
 
+    num_ranks = num_parts * num_shares
     with ThreadPoolExecutor(num_ranks) as pool:
         return list(pool.map(guarded, range(num_ranks)))
+
+
+def _group(size: int) -> tuple[list[Any], threading.Barrier]:
+    return [None] * size, threading.Barrier(size)

@@ -4,7 +4,8 @@ that its id and position say: so what it gets does not depend on other tokens.
 
 Every rank has all tokens and routes them alike, so that nothing need be sent before; the sum over
 the ranks that ends the block brings the results together. Where there are more ranks than groups of
-experts, each expert is divided between the ranks of its group as well.
+experts, each expert is divided between the ranks of its group as well. Where ranks divide tokens,
+groups are of those, and tokens are sent (`expert_dispatch`).
 """
 
 from __future__ import annotations
@@ -45,37 +46,48 @@ def expert_share(layer: int, num_experts: int, ranks: Ranks) -> ExpertShare:
     if groups.count == 1:
         return ExpertShare(None, ranks)
     placement = groups.placement(layer, num_experts)
-    group = ranks.rank * groups.count // ranks.num_ranks
-    within = _within_group(ranks)
+    among = ranks if ranks.context is None else ranks.context
+    each = among.num_ranks // groups.count
+    group, place = divmod(among.rank, each)
 
-    def code(place: tuple[int, int]) -> int:
-        holder, slot = place
-        if ranks.divides_tokens:  # of the ranks of a group, all alike, one for each sender
-            return (holder * within.num_ranks + within.rank) * num_experts + slot
+    def code(holder: int, slot: int) -> int:
+        if ranks.context is not None:  # of the ranks of a group, all alike, one for each sender
+            return (holder * each + place) * num_experts + slot
         return slot if holder == group else -1
 
-    slots = [[code(place) for place in turn] for turn in places_of(placement)]
-    return ExpertShare(placement[group], within, slots)
+    slots = [[code(*place_of) for place_of in turn] for turn in places_of(placement)]
+    return ExpertShare(placement[group], _within_group(ranks), slots)
 
 
 def _within_group(ranks: Ranks) -> Ranks:
-    """This rank among those that have the same experts."""
+    """This rank among those between which each expert is divided."""
+    if ranks.context is not None:
+        return ranks
     each = ranks.num_ranks // ranks.expert_groups.count
-    return ALONE if each == 1 else replace(ranks, rank=ranks.rank % each, num_ranks=each)
+    return replace(ranks, rank=ranks.rank % each, num_ranks=each)
 
 
-def is_divided(ranks: Ranks, experts: ExpertsConfig) -> bool:
-    """Whether all parts of a mixture can be divided: their results are summed together."""
-    if ranks.divides_tokens:
-        return experts.has_gates and ranks.expert_groups.count > 1
-    within = _within_group(ranks)
+def ranks_of(experts: ExpertsConfig, ranks: Ranks) -> Ranks:
+    """Those between which a mixture is divided; `ALONE` where each computes all of it."""
+    if not experts.has_gates:
+        return ALONE
+    if _fits(experts, ranks):
+        return ranks
+    if ranks.context is None:
+        return ALONE
+    return replace(ALONE, context=ranks.context, expert_groups=ranks.expert_groups)
+
+
+def _fits(experts: ExpertsConfig, ranks: Ranks) -> bool:
+    """Whether all parts can be divided between these: their results are summed together."""
+    within, shared = _within_group(ranks), experts.shared_intermediate_size
     fits = within.num_ranks == 1 or within.share(experts.intermediate_size) is not None
-    shared = experts.shared_intermediate_size
-    return experts.has_gates and fits and (not shared or ranks.share(shared) is not None)
+    return fits and (not shared or ranks.num_ranks == 1 or ranks.share(shared) is not None)
 
 
-def require_groups(config: ModelConfig, ranks: Ranks) -> None:
-    """Raises InvalidRequest where groups of ranks would not have other experts each."""
+def require_groups(config: ModelConfig, ranks: Ranks, *, are_of_context: bool = False) -> None:
+    """Raises InvalidRequest where groups of ranks would not have other experts each.
+    are_of_context: the groups, see `Ranks`."""
     groups, experts, name = ranks.expert_groups, config.experts, config.architecture
     count = groups.count
     if count == 1:
@@ -87,7 +99,7 @@ def require_groups(config: ModelConfig, ranks: Ranks) -> None:
         allowed = f"an integer in [1, {experts.num_experts}], the experts that {name} has"
     elif config.varied is not None or not experts.has_gates:
         allowed = f"1: each rank computes all experts of {name}; tp_size divides the rest"
-    elif not is_divided(ranks, experts):
+    elif not are_of_context and not _fits(experts, ranks):
         allowed = f"1: {ranks.num_ranks} ranks are too many to divide the experts of {name}"
     if allowed:
         raise InvalidRequest.of("ep_size", count, allowed)

@@ -20,7 +20,7 @@ from ...checkpoint.weight_parts import part_of
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .expert_dispatch import SentExperts
-from .expert_share import ExpertShare, ExpertSlots, OwnExperts, expert_share, is_divided
+from .expert_share import ExpertShare, ExpertSlots, OwnExperts, expert_share, ranks_of
 from .mlp import GatedMLP, PlainMLP, dense_block
 from .plain_experts import PlainExperts
 from .ranks import ALONE
@@ -49,11 +49,9 @@ class MixtureOfExperts:
         self._note = None if build.expert_loads is None else build.expert_loads.of_layer(index)
         names = experts.names
         name = f"{layer}.{names.block}"
-        ranks = build.ranks if is_divided(build.ranks, experts) else ALONE
+        self._ranks = ranks = ranks_of(experts, build.ranks)
+        build = replace(build, ranks=ranks)
         share = expert_share(index, experts.num_experts, ranks)
-        # Where tokens are divided, experts are sent theirs; the rest is of a rank's tokens alone.
-        build = replace(build, ranks=ALONE if ranks.divides_tokens else ranks)
-        self._ranks = build.ranks
         self._routing = experts.routing
         self._weighs_inputs = experts.weighs_inputs
         self._route = build.kernels.route_experts
@@ -78,9 +76,8 @@ class MixtureOfExperts:
             )
         self._slots = None if share.experts is None else ExpertSlots(share, build.device)
         self._experts = _experts_of(build, name, experts, share)
-        if ranks.divides_tokens:
-            assert ranks.communicator is not None, "there are other ranks"
-            self._experts = SentExperts(self._experts, experts.num_experts, ranks.communicator)
+        if ranks.context is not None and share.experts is not None:
+            self._experts = SentExperts(self._experts, experts.num_experts, ranks.context)
         self._shared: GatedMLP | PlainMLP | None = None
         self._shared_gate: Linear | None = None
         if experts.shared_intermediate_size:

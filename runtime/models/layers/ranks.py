@@ -1,5 +1,5 @@
-"""How layers are divided between the processes that hold a model together (tensor parallelism), or
-that all layers are whole and a step's tokens are divided (context parallelism).
+"""How layers are divided between the processes that hold a model together (tensor parallelism),
+and which of them divide a step's tokens (context parallelism).
 
 A linear layer divided by its outputs is followed by one divided by its inputs, whose partial
 results are summed over the ranks: one sum a block (Shoeybi et al. 2019, Megatron-LM). What cannot
@@ -8,6 +8,7 @@ be divided is computed by every rank as a whole, with the same result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,21 +32,28 @@ _LEAST_UNITS = 8  # a rank; with fewer of a size, one may have an eighth more th
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that hold a model together."""
+    """This process among those that hold a model together: of `num_ranks` each has a part of the
+    layers; `context` joins those that have the same part, and other tokens.
 
-    rank: int = 0
+        rank 0    rank 1
+        rank 2    rank 3     two of `--tp-size` in a row, two of `--cp-size` one below the other
+    """
+
+    rank: int = 0  # in a row
     num_ranks: int = 1
     communicator: Communicator | None = None  # None: the only one
     # Logits are gathered, so that each rank draws by itself, as a GPU's kernels do; else ranks draw
     # together, each over its share of the vocabulary.
     gathers_logits: bool = False
-    expert_groups: ExpertGroups = ONE_GROUP  # their count divides num_ranks
-    # Each has all weights, and a share of a step's tokens and of the KV (kernels/context_share.py).
-    divides_tokens: bool = False
+    # Each has a share of a step's tokens and of the KV (kernels/context_share.py); None: all are
+    # here.
+    context: Communicator | None = None
+    # Of those of the context where there are any; their count divides that of these.
+    expert_groups: ExpertGroups = ONE_GROUP
 
     def share(self, size: int) -> Range | None:
         """This rank's part of [0, size), in its order, about the same for all; None: all of it."""
-        if self.num_ranks == 1 or self.divides_tokens or size < self.num_ranks:
+        if self.num_ranks == 1 or size < self.num_ranks:
             return None
         unit = next(unit for unit in _UNITS if self._fits(size, unit))
         num_units = -(-size // unit)
@@ -66,28 +74,33 @@ class Ranks:
     @property
     def pages(self) -> PageShare | None:
         """The KV pages that are here; None: all."""
-        return PageShare(self.rank, self.num_ranks) if self.divides_tokens else None
+        if self.context is None:
+            return None
+        return PageShare(self.context.rank, self.context.num_ranks)
 
     def tokens(self, num_tokens: int) -> TokenShare:
         """This rank's share of a step."""
-        return TokenShare(num_tokens, self.communicator) if self.divides_tokens else ALL_TOKENS
+        return ALL_TOKENS if self.context is None else TokenShare(num_tokens, self.context)
+
+    @property
+    def communicators(self) -> Sequence[Communicator]:
+        """Which this process has; through both it hears of all."""
+        return [each for each in (self.communicator, self.context) if each is not None]
 
     def check(self) -> None:
         """Raises RankLost where sums came to nothing: another rank has ended."""
-        if self.communicator is not None:
-            self.communicator.check()
+        for each in self.communicators:
+            each.check()
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
-        if self.communicator is None:
-            return number
-        return int(self.communicator.all_gather(np.array(number)).min())
+        """The smallest of all ranks' numbers. All call it together."""
+        for each in self.communicators:
+            number = int(each.all_gather(np.array(number)).min())
+        return number
 
     def agree(self, flag: bool) -> bool:
-        """Whether all ranks say so."""
-        if self.communicator is None:
-            return flag
-        return bool(self.communicator.all_gather(np.array(flag)).all())
+        """Whether all ranks say so. All call it together."""
+        return bool(self.least(flag))
 
 
 ALONE = Ranks()
@@ -123,7 +136,7 @@ def head_share(config: ModelConfig, ranks: Ranks) -> HeadShare:
     count, num_heads, num_kv_heads = ranks.num_ranks, config.num_heads, config.num_kv_heads
     is_whole = config.varied is not None or config.query_key_norm == "whole"
     fits_kv = config.latent is not None or not (num_kv_heads % count and count % num_kv_heads)
-    if count == 1 or ranks.divides_tokens or is_whole or num_heads % count or not fits_kv:
+    if count == 1 or is_whole or num_heads % count or not fits_kv:
         return HeadShare((0, num_heads), (0, num_kv_heads), False)
     each = num_heads // count
     first = ranks.rank * each

@@ -61,13 +61,18 @@ def test_tokens_are_identical_alone_together_and_on_a_cache_hit(
     assert outputs_of(serve(loaded, jobs)) == alone
 
 
+@pytest.mark.parametrize("sizes", [{"cp_size": 3}, {"cp_size": 2, "pp_size": 2}], ids=str)
 def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
-    load: Load, jobs: list[Job], alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    sizes: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pages come back from the host on other ranks than they left."""
     jobs, alone = jobs[3:], alone[3:]
     loaded = load(
-        cp_size=3, page_size=16, max_total_tokens=144, chunked_prefill_size=23, host_kv_tokens=1024
+        **sizes, page_size=16, max_total_tokens=144, chunked_prefill_size=23, host_kv_tokens=1024
     )
     scheduler = loaded.engine.scheduler
     stats, host = scheduler.stats, scheduler.kv_cache.host
@@ -124,14 +129,15 @@ def test_tokens_sent_to_their_experts_through_gloo_get_the_bits_of_shared_memory
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_mixture(tmp_path, "Mixtral", has_tokenizer=True)
-    jobs, sizes = JOBS["greedy"][3:], {"cp_size": 2, "ep_size": 2}
+    jobs, sizes = JOBS["greedy"][3:], {"cp_size": 2, "ep_size": 2, "tp_size": 2}
     scoring = Scoring(3, jobs[0].prompt[4:], num_top=4)
     for load in loading(tmp_path):
         alone = said_alone(load, jobs)
         expected = score(load(**sizes), jobs[0].prompt, scoring).scores
         monkeypatch.setattr(meeting, "SharedMemory", without_library)
         through_gloo = load(**sizes, chunked_prefill_size=4096)
-        assert isinstance(through_gloo.runner.ranks.communicator, TorchCommunicator)
+        found = through_gloo.runner.ranks.communicators
+        assert [type(each) for each in found] == [TorchCommunicator] * 2
         assert score(through_gloo, jobs[0].prompt, scoring).scores == expected
         assert outputs_of(serve(through_gloo, jobs)) == alone
 
@@ -145,7 +151,9 @@ def test_each_rank_has_its_part_of_the_kv(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"tp_size": 2}, {"device": "cuda"}, {"deterministic": True}, {"kv_store": "kv"}]
+    "options",
+    [{"tp_size": 32}, {"device": "cuda"}, {"deterministic": True}, {"kv_store": "kv"}],
+    ids=str,
 )
 def test_what_does_not_go_with_divided_tokens_is_refused_by_name(
     options: dict[str, Any], checkpoint: Path

@@ -36,6 +36,8 @@ DIVISIONS: dict[str, dict[str, Any]] = {
     "ranks": {"tp_size": 2},
     "stages": {"pp_size": 2},
     "ranks of stages": {"tp_size": 2, "pp_size": 2},
+    "ranks that divide tokens": {"tp_size": 2, "cp_size": 2},
+    "stages that divide tokens": {"pp_size": 2, "cp_size": 2},
 }
 
 

@@ -7,6 +7,7 @@ in test_divided_exactness.py and test_ranks.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from family_cases import CASES, VOCAB_SIZE
 from gguf import GGMLQuantizationType as Kind
 from gguf_files import write_gguf
 from mixtures import make_mixture
-from ranks import ThreadCommunicator, on_ranks
+from ranks import ThreadCommunicator, on_grid, on_ranks
 from step_plans import Feed, PlanDriver
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from stemma.runtime.models.layers.expert_share import OwnExperts, require_groups
-from stemma.runtime.models.layers.ranks import ALONE, Ranks, head_share
+from stemma.runtime.models.layers.ranks import Ranks, head_share
 from stemma.runtime.models.model_config import read_model_config
 
 PROMPTS = [[(7 * i + 3) % 100 for i in range(33)], [(11 * i + 5) % 100 for i in range(20)]]
@@ -69,21 +70,17 @@ MIXTURES = [name for name in MODELS if "expert" in name]
 
 def scores(
     folder: Path,
-    communicator: ThreadCommunicator | None = None,
+    row: ThreadCommunicator | None = None,
     expert_groups: ExpertGroups = ONE_GROUP,
-    divides_tokens: bool = False,
+    *,
+    column: ThreadCommunicator | None = None,
     **options: Any,
 ) -> list[tuple[float, ...]]:
-    """Log-probabilities of the prompts' tokens, computed together in two steps."""
-    ranks = ALONE
-    if communicator is not None:
-        ranks = Ranks(
-            communicator.rank,
-            communicator.num_ranks,
-            communicator,
-            expert_groups=expert_groups,
-            divides_tokens=divides_tokens,
-        )
+    """Log-probabilities of the prompts' tokens, computed together in two steps. row: ranks that
+    divide layers; column: ranks that divide tokens."""
+    ranks = Ranks(context=column, expert_groups=expert_groups)
+    if row is not None:
+        ranks = replace(ranks, rank=row.rank, num_ranks=row.num_ranks, communicator=row)
     runner = ModelRunner(
         folder,
         read_model_config(folder),
@@ -131,7 +128,7 @@ def test_log_probabilities_are_those_of_one_rank_where_ranks_divide_tokens_and_k
     """53 tokens and 18 in a step, which three ranks share unevenly; pages lie anywhere."""
     (MODELS | WHOLE_ATTENTION | DIVIDED)[name](tmp_path)
     whole = scores(tmp_path)
-    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, ranks, divides_tokens=True)):
+    for of_rank in on_ranks(num_ranks, lambda ranks: scores(tmp_path, column=ranks)):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-12)
 
@@ -154,7 +151,7 @@ def test_what_cannot_be_computed_of_divided_tokens_is_refused(
 
     def run(communicator: ThreadCommunicator) -> None:
         with pytest.raises(InvalidRequest, match=rf"cp_size > 1 is not allowed: .*{why}"):
-            scores(tmp_path, communicator, divides_tokens=True, **options)
+            scores(tmp_path, column=communicator, **options)
 
     on_ranks(2, run)
 
@@ -203,10 +200,31 @@ def test_log_probabilities_are_those_of_one_rank_where_tokens_are_sent_to_their_
     groups = ExpertGroups(2, num_extra, dict.fromkeys(experts.layers, counts))
     whole = scores(tmp_path)
     for of_rank in on_ranks(
-        num_ranks, lambda ranks: scores(tmp_path, ranks, groups, divides_tokens=True)
+        num_ranks, lambda ranks: scores(tmp_path, expert_groups=groups, column=ranks)
     ):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-12)
+
+
+SMALL = {"experts too small to be cut": _mixture("DeepseekV3", moe_intermediate_size=1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_groups"),
+    [
+        *((name, 1) for name in (MODELS | WHOLE_ATTENTION | DIVIDED)),
+        *((name, 2) for name in (*MIXTURES, *SMALL)),
+    ],
+)
+def test_log_probabilities_are_those_of_one_rank_where_layers_and_tokens_are_divided(
+    name: str, num_groups: int, tmp_path: Path
+) -> None:
+    """Two ranks of either kind; with groups, experts are divided and tokens are sent to them."""
+    (MODELS | WHOLE_ATTENTION | DIVIDED | SMALL)[name](tmp_path)
+    groups, whole = ExpertGroups(num_groups), scores(tmp_path)
+    for of_rank in on_grid(2, 2, lambda row, column: scores(tmp_path, row, groups, column=column)):
+        for found, expected in zip(of_rank, whole, strict=True):
+            assert found == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(

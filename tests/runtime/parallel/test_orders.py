@@ -18,7 +18,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from mixtures import make_mixture
-from ranks import ThreadCommunicator, on_ranks
+from ranks import ThreadCommunicator, on_grid, on_ranks
 from step_plans import GREEDY, Feed, PlanDriver
 
 from stemma.runtime.execute.model_runner import ModelRunner
@@ -144,7 +144,7 @@ def test_a_token_goes_to_each_rank_of_its_experts_once_and_one_vector_comes_back
     def run(communicator: ThreadCommunicator) -> list[list[int]]:
         counting = Counting(communicator)
         groups = ExpertGroups(2)
-        ranks = Ranks(counting.rank, 2, counting, expert_groups=groups, divides_tokens=True)
+        ranks = Ranks(context=counting, expert_groups=groups)
         runner = ModelRunner(
             tmp_path, config, dtype="float64", kernels="reference", num_pages=64,
             max_running_requests=4, ranks=ranks,
@@ -190,27 +190,33 @@ def test_a_step_makes_two_sums_a_layer_and_one_exchange_of_its_winners(
     on_ranks(2, run)
 
 
+@pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_a_step_of_divided_tokens_makes_two_exchanges_a_layer_and_one_of_its_results(
-    tmp_path: Path, num_layers: int
+    tmp_path: Path, num_layers: int, num_parts: int
 ) -> None:
+    """Beside ranks that divide layers it is of their heads, and sums are of a rank's tokens."""
     make_checkpoint(tmp_path, num_layers=num_layers, has_tokenizer=False)
 
-    def run(communicator: ThreadCommunicator) -> None:
-        counting, config = Counting(communicator), read_model_config(tmp_path)
+    def run(row: ThreadCommunicator, column: ThreadCommunicator) -> None:
+        counting, summing = Counting(column), Counting(row)
+        config = read_model_config(tmp_path)
         runner = ModelRunner(
             tmp_path, config, dtype="float64", kernels="reference", num_pages=64,
-            max_running_requests=4, ranks=Ranks(counting.rank, 2, counting, divides_tokens=True),
+            max_running_requests=4,
+            ranks=Ranks(row.rank, num_parts, summing if num_parts > 1 else None, context=counting),
         )  # fmt: skip
         driver = PlanDriver(runner)
         one, other = driver.sequence(), driver.sequence()
-        counting.sums, counting.exchanges = [], []
+        summing.sums, counting.exchanges = [], []
         driver.step([Feed(one, (1, 2, 3), GREEDY), Feed(other, (4, 5), GREEDY)])
-        num_heads, size = config.num_heads, config.head_dim
-        heads = 3 * (num_heads + 2 * config.num_kv_heads) * size  # of three of the five tokens
+        num_heads, size = config.num_heads // num_parts, config.head_dim
+        num_kv_heads = config.num_kv_heads // num_parts
+        heads = 3 * (num_heads + 2 * num_kv_heads) * size  # of three of the five tokens
         parts = 5 * num_heads * (size + 1)
         sizes = [heads, parts] * num_layers + [3 * config.hidden_size]
         assert counting.exchanges == [8 * number for number in sizes]
-        assert not counting.sums
+        sums = [3 * config.hidden_size] * (1 + 2 * num_layers)
+        assert summing.sums == (sums if num_parts > 1 else []) and not counting.sums
 
-    on_ranks(2, run)
+    on_grid(num_parts, 2, run)
