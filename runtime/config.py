@@ -320,14 +320,14 @@ class EngineConfig:
         _require("ep_loads", str(self.ep_loads), fits, "none with ep_size=1 or pp_size > 1")
         fits = self.ep_extra_experts == 0 or self.ep_loads is not None
         _require("ep_extra_experts", self.ep_extra_experts, fits, "0 without ep_loads")
-        if self.num_processes > 1:
-            without = self.kv_store is None
-            _require("kv_store", self.kv_store, without, f"none with {self._divided}")
+        if self.kv_store is not None:
+            self._require_whole_tokens("kv_store")
         num_before = 1
         for name in ("tp_size", "cp_size", "pp_size"):
-            most, size = MAX_PROCESSES // num_before, getattr(self, name)
-            allowed = f"at most {most} here: {MAX_PROCESSES} processes in all"
-            _require(name, size, size <= most, allowed)
+            size: int = getattr(self, name)
+            most_here = MAX_PROCESSES // num_before
+            allowed = f"at most {most_here} here: {MAX_PROCESSES} processes in all"
+            _require(name, size, size <= most_here, allowed)
             num_before *= size
         if self.pp_size > 1:
             _require("pp_size", self.pp_size, not self.has_lora, "1 with adapters: use tp_size")
@@ -386,13 +386,21 @@ class EngineConfig:
         _require(name, value, self.device == "cpu", "none but with device=cpu")
         _require(name, value, self.num_processes == 1, f"none with {self._divided}")
 
+    def _require_whole_tokens(self, field: str) -> None:
+        """Raises InvalidRequest where KV cannot leave the engine, or enter it: rank 0 joins that
+        of ranks which have some heads each."""
+        value, fits = getattr(self, field), self.num_processes == self.tp_size
+        _require(field, value, fits, f"none with {self._divided}: tp_size alone divides it")
+        fits = self.tp_size == 1 or self.device == "cpu"
+        _require(field, value, fits, "none with tp_size > 1 but with device=cpu")
+
     def _check_prefills(self) -> None:
         """Raises InvalidRequest."""
         named = {"prefill_endpoint": self.prefill_endpoint, "prefill_engines": self.prefill_engines}
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                _require(field, value, self.num_processes == 1, f"none with {self._divided}")
+                self._require_whole_tokens(field)
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0

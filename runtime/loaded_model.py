@@ -200,15 +200,18 @@ class LoadedModel:
             nixl = NixlWorker()
         endpoint, vocab_size = self.config.prefill_endpoint, self.model_config.vocab_size
         sender = KVSender(endpoint, self._block_layout(), vocab_size=vocab_size, nixl=nixl)
-        self.runner.stream_to(sender)
+        self.executor.stream_to(sender)
         return sender
 
     def _block_layout(self) -> BlockLayout:
         """What makes KV interchangeable between engines."""
-        arithmetic = dtype_name(self.runner.dtype) + " deterministic" * self.config.deterministic
+        arithmetic = dtype_name(self.runner.dtype)
+        if self.config.deterministic:
+            ranks = self.config.tp_size  # whose sums are of other terms for another number
+            arithmetic += " deterministic" + f" tp {ranks}" * (ranks > 1)
         if (of_draft := self._draft_revision()) is not None:
             arithmetic += f" draft {of_draft}"
-        return BlockLayout(self._revisions[0], arithmetic, self.runner.kv_layout)
+        return BlockLayout(self._revisions[0], arithmetic, self.runner.whole_kv_layout)
 
     def _state_options(self) -> StateOptions | None:
         """Of a model with recurrent layers."""
@@ -450,6 +453,8 @@ def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:
             raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
         if store is not None:
             raise InvalidRequest.of("kv_store", str(store), f"none: {why}")
+    if store is not None and config.num_processes > 1:
+        raise InvalidRequest.of("kv_store", str(store), f"none with tp_size > 1: {why}")
     for field in ("prefill_endpoint", "prefill_engines"):
         if value := getattr(config, field):
             raise InvalidRequest.of(field, value, f"none: {why}, whose states are not sent")

@@ -16,6 +16,7 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import Bytes, Slots, slots_of
 from ..memory.device_pool import DeviceKVPool
 from ..memory.peers.wire import MAX_PIECE_BYTES, StreamKey
+from ..memory.ranked_transfer import JoinedHeads
 from ..schedule.plan import StreamedKV
 
 
@@ -29,8 +30,16 @@ class KVSink(Protocol):
 class LayerStreams:
     """Of one pool on a CPU. Its lifetime is the runner's."""
 
-    def __init__(self, pool: DeviceKVPool, config: ModelConfig, sink: KVSink) -> None:
+    def __init__(
+        self,
+        pool: DeviceKVPool,
+        config: ModelConfig,
+        sink: KVSink | None,
+        heads: JoinedHeads | None = None,
+    ) -> None:
+        """heads: where ranks have some each, rank 0 sends all of them, and has the sink."""
         self._sink = sink
+        self._heads = heads
         self._page_size = pool.page_size
         self._memory: list[Bytes] = [each.numpy() for part in pool.parts for each in part]
         self._of_layer: dict[int, list[int]] = {}  # of the decoder's layers: their pieces
@@ -59,11 +68,17 @@ class LayerStreams:
         return slots[first : first + stream.end - stream.start]
 
     def _send(self, stream: StreamedKV, piece: int, slots: Slots) -> None:
-        pool = self._memory[piece]
-        most = max(1, MAX_PIECE_BYTES // (pool.shape[0] * pool.shape[2]))
+        pool, heads = self._memory[piece], self._heads
+        num_own, _, width = pool.shape
+        num_vectors = num_own if heads is None else heads.num_vectors(num_own)
+        most = max(1, MAX_PIECE_BYTES // (num_vectors * width))
         for start in range(0, len(slots), most):
-            some = slots[start : start + most]
-            self._sink.send_kv(stream.key, piece, stream.start + start, _copied(pool, some))
+            kv = _copied(pool, slots[start : start + most])
+            if heads is not None:
+                kv = heads.join(kv.ravel(), [kv.shape[1] * width])
+            if self._sink is not None:
+                kv = kv.reshape(num_vectors, -1, width)
+                self._sink.send_kv(stream.key, piece, stream.start + start, kv)
 
 
 class LayersToSend:

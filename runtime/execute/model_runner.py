@@ -38,6 +38,7 @@ from ..memory.device_pool import DeviceKVPool
 from ..memory.divided_transfer import DividedKVTransfer
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
+from ..memory.ranked_transfer import JoinedHeads, RankedKVTransfer
 from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots, step_bytes
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
@@ -127,6 +128,7 @@ class ModelRunner:
         self._neighbours = neighbours
         self._whole_config = model_config
         self.expert_loads: ExpertLoads | None = None  # None: the model has no experts
+        self._heads = _joined_heads(model_config, ranks)
         share = head_share(model_config, ranks)
         self.config = model_config = replace(
             model_config, num_heads=share.num_heads, num_kv_heads=share.num_kv_heads
@@ -138,9 +140,13 @@ class ModelRunner:
         self._drafts = None if draft is None else Drafts(draft, model_config)
         name = dtype_name(self.dtype)
         self.kv_layout = KVLayout.of(model_config, name, kv_cache_dtype)
+        # Of all ranks' heads, as stores and other engines know it.
+        self.whole_kv_layout = KVLayout.of(
+            self._whole_config if share.is_divided else model_config, name, kv_cache_dtype
+        )
         if self._drafts is not None and self._drafts.config is not None:
             of_draft = KVLayout.of(self._drafts.config, name, kv_cache_dtype)
-            self.kv_layout = self.kv_layout.with_draft(of_draft)
+            self.kv_layout = self.whole_kv_layout = self.kv_layout.with_draft(of_draft)
         self.page_size = page_size
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
@@ -240,10 +246,10 @@ class ModelRunner:
         with nullcontext() if self.accelerator is None else self.accelerator.queue():
             return self.expert_loads.describe()
 
-    def stream_to(self, sink: KVSink) -> None:
-        """From now on plans may stream KV there. On a CPU."""
+    def stream_to(self, sink: KVSink | None) -> None:
+        """From now on plans may stream KV there. On a CPU. sink: None on ranks other than 0."""
         assert isinstance(self.steps, SynchronousSteps), "KV is streamed from a CPU"
-        self.steps.streams = LayerStreams(self.pool, self.config, sink)
+        self.steps.streams = LayerStreams(self.pool, self.config, sink, self._heads)
 
     @property
     def adapter_modules(self) -> Mapping[str, ModuleShape]:
@@ -368,11 +374,7 @@ class ModelRunner:
             self.kernels,
             self._inputs,
             self.pool,
-            KVTransfer(self.pool, host_pool)
-            if self.ranks.pages is None or self.ranks.context is None
-            else DividedKVTransfer(
-                self.pool, host_pool, self.ranks.pages, self.ranks.context.all_gather
-            ),
+            self._transfer_of(host_pool),
             config=self.config,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
@@ -382,6 +384,14 @@ class ModelRunner:
             if self._drafts is None
             else self._drafts.on(self.pool, self.kernels, self._inputs, self.config),
         )
+
+    def _transfer_of(self, host_pool: HostKVPool | None) -> KVTransfer:
+        context, pages = self.ranks.context, self.ranks.pages
+        if context is not None and pages is not None:
+            return DividedKVTransfer(self.pool, host_pool, pages, context.all_gather)
+        if self._heads is not None:
+            return RankedKVTransfer(self.pool, host_pool, self._heads)
+        return KVTransfer(self.pool, host_pool)
 
     def _queued(
         self,
@@ -548,6 +558,16 @@ def has_fast_bfloat16() -> bool:
     # Private in torch 2.11 to 2.13, so its presence is checked.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
+
+
+def _joined_heads(config: ModelConfig, ranks: Ranks) -> JoinedHeads | None:
+    """None: this process has all heads."""
+    if ranks.communicator is None:
+        return None
+    kv_heads = [
+        head_share(config, replace(ranks, rank=rank)).kv_heads for rank in range(ranks.num_ranks)
+    ]
+    return JoinedHeads(ranks.communicator, kv_heads, config.num_kv_heads)
 
 
 def _pageable(num_bytes: int) -> torch.Tensor:

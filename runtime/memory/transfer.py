@@ -37,7 +37,7 @@ class KVTransfer:
             if isinstance(copy, Transfer):
                 self._transfer(copy)
             elif isinstance(copy, BlockSave):
-                payloads.append(gather_block(self._device, slots_of(copy.pages, self._page_size)))
+                payloads.append(self._save(copy))
             else:
                 self._restore(copy)
         return tuple(payloads)
@@ -51,6 +51,9 @@ class KVTransfer:
                     host[:, there] = device[:, here]
                 else:
                     device[:, here] = host[:, there]
+
+    def _save(self, save: BlockSave) -> Payload:
+        return gather_block(self._device, slots_of(save.pages, self._page_size))
 
     def _restore(self, restore: BlockRestore) -> None:
         slots = slots_of(restore.pages, self._page_size)

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from ...errors import RankLost
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
+from ..execute.layer_streams import KVSink
 from ..execute.model_runner import GraphProgress, ModelRunner
 from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
 from ..schedule.plan import PendingStep, StepPlan, StepResult
@@ -146,6 +147,10 @@ class Leader:
         own = replace(adapter, weights=weights.own)
         self._order(frame(("load_adapter", slot, weights.modules)))
         self._guarded(lambda: self.runner.load_adapter(slot, own))
+
+    def stream_to(self, sink: KVSink) -> None:
+        self._order(frame(("stream_kv",)))
+        self.runner.stream_to(sink)
 
     def _order(self, order: bytes) -> None:
         """Have the others do what this process is about to do as well."""

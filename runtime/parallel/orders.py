@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...piped_process import framed
+from ..memory.copies import BlockRestore
+from ..memory.ranked_transfer import without_payload
 from ..schedule.plan import ImageSource, PageUpdate, Row, StepPlan
 from ..schedule.sampling_params import SamplingParams
 from .places import Place
@@ -89,7 +91,12 @@ class PlanWriter:
             part if part.source is None else replace(part, source=_ReadImage.of(part.source))
             for part in plan.encodes
         )
-        return frame((EXECUTE, replace(plan, rows=(), encodes=encodes), rows))
+        transfers = tuple(  # payloads cross in the step, see there
+            without_payload(each) if isinstance(each, BlockRestore) else each
+            for each in plan.transfers
+        )
+        sent = replace(plan, rows=(), encodes=encodes, transfers=transfers)
+        return frame((EXECUTE, sent, rows))
 
     def _written(self, row: Row) -> tuple[Any, ...]:
         update, sampling = row.page_update, row.sampling

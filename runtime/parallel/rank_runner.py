@@ -28,5 +28,8 @@ class RankRunner:
     def warm_up(self) -> None:
         self._runner.warm_up()
 
+    def stream_kv(self) -> None:
+        self._runner.stream_to(None)
+
     def load_adapter(self, slot: int, modules: Sequence[AdapterModule]) -> None:
         self._runner.load_adapter_weights(slot, self._runner.prepare_adapter(modules))

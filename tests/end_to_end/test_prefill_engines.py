@@ -108,6 +108,21 @@ def test_prefill_engines_are_killed_and_nobody_notices(
     assert_nothing_held(decode, "coming")
 
 
+@pytest.mark.parametrize(("num_ranks", "num_asking"), [(2, 1), (1, 2)])
+def test_engines_of_other_numbers_of_ranks_compute_for_each_other(
+    engines: Any, endpoint: str, truth: list[list[Any]], num_ranks: int, num_asking: int
+) -> None:
+    """Whole heads go from rank 0 to rank 0, which divides them as its engine does."""
+    prefill = engines(role="prefill", prefill_endpoint=endpoint, tp_size=num_ranks)
+    decode = engines(role="decode", prefill_engines=[endpoint], tp_size=num_asking)
+    wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
+    assert said_by(decode, 0) == truth[0]
+    assert told(decode)["coming"]["num_restored_tokens"] > 0
+    assert told(decode)["coming"]["num_failed"] == 0
+    assert_nothing_held(prefill, "prefills")
+    assert_nothing_held(decode, "coming")
+
+
 def test_a_decode_engine_is_killed_and_its_prefills_end(
     engines: Any, endpoint: str, truth: list[list[Any]]
 ) -> None:
