@@ -21,7 +21,7 @@ from ..planning.formats import DTYPE_BYTES, AdapterRoom, stored_quantization
 from ..planning.model_shape import ModelShape
 from ..planning.pipeline import decode_s, prompt_s
 from ..planning.prediction import LoadFigures, NamedStep, predict_load, predict_step, usual_steps
-from ..planning.rank_shape import num_sums, parts_of
+from ..planning.rank_shape import num_sums, parts_of, require_divisible_tokens
 from ..planning.roofline import CostModel, StepTime
 from ..planning.served_model import Fit, ServedModel
 from ..runtime.checkpoint.config.encoder_config import EncoderConfig
@@ -50,7 +50,12 @@ _ENGINE_FLAGS = (
     "num_threads",
     "tp_size",
     "pp_size",
+    "cp_size",
 )
+
+
+_STAGES_NEED = {"engines": 1, "enable_lora": False}
+_SHARES_NEED = {"engines": 1}
 
 
 def add_parser(commands: Commands) -> None:
@@ -76,6 +81,7 @@ def add_parser(commands: Commands) -> None:
     )
     _add_number(parser, "--tp-size", 1, "GPUs of one machine that hold each layer together")
     _add_number(parser, "--pp-size", 1, "GPUs, or groups of these, one behind the other")
+    _add_number(parser, "--cp-size", 1, "GPUs, or groups of these, that divide tokens and KV")
     add("--dtype", choices=DTYPES, default="auto", help="arithmetic (default: %(default)s)")
     add(
         "--quantization",
@@ -147,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
         "device": costs.device.name,
         "tp_size": args.tp_size,
         "pp_size": args.pp_size,
+        "cp_size": args.cp_size,
         "dtype": costs.model.format.dtype,
         "quantization": costs.model.format.name,
         "kv_cache_dtype": args.kv_cache_dtype,
@@ -196,14 +203,14 @@ def _tell_encoder(args: argparse.Namespace, folder: Path, encoder: EncoderConfig
 def _check(args: argparse.Namespace) -> None:
     EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
     check_roles(args)
-    for name in ("tp_size", "pp_size"):
+    for name in ("tp_size", "pp_size", "cp_size"):
         if getattr(args, name) > 1 and args.device not in GPUS:
             allowed = "1 with --device cpu, which is measured for one process"
             raise InvalidRequest.of(name, getattr(args, name), allowed)
-    if args.pp_size > 1:
-        for name, only in (("engines", 1), ("enable_lora", False)):
+    for size, needs in {"pp_size": _STAGES_NEED, "cp_size": _SHARES_NEED}.items():
+        for name, only in needs.items() if getattr(args, size) > 1 else ():
             if getattr(args, name) != only:
-                raise InvalidRequest.of(name, getattr(args, name), f"{only} with pp_size > 1")
+                raise InvalidRequest.of(name, getattr(args, name), f"{only} with {size} > 1")
     for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")
@@ -226,15 +233,16 @@ def _stages(args: argparse.Namespace, folder: Path) -> tuple[list[CostModel], in
     if request_tokens > context_length:
         allowed = f"at most {context_length:,} with output_tokens, the model's context length"
         raise InvalidRequest.of("prompt_tokens", args.prompt_tokens, allowed)
-    if fit.kv_tokens < request_tokens:
+    kv_tokens = fit.kv_tokens * args.cp_size
+    if kv_tokens < request_tokens:
         raise InvalidRequest.of(
             "device",
             args.device,
             f"one with more memory: of {costs.device.memory_bytes:,} bytes weights take "
             f"{fit.weight_bytes:,}, rotary tables {costs.model.rotary_bytes:,} and adapters "
-            f"{costs.model.adapter_bytes:,}, which leaves KV for {fit.kv_tokens:,} tokens",
+            f"{costs.model.adapter_bytes:,}, which leaves KV for {kv_tokens:,} tokens",
         )
-    return stages, min(fit.kv_tokens, max(args.clients) * 4 * request_tokens)
+    return stages, min(kv_tokens, max(args.clients) * 4 * request_tokens)
 
 
 def _fit(args: argparse.Namespace, costs: CostModel) -> Fit:
@@ -256,12 +264,14 @@ def _gpus(args: argparse.Namespace, folder: Path) -> list[CostModel]:
     known = kv_cache_dtypes_of_gpu(DTYPE_BYTES[dtype], device.capability)
     require_kv_cache_dtype(args.kv_cache_dtype, known, dtype, args.device)
     models, whole = _models(args, folder, dtype), read_model_config(folder)
+    require_divisible_tokens(whole, args.cp_size)
     return [
         CostModel(
             model,
             device,
             args.tp_size,
             num_sums(whole, args.tp_size, None if len(models) == 1 else model.config.num_layers),
+            args.cp_size,
         )
         for model in models
     ]
@@ -339,7 +349,7 @@ def _load_row(clients: int, figures: LoadFigures) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    num_gpus = report["tp_size"] * report["pp_size"]
+    num_gpus = report["tp_size"] * report["pp_size"] * report["cp_size"]
     print(
         f"{report['model']}: {report['architecture']}, {report['parameters'] / 1e6:,.1f} million "
         f"parameters, {report['weight_bytes'] / 1e9:.2f} GB in {report['dtype']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import InvalidRequest
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.models.layers.ranks import Ranks, head_share
 from ..runtime.models.layers.stage import ALL_LAYERS, Stage, config_of_stage
@@ -56,6 +57,19 @@ def num_sums(config: ModelConfig, num_ranks: int, num_layers: int | None = None)
     has_attention_sum = head_share(config, Ranks(0, num_ranks)).is_divided
     sums = config.num_layers + has_attention_sum * len(config.attention_layers)
     return 1 + sums if num_layers is None else sums * num_layers // config.num_layers
+
+
+def require_divisible_tokens(config: ModelConfig, num_shares: int) -> None:
+    """Raises InvalidRequest for a model of whose layers no rank computes its own tokens alone."""
+    if num_shares == 1:
+        return
+    why = None
+    if config.recurrent is not None:
+        why = "of recurrent layers each rank computes all tokens, which is not predicted"
+    elif config.latent is not None and config.latent.indexer is not None:
+        why = "layers that select keys need those of all ranks"
+    if why is not None:
+        raise InvalidRequest.of("cp_size", num_shares, f"1 for {config.architecture}: {why}")
 
 
 def _part(size: int, num_ranks: int) -> int:

@@ -14,6 +14,8 @@ from .formats import DTYPE_BYTES
 from .model_shape import AttentionLayers
 from .served_model import ServedModel
 
+_PART_BYTES = 4  # of a number of a part of attention: float32
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -52,11 +54,12 @@ class CostModel:
     device: DeviceModel
     num_ranks: int = 1
     num_sums: int = 0  # of a step, over the ranks
+    num_shares: int = 1  # of a step's tokens and the KV, each on as many ranks
 
     def step_time(self, rows: Rows, num_sampled: int) -> StepTime:
         """num_sampled of the rows sample. If adapters are served, each row has one, with as many
         different ones as there are slots."""
-        num_tokens = sum(num for num, _ in rows)
+        num_tokens = self._num_own(sum(num for num, _ in rows))
         reading_s = computing_s = 0.0
         for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
             if read_s >= compute_s:
@@ -69,8 +72,15 @@ class CostModel:
             reading_s,
             computing_s,
             self._attention_s(rows),
-            overhead_s + self._num_adapted * device.adapter_s + self._sums_s(num_tokens),
+            overhead_s
+            + self._num_adapted * device.adapter_s
+            + self._sums_s(num_tokens)
+            + self._exchanges_s(num_tokens),
         )
+
+    def _num_own(self, num_tokens: int) -> int:
+        """Of a step's tokens, those that a rank computes."""
+        return -(-num_tokens // self.num_shares)
 
     def _sums_s(self, num_tokens: int) -> float:
         """Each rank sends and receives 2 (n - 1) / n times a sum's bytes (a ring)."""
@@ -80,6 +90,34 @@ class CostModel:
         num_bytes = num_tokens * self.model.config.hidden_size * itemsize
         way = 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.device.link_bytes_s
         return self.num_sums * (self.device.sum_s + way)
+
+    def _exchanges_s(self, num_own: int) -> float:
+        """Of each layer's heads, of its parts of attention, and of what the last layer gives: each
+        rank gets what all others have (docs/how-it-works/parallelism.md counts it)."""
+        if self.num_shares == 1:
+            return 0.0
+        config, itemsize = self.model.config, DTYPE_BYTES[self.model.format.dtype]
+        num_bytes = num_own * config.hidden_size * itemsize
+        for num_heads, num_kv, key_dim, value_dim in self._exchanged_heads:
+            num_bytes += num_own * (num_heads * key_dim + num_kv) * itemsize
+            num_bytes += num_own * self.num_shares * num_heads * (value_dim + 1) * _PART_BYTES
+        num_messages = 1 + 2 * len(self._exchanged_heads)
+        way_s = (self.num_shares - 1) * num_bytes / self.device.link_bytes_s
+        return num_messages * self.device.sum_s + way_s
+
+    @cached_property
+    def _exchanged_heads(self) -> list[tuple[int, int, int, int]]:
+        """Of each layer with attention: heads, numbers of keys and values a token, and the numbers
+        of a query and of a result."""
+        config = self.model.config
+        if config.latent is not None:
+            size = config.latent.latent_dim + config.latent.rope_dim
+            of_layer = (config.num_heads, size, size, config.latent.latent_dim)
+            return [of_layer] * len(config.attention_layers)
+        return [
+            (config.num_heads, 2 * num_kv_heads * head_dim, head_dim, head_dim)
+            for num_kv_heads, head_dim in config.kv_shapes
+        ]
 
     @property
     def _num_adapted(self) -> int:
@@ -109,13 +147,14 @@ class CostModel:
     def handover_s(self, num_tokens: int) -> float:
         """The residual stream of so many tokens, to the next stage."""
         itemsize = DTYPE_BYTES[self.model.format.dtype]
-        num_bytes = num_tokens * self.model.config.hidden_size * itemsize
+        num_bytes = self._num_own(num_tokens) * self.model.config.hidden_size * itemsize
         return self.device.sum_s + num_bytes / self.device.link_bytes_s
 
     def _attention_s(self, rows: Rows) -> float:
         """Each row's attention, and its recurrent states, read and written once. A chunk reads its
         keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
-        keys are selected, all index keys are read."""
+        keys are selected, all index keys are read. Of divided KV a rank reads its share, with the
+        queries of all tokens."""
         total_s = len(rows) * 2 * self.model.state_bytes / self.device.kv_bytes_s
         if self.model.config.latent is not None:
             total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
@@ -123,7 +162,7 @@ class CostModel:
             times = [
                 max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
             ]
-            total_s += layers.count * sum(times)
+            total_s += layers.count * sum(times) / self.num_shares
         return total_s
 
     @cached_property

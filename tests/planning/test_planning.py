@@ -18,6 +18,7 @@ from mixtures import change_config, make_mixture, pack_experts
 from safetensors.torch import save_file
 
 from stemma.__main__ import main
+from stemma.bench.harness.model import Shape, checkpoint_config
 from stemma.cli.model_report import examine_model
 from stemma.errors import InvalidRequest, ModelLoadError
 from stemma.kernels.model_options import AttentionOptions, LatentOptions, RoutingOptions
@@ -99,6 +100,38 @@ def test_ranks_have_their_part_of_weights_kv_and_work_and_sum_over_the_link() ->
             way_s = 2 * (num_ranks - 1) / num_ranks * num_tokens * 4096 * 2 / (450e9 * 0.8)
             expected = steps[0].overhead_s + sums * (10e-6 + way_s)
             assert steps[1].overhead_s == pytest.approx(expected)
+
+
+def test_ranks_that_divide_tokens_exchange_what_is_counted_on_paper() -> None:
+    """Of 32 layers the heads, then the parts of attention; of the last one the hidden states."""
+    model, num = ServedModel.of(EIGHT_B, "bfloat16"), 4
+    alone, divided = (CostModel(model, GPUS["h100"], num_shares=each) for each in (1, num))
+    prompt, decode = NamedStep("", ((2048, 2048),)), NamedStep("", ((1, 4000),) * 8)
+    for step, own in ((prompt, 512), (decode, 2)):
+        whole, part = (predict_step(each, step) for each in (alone, divided))
+        heads, parts = own * (32 + 2 * 8) * 128 * 2, num * own * 32 * (128 + 1) * 4
+        num_bytes = (num - 1) * (32 * (heads + parts) + own * 4096 * 2)
+        exchanged_s = (1 + 2 * 32) * 10e-6 + num_bytes / (450e9 * 0.8)
+        assert part.overhead_s == pytest.approx(whole.overhead_s + exchanged_s)
+        assert part.attention_s == pytest.approx(whole.attention_s / num)
+    computed = [predict_step(each, prompt).computing_s for each in (alone, divided)]
+    assert computed[1] == pytest.approx(computed[0] / num, rel=0.01)
+    read = [predict_step(each, decode).reading_s for each in (alone, divided)]
+    assert read[0] == read[1], "each has all weights"
+
+
+def test_a_plan_of_divided_tokens_has_the_kv_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = Shape(4096, 32, 32, 8, 128, 14336, 128_256, 131_072)  # 16 of 24 GB
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint_config(shape)))
+    flags = ["plan", str(tmp_path), "--device", "l4", "--clients", "1", "--json"]
+    flags += ["--prompt-tokens", "20000", "--output-tokens", "1"]
+    tokens = []
+    for size in (1, 2):
+        assert main([*flags, "--cp-size", str(size)]) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["kv_tokens"])
+    assert tokens[0] < 4 * 20_001 and tokens[1] == min(2 * tokens[0], 4 * 20_001)
 
 
 def test_what_is_not_divided_is_whole_on_each_rank() -> None:
@@ -358,6 +391,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--chunked-prefill-size", "0"], "an integer in [1, 1048576]"),
     (["--max-lora-rank", "100000"], "an integer in [1, 4096]"),
     (["--max-loras-per-batch", "5000"], "an integer in [1, 1024]"),
+    (["--cp-size", "2", "--device", "cpu"], "1 with --device cpu"),
+    (["--cp-size", "2", "--engines", "2"], "1 with cp_size > 1"),
     (["--num-threads", "0"], "an integer in [1, 1024]"),
     (["--num-threads", "-3"], "an integer in [1, 1024]"),
 ]
