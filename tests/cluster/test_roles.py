@@ -17,6 +17,7 @@ import stemma as st
 from stemma.cluster.settings import ClusterSettings
 from stemma.errors import InvalidRequest
 from stemma.frontend.backend import Backend
+from stemma.runtime.schedule.cache.coming_prefixes import ComingPrefixes
 
 OPTIONS: dict[str, Any] = {
     "max_total_tokens": 8192, "max_model_len": None, "chunked_prefill_size": 256,
@@ -67,8 +68,10 @@ def have_found_each_other(cluster: Cluster) -> bool:
 
 
 def test_programs_run_on_decode_replicas_whose_prompts_others_compute(
-    checkpoint: Path, tmp_path: Path, truth: list[list[Any]]
+    checkpoint: Path, tmp_path: Path, truth: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It pays whatever times a busy machine measures: of a queue there, of a message.
+    monkeypatch.setattr(ComingPrefixes, "_delay_s", lambda *_: 0.0)
     own = {"prefill_endpoints": endpoints(tmp_path, 2), "num_prefill": 1, **OPTIONS}
     with clustered(checkpoint, 2, **own) as (cluster, backend):
         wait_until(lambda: have_found_each_other(cluster))
