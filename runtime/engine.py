@@ -173,10 +173,11 @@ class Engine:
         Raises PromptTooLong if not even one token would fit, DeadlineExceeded if its output is
         not expected in time.
         """
-        room = self.max_model_len - request.num_prompt_tokens
+        num_tokens = request.num_prompt_tokens + request.num_dropped
+        room = self.max_model_len - num_tokens
         if room < request.samples:
             most = self.max_model_len - request.samples
-            size = f"{request.num_prompt_tokens} tokens"
+            size = f"{num_tokens} tokens"
             is_cut = request.encoding is not None or request.hidden is not None
             remedy = "; truncate_prompt_tokens cuts it" if is_cut else ""
             raise PromptTooLong.than(size, most, self.max_model_len, remedy=remedy)

@@ -51,6 +51,7 @@ from .schedule.cache.coming_prefixes import ComingPrefixes
 from .schedule.cache.kv_cache import KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
+from .schedule.compression import CompressedPrefixes
 from .schedule.image_encodings import ImageEncodings
 from .schedule.queue.adapter_slots import AdapterSlots
 from .schedule.queue.fairness import tenant_weights
@@ -376,9 +377,26 @@ class LoadedModel:
             adapters=self.adapters,
             encoder=self._encoder(),
             images=self.images,
+            compressed=self._compressed_prefixes(),
             max_prompt_tokens=self.engine.max_model_len,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
         )
+
+    def _compressed_prefixes(self) -> CompressedPrefixes:
+        model, config, refusal = self.model_config, self.config, None
+        if model.latent is not None or len(set(model.kv_shapes)) > 1:
+            refusal = "of this model's attention all KV is kept (latents, or layers that differ)"
+        elif any(kind.window or kind.chunk for kind in model.attention_kinds):
+            refusal = "this model's layers see windows of the text, and keep all KV"
+        elif self.engine.scheduler.kv_cache.states is not None:
+            refusal = "models with recurrent layers keep all KV"
+        elif self.runner.accelerator is not None:
+            refusal = "KV is compressed on CPUs"
+        elif config.num_ranks * config.pp_size > 1 or config.role != "both":
+            refusal = "KV is compressed in engines of one process"
+        elif self.draft is not None:
+            refusal = "an engine with a draft model keeps all KV"
+        return CompressedPrefixes(config.page_size, config.chunked_prefill_size, refusal)
 
     def _encoder(self) -> Encoder | None:
         """Of a model that generates nothing."""

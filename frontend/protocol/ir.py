@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, get_args
 from ...errors import InvalidProgram
 from .chat_message import Message
 from .constraint import Constraint
+from .kv_policy import KVPolicy
 from .numbers import FLAGS, RANGES, finite
 
 ChoicesMethod = Literal[
@@ -91,6 +92,7 @@ class GenParams(Sampling):
     beam: int | None = None  # search for the likeliest output, with so many hypotheses at a time
     length_penalty: float | None = None  # with beam: a score is logprob / length ** this
     early_stopping: bool | str | None = None  # with beam: True, False or "never"
+    kv_policy: KVPolicy | None = None  # which of the prompt's KV is kept; None: all
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +117,8 @@ class GenParams(Sampling):
             given = self.given()
             if self.constraint is not None:
                 given["constraint"] = asdict(self.constraint)
+            if self.kv_policy is not None:
+                given["kv_policy"] = self.kv_policy.to_wire()
             object.__setattr__(self, "_wire", given)
             return given
         return self._wire
@@ -130,6 +134,8 @@ class GenParams(Sampling):
         values = {name: _frozen(value) for name, value in given.items()}
         if "constraint" in values:
             values["constraint"] = Constraint.from_wire(values["constraint"])
+        if "kv_policy" in values:
+            values["kv_policy"] = KVPolicy.from_wire(values["kv_policy"])
         if "prediction" in values:
             _checked_str("prediction", values["prediction"])
         for name, value in values.items():

@@ -14,12 +14,14 @@ from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend.protocol import ir
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import seed_of_sample
+from ...frontend.protocol.kv_policy import KVPolicy
 from ...frontend.protocol.numbers import RANGES
 from ..checkpoint.config.embedding_config import DECODER_POOLINGS
 from ..checkpoint.lora.adapter import Adapter
 from ..images.image import ImageSpan, spans_of
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
+from ..schedule.compression import CompressedPrefix
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
@@ -67,11 +69,14 @@ class CallFactory:
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
+            if op.params.kv_policy is not None:
+                raise InvalidRequest.of("kv_policy", op.params.kv_policy.kind, "left out with beam")
             return self._beam(branch, op, report, samplings[0], beam)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
         prompt = self._prompt(branch)
+        compressed = self._compressed(op.params.kv_policy, prompt, adapter)
         scores = _prompt_scores(op.params, prompt)
         call: GenCall | SamplesCall
         if len(samplings) == 1:
@@ -95,15 +100,15 @@ class CallFactory:
             scores.request.scoring = scores.scoring
             requests.append(scores.request)
         for sample, sampling in zip(samples, samplings, strict=True):
-            request = self._request(branch, prompt, sampling, sample, adapter)
+            request = self._request(branch, prompt, sampling, sample, adapter, compressed)
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             if not sampling.max_tokens:
-                request.scoring = Scoring(len(prompt) - 1, ())
+                request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
             if len(samples) > 1:
-                request.shared_ends += (len(prompt) - 1,)
+                request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
                 request.begun = begun
             request.op_key = self.op_key if op.source is None else (op.source, op.name)
@@ -221,10 +226,15 @@ class CallFactory:
         sampling: SamplingParams,
         listener: GenCall | SelectCall | PromptScores | EmbedCall | BeamCall,
         adapter: Adapter | None,
+        compressed: CompressedPrefix | None = None,
     ) -> Request:
+        """`compressed`: with which the prompt begins, as the request has it."""
         images = self._images(prompt)
-        namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
+        namespace = self._namespace(adapter)
         branch.namespace = namespace
+        ends: tuple[int, ...] = (branch.fork_length,)
+        if compressed is not None:
+            prompt, ends = compressed.ids + prompt[len(compressed.source) :], ()
         return Request(
             id=self.context.next_request_id(),
             prompt=prompt,
@@ -237,9 +247,25 @@ class CallFactory:
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
-            shared_ends=(branch.fork_length,),
+            shared_ends=ends,
             images=images,
+            compressed=compressed,
         )
+
+    def _namespace(self, adapter: Adapter | None) -> str:
+        """Of the KV that a call makes."""
+        return self.namespace if adapter is None else adapter.namespace(self.namespace)
+
+    def _compressed(
+        self, policy: KVPolicy | None, prompt: array[int], adapter: Adapter | None
+    ) -> CompressedPrefix | None:
+        """What is kept of a prompt but for its last token. Raises InvalidRequest."""
+        if policy is None:
+            return None
+        if min(prompt) < 0:
+            allowed = "left out: prompts with images are kept whole"
+            raise InvalidRequest.of("kv_policy", policy.kind, allowed)
+        return self.context.compressed.of(prompt[:-1], policy, self._namespace(adapter))
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

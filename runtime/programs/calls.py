@@ -184,8 +184,8 @@ class GenCall:
             delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
             if self._num_sent_tokens is None:
                 delta["id"] = request.id
-                delta["prompt_tokens"] = request.num_prompt_tokens
-                delta["cached_tokens"] = request.num_cached_tokens
+                delta["prompt_tokens"] = request.num_prompt_tokens + request.num_dropped
+                delta["cached_tokens"] = num_cached(request)
         if self._sampling.logprobs is not None:
             delta["logprobs"] = self._logprobs[first:until]
         self._num_sent_tokens = until
@@ -435,6 +435,12 @@ def _times_of(requests: Sequence[Request]) -> dict[str, float]:
     }
 
 
+def num_cached(request: Request) -> int:
+    """Prompt tokens that were not computed for it: what a compressed prefix has dropped counts as
+    what it is made of."""
+    return request.num_cached_tokens + request.num_dropped - request.num_to_compress
+
+
 def meta_of(request: Request) -> dict[str, Any]:
     """Counts, times in seconds (`start_s`: since its program began) and the finish reason of a
     finished request; `evicted` if it displaced anything, and what became of a prediction."""
@@ -444,8 +450,8 @@ def meta_of(request: Request) -> dict[str, Any]:
     began = request.created_s if request.program is None else request.program.created_s
     meta: dict[str, Any] = {
         "id": request.id,
-        "prompt_tokens": request.num_prompt_tokens,
-        "cached_tokens": request.num_cached_tokens,
+        "prompt_tokens": request.num_prompt_tokens + request.num_dropped,
+        "cached_tokens": num_cached(request),
         "host_tokens": request.num_host_tokens,
         "disk_tokens": request.num_disk_tokens,
         "completion_tokens": request.num_output_tokens,
@@ -461,6 +467,8 @@ def meta_of(request: Request) -> dict[str, Any]:
         "latency_s": request.finished_s - request.created_s,
         "finish_reason": request.finish_reason.value,
     }
+    if request.compressed is not None:
+        meta["dropped_tokens"] = request.num_dropped
     if request.prediction:
         meta["accepted_prediction_tokens"] = request.num_accepted_prediction
         meta["rejected_prediction_tokens"] = request.num_rejected_prediction

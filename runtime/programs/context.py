@@ -17,6 +17,7 @@ from ...frontend.protocol import ir
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.registry import AdapterRegistry
 from ..images.registry import ImageRegistry
+from ..schedule.compression import CompressedPrefixes
 from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
@@ -131,6 +132,7 @@ class ProgramContext:
     encoder: Encoder | None = None  # set: the model generates nothing
     texts: TextThreads | None = None  # for long ones; None: each is tokenized at once
     images: ImageRegistry | None = None  # None: the model reads only text
+    compressed: CompressedPrefixes = field(default_factory=CompressedPrefixes)
 
     def adapter(self, name: str | None) -> Adapter | None:
         """The adapter of this name; None: the model as it is. Raises InvalidRequest or

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
     from ..memory.peers.wire import StreamKey
+    from .compression import Compaction, CompressedPrefix
     from .program_record import ProgramRecord
 
 
@@ -182,6 +183,8 @@ class Request:
     beam: Beam | None = None  # the search one of whose hypotheses it computes
     stream: KVStream | None = None  # set: another engine has asked for its KV
     shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
+    compressed: CompressedPrefix | None = None  # with which the prompt begins
+    compaction: Compaction | None = None  # set: it makes a compressed prefix of its prompt
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
     state: RequestState = RequestState.WAITING
@@ -194,6 +197,7 @@ class Request:
     num_scheduled_tokens: int = 0  # these plus those of plans in flight: the next plan starts here
     num_cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
     is_admitted: bool = False  # has run at least once
+    num_to_compress: int = 0  # tokens computed to make its compressed prefix
     num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
     num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier
     num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
@@ -263,6 +267,12 @@ class Request:
         return len(self.prompt)
 
     @property
+    def num_dropped(self) -> int:
+        """Of the text before its prompt's end: tokens that are not among `prompt`, since their KV
+        is not kept."""
+        return 0 if self.compressed is None else self.compressed.num_dropped
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - len(self.prompt)
@@ -289,14 +299,20 @@ class Request:
 
     @property
     def min_chunk(self) -> int:
-        """The fewest of its tokens that a step may compute."""
-        return 1 if self.encoding is None else self.num_missing
+        """The fewest of its next tokens that a step may compute."""
+        if self.encoding is not None:
+            return self.num_missing
+        compaction = self.compaction
+        is_last = compaction and self.num_scheduled_tokens >= compaction.first_observed
+        return self.num_tokens - self.num_scheduled_tokens if is_last else 1
 
     @property
     def is_call(self) -> bool:
-        """Whether a program asked for it: of a beam search's requests only the first, and none that
-        another engine's program waits for."""
-        return self.stream is None and (self.beam is None or self.beam.leader is self)
+        """Whether a program asked for it: of a beam search's requests only the first, none that
+        another engine's program waits for, and none that makes a compressed prefix."""
+        if self.stream is not None or self.compaction is not None:
+            return False
+        return self.beam is None or self.beam.leader is self
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,131 @@
+"""Requests whose compressed prefix is not there, and those that make one.
+
+A prefix is made by a request of its own, in the same queue: it computes the text as any prompt,
+whose exact KV is cached as usual, with its last tokens in one chunk, whose row also chooses what is
+kept and copies it to pages of the prefix. Then those that wait for it are queued. What is evicted
+before they run, or while they are preempted, is made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from .cache.kv_cache import KVCacheManager
+from .compression import Compaction, CompressedPrefix
+from .plan import RowResult
+from .request import FinishReason, Request, Scoring
+from .sampling_params import SamplingParams
+
+
+class Queue(Protocol):
+    """What the scheduler does for these."""
+
+    def join(self, request: Request) -> None:
+        """Count a request as open."""
+
+    def enqueue(self, request: Request, *, is_first: bool) -> None:
+        """Have a request wait for its turn, or for its own compressed prefix. `is_first`: before
+        all that wait."""
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request."""
+
+
+@dataclass(slots=True)
+class _Making:
+    """Who makes a prefix, and for whom."""
+
+    maker: Request
+    waiting: list[Request] = field(default_factory=list)
+
+
+class Compressions:
+    """Owns the requests that wait for a compressed prefix. It hears of the ends of those that make
+    them."""
+
+    def __init__(self, kv_cache: KVCacheManager, queue: Queue) -> None:
+        self._kv_cache = kv_cache
+        self._queue = queue
+        self._ids = count(-1, -1)
+        self._making: dict[int, _Making] = {}  # by the prefix's id
+        self.num_made = 0
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait."""
+        return sum(len(making.waiting) for making in self._making.values())
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request that is not queued lacks its compressed prefix; it is held then."""
+        prefix = request.compressed
+        if prefix is None or self._kv_cache.has_compressed(request):
+            return False
+        making = self._making.get(prefix.token_id)
+        is_new = making is None
+        if making is None:
+            making = self._making[prefix.token_id] = _Making(_maker(request, prefix, self))
+            making.maker.id = next(self._ids)
+        making.waiting.append(request)
+        if is_new:
+            self._queue.join(making.maker)
+            self._queue.enqueue(making.maker, is_first=request.is_admitted)
+        return True
+
+    def forget(self, request: Request) -> None:
+        """A request has ended: nobody may need what it waits for."""
+        if request.compressed is None:
+            return
+        making = self._making.get(request.compressed.token_id)
+        if making is None or request not in making.waiting:
+            return
+        making.waiting.remove(request)
+        if not making.waiting:
+            del self._making[request.compressed.token_id]
+            if not making.maker.is_finished:
+                self._queue.finish(making.maker, FinishReason.ABORT)
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        raise AssertionError("nothing is sampled to compress a prefix")
+
+    def on_finish(self, request: Request) -> None:
+        """A prefix has been made, or never will be."""
+        assert request.compaction is not None
+        prefix = request.compaction.prefix
+        making = self._making.pop(prefix.token_id, None)
+        if making is None:  # nobody waits any more
+            return
+        if request.finish_reason is FinishReason.STOP:
+            self.num_made += 1
+            num_computed = request.num_prompt_tokens - request.num_cached_tokens
+            for each in making.waiting:
+                if not each.is_admitted:
+                    each.num_to_compress, num_computed = num_computed, 0
+                self._kv_cache.forget_preempted(each)
+                self._kv_cache.keep_preempted(each, prefix.ids)
+                self._queue.enqueue(each, is_first=each.is_admitted)
+            return
+        for each in making.waiting:
+            each.error = request.error or "its prefix could not be compressed"
+            each.error_kind = request.error_kind
+            self._queue.finish(each, FinishReason.ERROR)
+
+
+def _maker(request: Request, prefix: CompressedPrefix, listener: Compressions) -> Request:
+    """The request that makes a prefix for another one."""
+    compaction = Compaction(prefix)
+    return Request(
+        id=0,
+        prompt=prefix.source,
+        sampling=SamplingParams(),
+        listener=listener,
+        namespace=request.namespace,
+        adapter=request.adapter,
+        client=request.client,
+        priority=request.priority,
+        program=request.program,
+        scoring=Scoring(compaction.first_observed, ()),
+        compressed=prefix.behind,
+        compaction=compaction,
+    )
