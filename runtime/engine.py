@@ -173,9 +173,11 @@ class Engine:
         Raises PromptTooLong if not even one token would fit, DeadlineExceeded if its output is
         not expected in time.
         """
-        num_tokens = request.num_prompt_tokens + request.num_dropped
-        room = self.max_model_len - num_tokens
-        if room < request.samples:
+        num_tokens = request.num_prompt_tokens + request.rope_shift
+        if request.compressed is not None:  # it is computed before, on its own
+            num_tokens = max(num_tokens, request.compressed.num_positions)
+        room = self.max_model_len - request.num_prompt_tokens - request.rope_shift
+        if self.max_model_len - num_tokens < request.samples:
             most = self.max_model_len - request.samples
             size = f"{num_tokens} tokens"
             is_cut = request.encoding is not None or request.hidden is not None

@@ -14,13 +14,17 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from ...frontend.protocol.kv_policy import KVPolicy
+from ...kernels.model_options import AttentionOptions
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
+from ...kernels.reference.kv_store import rotate, store_kv
 from ...kernels.reference.observe import observe
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import slots_of
 from ..memory.device_pool import DeviceKVPool
+from ..models.decoder import Decoder
 from ..models.forward_batch import ObservedQueries
+from ..models.language_model import LanguageModel
 from ..schedule.plan import Row, Selection
 from .inputs import PageTable, StepLayout
 
@@ -28,8 +32,11 @@ from .inputs import PageTable, StepLayout
 class KVSelector:
     """Of one pool on a CPU, of a model whose layers all have keys and values of a head."""
 
-    def __init__(self, pool: DeviceKVPool, config: ModelConfig, pages: PageTable) -> None:
+    def __init__(
+        self, pool: DeviceKVPool, config: ModelConfig, pages: PageTable, model: LanguageModel
+    ) -> None:
         self._pool = pool
+        self._model = model
         self._config = config
         self._pages = pages
 
@@ -71,14 +78,35 @@ class KVSelector:
     ) -> None:
         target = torch.from_numpy(slots_of(selection.pages, self._pool.page_size))
         policy, keep = selection.policy, len(target)
+        is_candidate = torch.ones(len(slots), dtype=torch.bool)
+        if selection.candidates is not None:
+            is_candidate[:] = False
+            for first, end in selection.candidates:
+                is_candidate[first:end] = True
         if queries is None:
             chosen = first_and_last(len(slots), keep, policy.sinks)[None]
         else:
-            keys = _keys(self._pool.layers[layer], slots)
+            keys = _numbers(self._pool.layers[layer], 0, slots)
             kind = self._config.layer_kinds[self._config.attention_layers[layer]]
             options = self._config.attention_kinds[kind]
-            chosen = most_attended(observe(queries, keys, options), keep, policy)  # type: ignore[arg-type]
+            assert isinstance(options, AttentionOptions)
+            chosen = most_attended(observe(queries, keys, options), is_candidate, keep, policy)
         self._copy(layer, slots[chosen], target)
+        if policy.kind == "streaming":
+            self._turn_back(layer, target[policy.sinks :], len(slots) - keep)
+
+    def _turn_back(self, layer: int, slots: Tensor, num_positions: int) -> None:
+        """Have the keys in these slots stand so many positions earlier."""
+        assert isinstance(self._model, Decoder), "its layers are alike"
+        model_layer = self._config.attention_layers[layer]
+        at = torch.tensor([0, num_positions])
+        rotary = self._model.rotary_at(at)[model_layer]
+        factor = rotary.cos[:1]  # of attention, which the keys have
+        kv_layer = self._pool.layers[layer]
+        keys, values = (_numbers(kv_layer, which, slots) for which in (0, 1))
+        keys = keys.transpose(0, 1).contiguous()
+        rotate(keys, rotary.cos[1:] / factor, -rotary.sin[1:] / factor)
+        store_kv(keys, values.transpose(0, 1), kv_layer, slots)
 
     def _copy(self, layer: int, source: Tensor, target: Tensor) -> None:
         """source [KV heads or 1, keep], target [keep]: slots."""
@@ -92,15 +120,17 @@ class KVSelector:
             memory[:, target] = memory[vectors, of_vector]
 
 
-def most_attended(attention: Tensor, keep: int, policy: KVPolicy) -> Tensor:
-    """SnapKV's choice, ascending: the last `window` tokens, and of those before the ones with the
-    most attention among `pool` tokens around them; of equal ones the first.
+def most_attended(attention: Tensor, is_candidate: Tensor, keep: int, policy: KVPolicy) -> Tensor:
+    """SnapKV's choice, ascending: the last `window` tokens and those that are no candidates, and of
+    the others the ones with the most attention among `pool` tokens around them; of equal ones the
+    first.
 
-    attention [num_kv_heads, C] (`observe`) -> [num_kv_heads, keep] int64.
+    attention [num_kv_heads, C] (`observe`), is_candidate [C] bool -> [num_kv_heads, keep] int64.
     """
     num_kv_heads, num_tokens = attention.shape
     num_before = num_tokens - policy.window
     pooled = max_pool1d(attention[:, :num_before], policy.pool, stride=1, padding=policy.pool // 2)
+    pooled[:, ~is_candidate[:num_before]] = torch.inf
     order = pooled.sort(dim=-1, descending=True, stable=True).indices
     chosen = order[:, : keep - policy.window].sort(dim=-1).values
     last = torch.arange(num_before, num_tokens).expand(num_kv_heads, -1)
@@ -113,9 +143,9 @@ def first_and_last(num_tokens: int, keep: int, num_first: int) -> Tensor:
     return torch.cat((torch.arange(num_first), torch.arange(num_tokens - num_last, num_tokens)))
 
 
-def _keys(layer: KVLayer, slots: Tensor) -> Tensor:
-    """[num_kv_heads, C, head_dim]"""
+def _numbers(layer: KVLayer, which: int, slots: Tensor) -> Tensor:
+    """Keys (0) or values (1) in these slots: [num_kv_heads, C, head_dim]."""
     if isinstance(layer, QuantizedKV):
-        return layer.values[0][:, slots].float() * layer.scales[0][:, slots, None]
+        return layer.values[which][:, slots].float() * layer.scales[which][:, slots, None]
     assert isinstance(layer, Tensor)
-    return layer[0][:, slots]
+    return layer[which][:, slots]

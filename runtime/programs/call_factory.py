@@ -21,12 +21,12 @@ from ..checkpoint.lora.adapter import Adapter
 from ..images.image import ImageSpan, spans_of
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
-from ..schedule.compression import CompressedPrefix
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
 from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .beam_call import BeamCall
+from .branch_kv import Shown, refuse_images
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall, Validate
 from .context import ProgramContext
 from .embed_call import EmbedCall
@@ -76,7 +76,7 @@ class CallFactory:
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
         prompt = self._prompt(branch)
-        compressed = self._compressed(op.params.kv_policy, prompt, adapter)
+        shown = self._shown(branch, prompt, op.params.kv_policy)
         scores = _prompt_scores(op.params, prompt)
         call: GenCall | SamplesCall
         if len(samplings) == 1:
@@ -96,11 +96,12 @@ class CallFactory:
         grammar = self._grammar(op.params.constraint) if samplings[0].max_tokens else None
         requests = []
         if scores is not None:
-            scores.request = self._request(branch, scores.prompt, SamplingParams(), scores, adapter)
+            whole = Shown(scores.prompt)
+            scores.request = self._request(branch, whole, SamplingParams(), scores, adapter)
             scores.request.scoring = scores.scoring
             requests.append(scores.request)
         for sample, sampling in zip(samples, samplings, strict=True):
-            request = self._request(branch, prompt, sampling, sample, adapter, compressed)
+            request = self._request(branch, shown, sampling, sample, adapter)
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             if not sampling.max_tokens:
@@ -127,7 +128,8 @@ class CallFactory:
     ) -> Call:
         """Start a beam search. Raises as `gen`."""
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
-        adapter, prompt = self._adapter(op.params.lora_path), self._prompt(branch)
+        adapter = self._adapter(op.params.lora_path)
+        shown = self._shown(branch, self._prompt(branch), None)
         sampling = replace(sampling, temperature=0.0)  # nothing is drawn
         call = BeamCall(
             report,
@@ -141,7 +143,7 @@ class CallFactory:
         grammar = self._grammar(op.params.constraint)
 
         def new_request() -> Request:
-            request = self._request(branch, prompt, sampling, call, adapter)
+            request = self._request(branch, shown, sampling, call, adapter)
             request.priority = priority
             request.stop_ids = stop_ids
             request.grammar, request.jump_forward = grammar, False  # what is forced counts, too
@@ -175,12 +177,13 @@ class CallFactory:
         """Start a choice, each with its ids. Raises InvalidProgram; nothing is queued then."""
         self._require_generation()
         adapter = self._adapter(op.lora_path)
-        prompt = self._prompt(branch)
+        shown = self._shown(branch, self._prompt(branch), None)
         texts, choice_ids = zip(*choices, strict=True)
         call = SelectCall(report, texts, op.method, choice_ids)
-        for context, targets in call.wanted_scores(prompt, self._empty_context()):
+        for context, targets in call.wanted_scores(shown.ids, self._empty_context()):
             tokens = context + array("i", targets[:-1])
-            request = self._request(branch, tokens, SamplingParams(), call, adapter)
+            scored = shown._replace(ids=tokens) if context is shown.ids else Shown(tokens)
+            request = self._request(branch, scored, SamplingParams(), call, adapter)
             request.scoring = Scoring(len(context) - 1, tuple(targets))
             call.requests.append(request)
         self._submit(call, call.requests)
@@ -198,7 +201,8 @@ class CallFactory:
             raise InvalidRequest.of("has_scores", op.has_scores, allowed)
         head = None if encoder is None else encoder.score_head
         call = EmbedCall(report, op.normalize, head)
-        request = self._request(branch, embedded.ids, SamplingParams(), call, self.adapter)
+        whole = Shown(embedded.ids)
+        request = self._request(branch, whole, SamplingParams(), call, self.adapter)
         if encoder is not None and not encoder.is_causal:
             request.encoding = Encoding(op.pooling, op.has_scores, embedded.num_first)
         elif op.pooling not in DECODER_POOLINGS:
@@ -222,22 +226,17 @@ class CallFactory:
     def _request(
         self,
         branch: EngineBranch,
-        prompt: array[int],
+        prompt: Shown,
         sampling: SamplingParams,
         listener: GenCall | SelectCall | PromptScores | EmbedCall | BeamCall,
         adapter: Adapter | None,
-        compressed: CompressedPrefix | None = None,
     ) -> Request:
-        """`compressed`: with which the prompt begins, as the request has it."""
-        images = self._images(prompt)
-        namespace = self._namespace(adapter)
+        images = () if prompt.compressed is not None else self._images(prompt.ids)
+        namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
         branch.namespace = namespace
-        ends: tuple[int, ...] = (branch.fork_length,)
-        if compressed is not None:
-            prompt, ends = compressed.ids + prompt[len(compressed.source) :], ()
         return Request(
             id=self.context.next_request_id(),
-            prompt=prompt,
+            prompt=prompt.ids,
             sampling=sampling,
             listener=listener,
             namespace=namespace,
@@ -247,25 +246,15 @@ class CallFactory:
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
-            shared_ends=ends,
+            shared_ends=() if prompt.compressed is not None else (branch.fork_length,),
             images=images,
-            compressed=compressed,
+            compressed=prompt.compressed,
         )
 
-    def _namespace(self, adapter: Adapter | None) -> str:
-        """Of the KV that a call makes."""
-        return self.namespace if adapter is None else adapter.namespace(self.namespace)
-
-    def _compressed(
-        self, policy: KVPolicy | None, prompt: array[int], adapter: Adapter | None
-    ) -> CompressedPrefix | None:
-        """What is kept of a prompt but for its last token. Raises InvalidRequest."""
-        if policy is None:
-            return None
-        if min(prompt) < 0:
-            allowed = "left out: prompts with images are kept whole"
-            raise InvalidRequest.of("kv_policy", policy.kind, allowed)
-        return self.context.compressed.of(prompt[:-1], policy, self._namespace(adapter))
+    def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
+        """A prompt as its KV is kept. Raises InvalidRequest."""
+        policy = self.context.kv_policy if policy is None else policy
+        return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

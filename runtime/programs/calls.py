@@ -405,8 +405,8 @@ class SelectCall:
         best = decide(self._method, scores)
         text = self._choices[best]
         meta = meta_of(self.requests[best])
-        meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
-        meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
+        meta["prompt_tokens"] = sum(r.num_prompt_tokens + r.num_dropped for r in self.requests)
+        meta["cached_tokens"] = sum(map(num_cached, self.requests))
         meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta.update(_times_of(self.requests))
         meta["output_ids"] = self._choice_ids[best]

@@ -2,7 +2,7 @@
 
     a prompt      t0 t1 t2 ........................ tc | rest ...
     a request     -9 -9 -9 -9 | rest ...         the same, with its prefix kept in 4 slots
-    positions     of the rest: its index in the request + num_dropped
+    positions     of the rest: its index in the request + rope_shift
 
 A compressed prefix has one id below 0, as an image has, which stands in a request's tokens as often
 as it has slots. So whatever compares prefixes (the tree, its tiers, leases) keeps it apart from the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -38,6 +38,8 @@ class CompressedPrefix:
     num_slots: int
     source: array[int] = field(repr=False)
     behind: CompressedPrefix | None = None  # with which `source` begins
+    # Of `source`: what may be dropped, ascending; all else is kept. None: all may be.
+    candidates: tuple[tuple[int, int], ...] | None = None
 
     @property
     def ids(self) -> array[int]:
@@ -46,9 +48,24 @@ class CompressedPrefix:
 
     @property
     def num_dropped(self) -> int:
-        """By so many the positions of what follows are above its places among the slots."""
+        """Tokens of the text that it stands for, less its slots."""
         before = 0 if self.behind is None else self.behind.num_dropped
         return before + len(self.source) - self.num_slots
+
+    @property
+    def rope_shift(self) -> int:
+        """By so much the positions of what follows are above its places among the slots."""
+        if self.policy.kind == "streaming":
+            return 0
+        before = 0 if self.behind is None else self.behind.rope_shift
+        return before + len(self.source) - self.num_slots
+
+    @property
+    def num_positions(self) -> int:
+        """The most that a text had while this was made."""
+        before = 0 if self.behind is None else self.behind.rope_shift
+        earlier = 0 if self.behind is None else self.behind.num_positions
+        return max(earlier, before + len(self.source))
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +84,7 @@ class Compaction:
 
 class CompressedPrefixes:
     """Gives compressed prefixes their ids. Invariant: an id stands for one policy's choice from one
-    namespace's text, for ever. Thread-safe."""
+    text, for ever. Thread-safe."""
 
     def __init__(
         self, page_size: int = 1, max_observed: int = MAX_WINDOW, refusal: str | None = None
@@ -82,25 +99,66 @@ class CompressedPrefixes:
 
     def of(
         self,
-        source: array[int],
+        ids: array[int],
         policy: KVPolicy,
-        namespace: Hashable = "",
         behind: CompressedPrefix | None = None,
-    ) -> CompressedPrefix | None:
-        """What the policy keeps of a prefix, in whole pages; None: all of it. Raises
+        candidates: Sequence[tuple[int, int]] | None = None,
+    ) -> tuple[CompressedPrefix | None, int]:
+        """What the policy keeps of a text, in whole pages, and how many of `ids` that stands for;
+        (behind, its slots) where it keeps all. `ids`: begin with those of `behind`. Raises
         InvalidRequest."""
+        self.require(policy)
+        if policy.kind == "streaming":
+            return self._streamed(ids, policy, behind)
+        num_slots = policy.num_kept(len(ids))
+        ranges = None if candidates is None else tuple(candidates)
+        if ranges is not None:
+            num_droppable = sum(last - first for first, last in ranges)
+            num_slots = len(ids) - num_droppable + policy.num_kept(num_droppable)
+        num_slots += -num_slots % self._page_size
+        if num_slots >= len(ids):
+            return behind, 0 if behind is None else behind.num_slots
+        return self._prefix(policy, num_slots, ids, behind, ranges), len(ids)
+
+    def _streamed(
+        self, ids: array[int], policy: KVPolicy, behind: CompressedPrefix | None
+    ) -> tuple[CompressedPrefix | None, int]:
+        """One prefix made of the other, each of as many tokens more: a text that goes on shares all
+        of them."""
+        if behind is not None and behind.policy.kind != "streaming":
+            allowed = "left out: this branch's KV was compressed by snapkv before"
+            raise InvalidRequest.of("kv_policy", policy.kind, allowed)
+        num_slots = int(policy.keep)
+        num_slots += -num_slots % self._page_size
+        step = policy.num_dropped_at_once
+        num_replaced = 0 if behind is None else behind.num_slots
+        num_taken = max(num_slots, num_replaced) + step
+        source = ids[:num_taken]
+        while num_taken <= len(ids):
+            behind = self._prefix(policy, num_slots, source, behind, None)
+            num_replaced, num_taken = num_taken, num_taken + step
+            source = behind.ids + ids[num_replaced:num_taken]
+        return behind, num_replaced
+
+    def _prefix(
+        self,
+        policy: KVPolicy,
+        num_slots: int,
+        source: array[int],
+        behind: CompressedPrefix | None,
+        candidates: tuple[tuple[int, int], ...] | None,
+    ) -> CompressedPrefix:
+        name = repr((candidates, policy.to_wire())).encode()
+        digest = blake2b(name + b"\0" + source.tobytes(), digest_size=32).digest()
+        return CompressedPrefix(self._id_of(digest), policy, num_slots, source, behind, candidates)
+
+    def require(self, policy: KVPolicy) -> None:
+        """Raises InvalidRequest where it cannot be done here."""
         if self._refusal is not None:
             raise InvalidRequest.of("kv_policy", policy.kind, f"left out: {self._refusal}")
         if policy.num_observed > self._max_observed:
             allowed = f"at most {self._max_observed}, a chunk (chunked_prefill_size)"
             raise InvalidRequest.of("kv_policy.window", policy.window, allowed)
-        num_slots = policy.num_kept(len(source))
-        num_slots += -num_slots % self._page_size
-        if num_slots >= len(source):
-            return None
-        name = repr((namespace, policy.to_wire())).encode()
-        digest = blake2b(name + b"\0" + source.tobytes(), digest_size=32).digest()
-        return CompressedPrefix(self._id_of(digest), policy, num_slots, source, behind)
 
     def _id_of(self, digest: bytes) -> int:
         with self._lock:

@@ -8,6 +8,7 @@ before they run, or while they are preempted, is made again.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -17,6 +18,8 @@ from .compression import Compaction, CompressedPrefix
 from .plan import RowResult
 from .request import FinishReason, Request, Scoring
 from .sampling_params import SamplingParams
+
+_Name = tuple[Hashable, int]  # a namespace, and a prefix's id in it
 
 
 class Queue(Protocol):
@@ -49,7 +52,7 @@ class Compressions:
         self._kv_cache = kv_cache
         self._queue = queue
         self._ids = count(-1, -1)
-        self._making: dict[int, _Making] = {}  # by the prefix's id
+        self._making: dict[_Name, _Making] = {}
         self.num_made = 0
 
     @property
@@ -58,31 +61,35 @@ class Compressions:
         return sum(len(making.waiting) for making in self._making.values())
 
     def must_wait(self, request: Request) -> bool:
-        """Whether a request that is not queued lacks its compressed prefix; it is held then."""
-        prefix = request.compressed
-        if prefix is None or self._kv_cache.has_compressed(request):
+        """Whether a request that is not queued lacks its compressed prefix; it is held then, and
+        who makes that is queued, or held for the prefix with which it begins itself."""
+        is_first, lacking = request.is_admitted, request
+        while (prefix := lacking.compressed) and not self._kv_cache.has_compressed(lacking):
+            making = self._making.get(_name(lacking, prefix))
+            if making is not None:
+                making.waiting.append(lacking)
+                return True
+            maker = _maker(lacking, prefix, self)
+            maker.id = next(self._ids)
+            self._making[_name(lacking, prefix)] = _Making(maker, [lacking])
+            self._queue.join(maker)
+            lacking = maker
+        if lacking is request:
             return False
-        making = self._making.get(prefix.token_id)
-        is_new = making is None
-        if making is None:
-            making = self._making[prefix.token_id] = _Making(_maker(request, prefix, self))
-            making.maker.id = next(self._ids)
-        making.waiting.append(request)
-        if is_new:
-            self._queue.join(making.maker)
-            self._queue.enqueue(making.maker, is_first=request.is_admitted)
+        self._queue.enqueue(lacking, is_first=is_first)
         return True
 
     def forget(self, request: Request) -> None:
         """A request has ended: nobody may need what it waits for."""
         if request.compressed is None:
             return
-        making = self._making.get(request.compressed.token_id)
+        name = _name(request, request.compressed)
+        making = self._making.get(name)
         if making is None or request not in making.waiting:
             return
         making.waiting.remove(request)
         if not making.waiting:
-            del self._making[request.compressed.token_id]
+            del self._making[name]
             if not making.maker.is_finished:
                 self._queue.finish(making.maker, FinishReason.ABORT)
 
@@ -93,7 +100,7 @@ class Compressions:
         """A prefix has been made, or never will be."""
         assert request.compaction is not None
         prefix = request.compaction.prefix
-        making = self._making.pop(prefix.token_id, None)
+        making = self._making.pop(_name(request, prefix), None)
         if making is None:  # nobody waits any more
             return
         if request.finish_reason is FinishReason.STOP:
@@ -110,6 +117,11 @@ class Compressions:
             each.error = request.error or "its prefix could not be compressed"
             each.error_kind = request.error_kind
             self._queue.finish(each, FinishReason.ERROR)
+
+
+def _name(request: Request, prefix: CompressedPrefix) -> _Name:
+    """What a prefix is where that request has its KV."""
+    return request.namespace, prefix.token_id
 
 
 def _maker(request: Request, prefix: CompressedPrefix, listener: Compressions) -> Request:

@@ -82,6 +82,7 @@ class Selection(NamedTuple):
 
     policy: KVPolicy
     pages: array[int]  # 'i'; full
+    candidates: tuple[tuple[int, int], ...] | None = None  # tokens that may be dropped; None: all
 
 
 class Row(NamedTuple):

@@ -273,6 +273,11 @@ class Request:
         return 0 if self.compressed is None else self.compressed.num_dropped
 
     @property
+    def rope_shift(self) -> int:
+        """What is added to the positions of tokens that are no image's, nor behind any."""
+        return 0 if self.compressed is None else self.compressed.rope_shift
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - len(self.prompt)

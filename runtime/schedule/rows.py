@@ -205,7 +205,7 @@ def _row_of(
         state_slot=request.state_slot,
         kv_start=request.num_published,
         encoding=request.encoding,
-        rope_shift=shift + request.num_dropped,
+        rope_shift=shift + request.rope_shift,
         images=images,
         is_output=start >= len(request.prompt),
         selection=_selection_of(request, end),
@@ -217,7 +217,8 @@ def _selection_of(request: Request, end: int) -> Selection | None:
     compaction = request.compaction
     if compaction is None or end < len(compaction.prefix.source):
         return None
-    return Selection(compaction.prefix.policy, compaction.pages)
+    prefix = compaction.prefix
+    return Selection(prefix.policy, compaction.pages, prefix.candidates)
 
 
 def _new_pages(request: Request, told: PageUpdate | None = None) -> PageUpdate | None:

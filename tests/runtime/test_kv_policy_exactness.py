@@ -26,9 +26,10 @@ from exactness_jobs import (
     serve,
 )
 
-from stemma.errors import InvalidRequest
+from stemma.errors import InvalidRequest, PromptTooLong
 from stemma.frontend.protocol.kv_policy import KVPolicy, snapkv, streaming
-from stemma.runtime.schedule.request import FinishReason
+from stemma.runtime.schedule.compression import CompressedPrefix
+from stemma.runtime.schedule.request import FinishReason, Request
 
 SNAP = snapkv(0.3, window=4, pool=5)
 STREAM = streaming(24, sinks=3)
@@ -63,7 +64,7 @@ def alone(load: Load) -> list[list[int]]:
     return said
 
 
-@pytest.mark.parametrize("policy", [SNAP, STREAM, snapkv(12, window=3, pool=1)])
+@pytest.mark.parametrize("policy", [SNAP, snapkv(12, window=3, pool=1)])
 def test_outputs_are_those_of_transformers_with_the_same_tokens_left_out(
     load: Load, checkpoint: Path, policy: KVPolicy
 ) -> None:
@@ -106,9 +107,6 @@ def _chosen(attention: torch.Tensor, num_kv_heads: int, num: int, policy: KVPoli
     keep = policy.num_kept(num)
     rows = []
     for head in range(num_kv_heads):
-        if policy.kind == "streaming":
-            rows.append([*range(policy.sinks), *range(num - keep + policy.sinks, num)])
-            continue
         group = attention.shape[0] // num_kv_heads
         of_head = attention[head * group : (head + 1) * group, num - policy.window :]
         votes = of_head.sum((0, 1))[: num - policy.window].tolist()
@@ -119,6 +117,77 @@ def _chosen(attention: torch.Tensor, num_kv_heads: int, num: int, policy: KVPoli
     return torch.tensor(rows)
 
 
+def test_a_stream_is_what_transformers_says_with_keys_turned_back(
+    load: Load, checkpoint: Path
+) -> None:
+    policy = streaming(24, sinks=3)
+    for job in (GREEDY[4], GREEDY[7]):
+        (request,) = serve(load(), [replace(job, policy=policy)])
+        assert request.num_dropped >= 12
+        assert list(request.output_ids) == _streamed(checkpoint, job, policy)
+
+
+def _streamed(folder: Path, job: Job, policy: KVPolicy) -> list[int]:
+    """Greedy: blocks of tokens, each behind what is left in the cache of those before."""
+    import transformers
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    keep, step = int(policy.keep), policy.num_dropped_at_once
+    rest, held = list(job.prompt), 0
+    cache = transformers.DynamicCache()
+
+    def compute(tokens: list[int]) -> torch.Tensor:
+        places = torch.arange(held, held + len(tokens))[None]
+        given = torch.tensor([tokens])
+        return model(given, past_key_values=cache, position_ids=places).logits[0, -1]
+
+    with torch.inference_mode():
+        while len(rest) - 1 >= keep + step - held:
+            taken, rest = rest[: keep + step - held], rest[keep + step - held :]
+            compute(taken)
+            angle = -step * model.model.rotary_emb.inv_freq.double()
+            cos, sin = torch.cat((angle, angle)).cos(), torch.cat((angle, angle)).sin()
+            for layer in cache.layers:
+                last = layer.keys[:, :, policy.sinks + step :]
+                turned = last * cos + rotate_half(last) * sin
+                layer.keys = torch.cat((layer.keys[:, :, : policy.sinks], turned), 2)
+                first = layer.values[:, :, : policy.sinks]
+                layer.values = torch.cat((first, layer.values[:, :, policy.sinks + step :]), 2)
+            held = keep
+        said: list[int] = []
+        while len(said) < job.sampling.max_tokens:
+            said.append(int(compute(rest).argmax()))
+            held, rest = held + len(rest), said[-1:]
+    return said
+
+
+def test_a_text_may_be_longer_than_the_context(load: Load) -> None:
+    """Of which exact prompts are refused; the KV that it takes is bounded."""
+    loaded = load(max_model_len=80, chunked_prefill_size=16)
+    long = tuple(range(1, 250)) * 2
+    job = replace(GREEDY[0], prompt=long, policy=streaming(24, sinks=3))
+    with pytest.raises(PromptTooLong):
+        serve(loaded, [replace(job, policy=None)])
+    (request,) = serve(loaded, [job])
+    assert request.num_prompt_tokens + request.num_dropped == len(long)
+    assert request.num_prompt_tokens <= 36
+    loaded.engine.flush_cache()
+    (later,) = serve(loaded, [replace(job, prompt=long + long)])
+    (again,) = serve(loaded, [job])
+    assert later.num_dropped > 900
+    assert again.num_to_compress == 0
+    assert again.output_ids == request.output_ids
+
+
+def _chain_of(request: Request) -> Iterator[CompressedPrefix]:
+    """Its compressed prefix, and those of which that was made."""
+    prefix = request.compressed
+    while prefix is not None:
+        yield prefix
+        prefix = prefix.behind
+
+
 @pytest.mark.parametrize(
     ("options", "num_runs"),
     [
@@ -126,6 +195,7 @@ def _chosen(attention: torch.Tensor, num_kv_heads: int, num: int, policy: KVPoli
         ({"chunked_prefill_size": 64, "max_running_requests": 3}, 2),
         ({"kernels": "cpu", "chunked_prefill_size": 23}, 2),
         ({"schedule_policy": "program"}, 1),
+        ({"speculate": "auto"}, 2),
     ],
 )
 def test_outputs_do_not_depend_on_chunks_batches_and_caches(
@@ -136,8 +206,10 @@ def test_outputs_do_not_depend_on_chunks_batches_and_caches(
     expected = outputs_of([serve(load(), [job])[0] for job in exact])
     num_made = loaded.engine.scheduler.compressions.num_made
     for _ in range(num_runs):
-        assert outputs_of(serve(loaded, [*JOBS, *exact])) == [*alone, *expected]
-    assert loaded.engine.scheduler.compressions.num_made == num_made + len(JOBS)
+        requests = serve(loaded, [*JOBS, *exact])
+        assert outputs_of(requests) == [*alone, *expected]
+    num_prefixes = len({each.token_id for request in requests for each in _chain_of(request)})
+    assert loaded.engine.scheduler.compressions.num_made == num_made + num_prefixes
 
 
 def test_pages_of_16_keep_whole_pages(load: Load) -> None:

@@ -27,7 +27,7 @@ from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.loaded_model import LoadedModel
-from stemma.runtime.schedule.compression import CompressedPrefixes
+from stemma.runtime.schedule.compression import CompressedPrefix, CompressedPrefixes
 from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
@@ -179,19 +179,11 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
     """Run jobs to their ends, with the invariants checked after each step."""
     engine = loaded.engine
     adapters = [None if job.adapter is None else _adapter_of(loaded, job.adapter) for job in jobs]
-    compressed = [
-        job.policy
-        and _prefixes_of(loaded).of(
-            array("i", job.prompt[:-1]),
-            job.policy,
-            "" if adapter is None else adapter.namespace(""),
-        )
-        for job, adapter in zip(jobs, adapters)
-    ]
+    prompts = [_prompt_of(loaded, job) for job in jobs]
     requests = [
         Request(
             engine.next_request_id(),
-            array("i", job.prompt) if kept is None else kept.ids + array("i", job.prompt[-1:]),
+            prompt,
             job.sampling,
             FakeListener(),
             compressed=kept,
@@ -201,7 +193,7 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
             grammar=None if job.grammar is None else compiled(job.grammar),
             jump_forward=job.jump_forward,
         )
-        for job, adapter, kept in zip(jobs, adapters, compressed)
+        for job, adapter, (prompt, kept) in zip(jobs, adapters, prompts)
     ]
     arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
     step = 0
@@ -237,6 +229,15 @@ def _prefixes_of(loaded: LoadedModel) -> CompressedPrefixes:
     if loaded not in _PREFIXES:
         _PREFIXES[loaded] = loaded.context().compressed
     return _PREFIXES[loaded]
+
+
+def _prompt_of(loaded: LoadedModel, job: Job) -> tuple[array[int], CompressedPrefix | None]:
+    """As the request has it."""
+    prompt = array("i", job.prompt)
+    if job.policy is None:
+        return prompt, None
+    kept, num_replaced = _prefixes_of(loaded).of(prompt[:-1], job.policy)
+    return prompt if kept is None else kept.ids + prompt[num_replaced:], kept
 
 
 def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:
