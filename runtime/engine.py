@@ -284,6 +284,7 @@ class Engine:
             "leases": kv_cache.describe_leases(),
             "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
+            "compressed": self.scheduler.compressions.describe(),
             "has_overlap": self.has_overlap,
             "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),

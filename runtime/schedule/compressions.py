@@ -60,6 +60,10 @@ class Compressions:
         """Requests that wait."""
         return sum(len(making.waiting) for making in self._making.values())
 
+    def describe(self) -> dict[str, int]:
+        """Prefixes made so far, and requests that wait for one, as plain data."""
+        return {"num_prefixes": self.num_made, "num_waiting": self.num_held}
+
     def must_wait(self, request: Request) -> bool:
         """Whether a request that is not queued lacks its compressed prefix; it is held then, and
         who makes that is queued, or held for the prefix with which it begins itself."""
