@@ -75,6 +75,7 @@ class Compressions:
                 return True
             maker = _maker(lacking, prefix, self)
             maker.id = next(self._ids)
+            maker.is_admitted = is_first  # one that has run already need not be let in again
             self._making[_name(lacking, prefix)] = _Making(maker, [lacking])
             self._queue.join(maker)
             lacking = maker
@@ -129,7 +130,7 @@ def _name(request: Request, prefix: CompressedPrefix) -> _Name:
 
 
 def _maker(request: Request, prefix: CompressedPrefix, listener: Compressions) -> Request:
-    """The request that makes a prefix for another one."""
+    """The request that makes a prefix for another one; its id is to be given."""
     compaction = Compaction(prefix)
     return Request(
         id=0,

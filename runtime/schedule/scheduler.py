@@ -692,6 +692,8 @@ class Scheduler:
         self._is_stalled = False
 
     def join(self, request: Request) -> None:
+        if request.compaction is not None and not request.is_admitted:
+            self.deadlines.add(request)  # others wait for its tokens
         self._open.add(request)
         self.shares.enter(request)
 

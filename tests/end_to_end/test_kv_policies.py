@@ -85,6 +85,25 @@ def test_a_chat_goes_on_beyond_the_context_in_bounded_kv() -> None:
         assert state["a0"] and state["a59"]
 
 
+def test_a_crowd_in_a_small_pool_comes_to_its_end() -> None:
+    """Prefixes are evicted while they are waited for, and calls that had run are preempted."""
+
+    @st.function
+    def ask(s: st.ProgramState, number: int) -> None:
+        s += st.user(st.text(f"Number {number}. " + DOCUMENTS + "\n", kv="background") + QUESTION)
+        s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0, kv_policy=st.snapkv(0.5)))
+        s += st.user("Why?") + st.assistant(st.gen("y", max_tokens=40, temperature=0))
+
+    with st.Engine(max_total_tokens=1400, speculate="off") as engine:
+        states = ask.run_batch([{"number": number} for number in range(24)], backend=engine)
+        assert all(state["x"] and state["y"] for state in states)
+        info = engine.get_server_info()
+        assert info["compressed"]["num_waiting"] == 0
+        assert info["compressed"]["num_prefixes"] >= 24
+        engine.flush_cache()
+        assert engine.get_server_info()["free_tokens"] == 1400
+
+
 def test_over_http(served: Any) -> None:
     def ask(policy: Any) -> dict[str, Any]:
         body = {

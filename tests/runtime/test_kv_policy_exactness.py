@@ -6,6 +6,7 @@ preempted or swapped; and exact requests beside them say what they say alone.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -227,10 +228,26 @@ def test_outputs_do_not_depend_on_preemption_and_eviction(
     load: Load, alone: list[list[int]], host: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefixes are evicted before, and while, they are used, and made again."""
-    loaded = load(max_total_tokens=140, chunked_prefill_size=32, host_kv_tokens=host)
+    loaded = load(
+        max_total_tokens=140,
+        chunked_prefill_size=32,
+        host_kv_tokens=host,
+        schedule_policy="program",
+    )
     scheduler = loaded.engine.scheduler
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
+    # The working set has no room for who makes a prefix, at first.
+    asked: Counter[int] = Counter()
+    working_set = scheduler.working_set
+
+    def is_welcome(request: Request) -> bool:
+        asked[request.id] += 1
+        is_late = asked[request.id] > 2 or not scheduler.running
+        return request.compaction is None or is_late
+
+    monkeypatch.setattr(working_set, "is_welcome", is_welcome)
+    monkeypatch.setattr(working_set, "may_join", lambda request, num_missing: False)
     num_before, num_made = scheduler.stats.num_preemptions, scheduler.compressions.num_made
     for _ in range(3):
         assert outputs_of(serve(loaded, JOBS)) == alone
