@@ -177,6 +177,8 @@ class Engine:
         if request.compressed is not None:  # it is computed before, on its own
             num_tokens = max(num_tokens, request.compressed.num_positions)
         room = self.max_model_len - request.num_prompt_tokens - request.rope_shift
+        if request.recompress is not None:  # it never has more than it may
+            room = request.sampling.max_tokens
         if self.max_model_len - num_tokens < request.samples:
             most = self.max_model_len - request.samples
             size = f"{num_tokens} tokens"

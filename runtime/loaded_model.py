@@ -410,7 +410,9 @@ class LoadedModel:
             refusal = "KV is compressed in engines of one process"
         elif self.draft is not None:
             refusal = "an engine with a draft model keeps all KV"
-        return CompressedPrefixes(config.page_size, config.chunked_prefill_size, refusal)
+        return CompressedPrefixes(
+            config.page_size, config.chunked_prefill_size, self.engine.max_model_len, refusal
+        )
 
     def _encoder(self) -> Encoder | None:
         """Of a model that generates nothing."""

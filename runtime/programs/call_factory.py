@@ -23,7 +23,7 @@ from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
-from ..schedule.request import HiddenSum, Request, Scoring
+from ..schedule.request import HiddenSum, Recompress, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .beam_call import BeamCall
 from .branch_kv import Shown, refuse_images
@@ -108,6 +108,7 @@ class CallFactory:
                 request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
+            request.recompress = self._recompress(op.params.kv_policy)
             if len(samples) > 1:
                 request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
@@ -253,8 +254,16 @@ class CallFactory:
 
     def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
         """A prompt as its KV is kept. Raises InvalidRequest."""
-        policy = self.context.kv_policy if policy is None else policy
+        policy = policy or self.context.kv_policy
         return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
+
+    def _recompress(self, policy: KVPolicy | None) -> Recompress | None:
+        """What a stream keeps while it is generated."""
+        policy = policy or self.context.kv_policy
+        if policy is None or policy.kind != "streaming":
+            return None
+        prefixes = self.context.compressed
+        return lambda ids, behind: prefixes.of(ids, policy, behind)
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

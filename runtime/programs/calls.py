@@ -180,12 +180,11 @@ class GenCall:
         delta: dict[str, Any] = {"text": text}
         first = self._num_sent_tokens or 0
         if self._has_token_ids:
-            begin = request.num_prompt_tokens
-            delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
+            delta["token_ids"] = request.output_ids[first:until].tolist()
             if self._num_sent_tokens is None:
                 delta["id"] = request.id
-                delta["prompt_tokens"] = request.num_prompt_tokens + request.num_dropped
-                delta["cached_tokens"] = num_cached(request)
+                delta["prompt_tokens"] = request.num_text_tokens
+                delta["cached_tokens"] = request.num_cached_tokens
         if self._sampling.logprobs is not None:
             delta["logprobs"] = self._logprobs[first:until]
         self._num_sent_tokens = until
@@ -405,8 +404,8 @@ class SelectCall:
         best = decide(self._method, scores)
         text = self._choices[best]
         meta = meta_of(self.requests[best])
-        meta["prompt_tokens"] = sum(r.num_prompt_tokens + r.num_dropped for r in self.requests)
-        meta["cached_tokens"] = sum(map(num_cached, self.requests))
+        meta["prompt_tokens"] = sum(r.num_text_tokens for r in self.requests)
+        meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
         meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta.update(_times_of(self.requests))
         meta["output_ids"] = self._choice_ids[best]
@@ -435,12 +434,6 @@ def _times_of(requests: Sequence[Request]) -> dict[str, float]:
     }
 
 
-def num_cached(request: Request) -> int:
-    """Prompt tokens that were not computed for it: what a compressed prefix has dropped counts as
-    what it is made of."""
-    return request.num_cached_tokens + request.num_dropped - request.num_to_compress
-
-
 def meta_of(request: Request) -> dict[str, Any]:
     """Counts, times in seconds (`start_s`: since its program began) and the finish reason of a
     finished request; `evicted` if it displaced anything, and what became of a prediction."""
@@ -450,8 +443,8 @@ def meta_of(request: Request) -> dict[str, Any]:
     began = request.created_s if request.program is None else request.program.created_s
     meta: dict[str, Any] = {
         "id": request.id,
-        "prompt_tokens": request.num_prompt_tokens + request.num_dropped,
-        "cached_tokens": num_cached(request),
+        "prompt_tokens": request.num_text_tokens,
+        "cached_tokens": request.num_cached_tokens,
         "host_tokens": request.num_host_tokens,
         "disk_tokens": request.num_disk_tokens,
         "completion_tokens": request.num_output_tokens,

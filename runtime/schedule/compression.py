@@ -12,6 +12,7 @@ they carry tokens. What it is made of is computed by a request of its own (`comp
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -87,10 +88,16 @@ class CompressedPrefixes:
     text, for ever. Thread-safe."""
 
     def __init__(
-        self, page_size: int = 1, max_observed: int = MAX_WINDOW, refusal: str | None = None
+        self,
+        page_size: int = 1,
+        max_observed: int = MAX_WINDOW,
+        max_tokens: int = sys.maxsize,
+        refusal: str | None = None,
     ) -> None:
-        """max_observed: tokens of a chunk. refusal: why none can be made here; None: they can."""
+        """max_observed: tokens of a chunk. max_tokens: of a context. refusal: why none can be made
+        here; None: they can."""
         self._page_size = page_size
+        self._max_tokens = max_tokens
         self._max_observed = max_observed
         self._refusal = refusal
         self._known: OrderedDict[bytes, int] = OrderedDict()
@@ -159,6 +166,11 @@ class CompressedPrefixes:
         if policy.num_observed > self._max_observed:
             allowed = f"at most {self._max_observed}, a chunk (chunked_prefill_size)"
             raise InvalidRequest.of("kv_policy.window", policy.window, allowed)
+        if policy.kind == "streaming":
+            most = int(policy.keep) + policy.num_dropped_at_once + self._page_size
+            if most > self._max_tokens:
+                allowed = f"so few that half as many more fit the context of {self._max_tokens}"
+                raise InvalidRequest.of("kv_policy.keep", policy.keep, allowed)
 
     def _id_of(self, digest: bytes) -> int:
         with self._lock:

@@ -454,9 +454,10 @@ class Scheduler:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        num_here = min(request.num_computed_tokens, request.num_prompt_tokens)
+        request.num_cached_tokens = num_here + request.num_dropped - request.num_to_compress
         if request.is_call:
-            self.stats.num_prompt_tokens += request.num_prompt_tokens
+            self.stats.num_prompt_tokens += request.num_text_tokens
             self.stats.num_cached_tokens += request.num_cached_tokens
         self.deadlines.note_admission(request)
         self.working_set.note_admission(request)
@@ -532,9 +533,22 @@ class Scheduler:
             if has_guesses and request.state is RequestState.RUNNING:
                 self._take_back(request, row, outcome, is_over=reason is not None)
             self._finish_or_hold(request, reason)
+            if request.recompress is not None and request.state is RequestState.RUNNING:
+                self._recompress(request)
         self.beams.advance()
         if self.speculation is not None:
             self.speculation.end_step(planned.plan, result)
+
+    def _recompress(self, request: Request) -> None:
+        """A request may have so many tokens by now that it is to go on from fewer of them."""
+        assert request.recompress is not None
+        prefix, num_replaced = request.recompress(request.token_ids[:-1], request.compressed)
+        if prefix is None or prefix is request.compressed:
+            return
+        self._leave(request)
+        request.state = RequestState.WAITING
+        request.begin_with(prefix, num_replaced)
+        self.enqueue(request, is_first=True)
 
     def _take_back(self, request: Request, row: Row, outcome: RowResult, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was; what the draft model guesses stays for the

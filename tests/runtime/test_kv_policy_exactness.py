@@ -122,9 +122,11 @@ def test_a_stream_is_what_transformers_says_with_keys_turned_back(
     load: Load, checkpoint: Path
 ) -> None:
     policy = streaming(24, sinks=3)
-    for job in (GREEDY[4], GREEDY[7]):
+    long = replace(GREEDY[4].sampling, max_tokens=45)
+    for job in (replace(GREEDY[4], sampling=long), GREEDY[7]):
         (request,) = serve(load(), [replace(job, policy=policy)])
-        assert request.num_dropped >= 12
+        assert request.num_text_tokens == len(job.prompt)
+        assert request.num_dropped >= 36
         assert list(request.output_ids) == _streamed(checkpoint, job, policy)
 
 
@@ -143,21 +145,25 @@ def _streamed(folder: Path, job: Job, policy: KVPolicy) -> list[int]:
         given = torch.tensor([tokens])
         return model(given, past_key_values=cache, position_ids=places).logits[0, -1]
 
+    def drop() -> None:
+        angle = -step * model.model.rotary_emb.inv_freq.double()
+        cos, sin = torch.cat((angle, angle)).cos(), torch.cat((angle, angle)).sin()
+        for layer in cache.layers:
+            last = layer.keys[:, :, policy.sinks + step :]
+            turned = last * cos + rotate_half(last) * sin
+            layer.keys = torch.cat((layer.keys[:, :, : policy.sinks], turned), 2)
+            first = layer.values[:, :, : policy.sinks]
+            layer.values = torch.cat((first, layer.values[:, :, policy.sinks + step :]), 2)
+
+    said: list[int] = []
     with torch.inference_mode():
-        while len(rest) - 1 >= keep + step - held:
-            taken, rest = rest[: keep + step - held], rest[keep + step - held :]
-            compute(taken)
-            angle = -step * model.model.rotary_emb.inv_freq.double()
-            cos, sin = torch.cat((angle, angle)).cos(), torch.cat((angle, angle)).sin()
-            for layer in cache.layers:
-                last = layer.keys[:, :, policy.sinks + step :]
-                turned = last * cos + rotate_half(last) * sin
-                layer.keys = torch.cat((layer.keys[:, :, : policy.sinks], turned), 2)
-                first = layer.values[:, :, : policy.sinks]
-                layer.values = torch.cat((first, layer.values[:, :, policy.sinks + step :]), 2)
-            held = keep
-        said: list[int] = []
         while len(said) < job.sampling.max_tokens:
+            while held + len(rest) - 1 >= keep + step:
+                taken, rest = rest[: keep + step - held], rest[keep + step - held :]
+                if taken:
+                    compute(taken)
+                drop()
+                held = keep
             said.append(int(compute(rest).argmax()))
             held, rest = held + len(rest), said[-1:]
     return said
@@ -171,7 +177,7 @@ def test_a_text_may_be_longer_than_the_context(load: Load) -> None:
     with pytest.raises(PromptTooLong):
         serve(loaded, [replace(job, policy=None)])
     (request,) = serve(loaded, [job])
-    assert request.num_prompt_tokens + request.num_dropped == len(long)
+    assert request.num_text_tokens == len(long)
     assert request.num_prompt_tokens <= 36
     loaded.engine.flush_cache()
     (later,) = serve(loaded, [replace(job, prompt=long + long)])

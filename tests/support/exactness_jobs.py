@@ -28,7 +28,7 @@ from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.loaded_model import LoadedModel
 from stemma.runtime.schedule.compression import CompressedPrefix, CompressedPrefixes
-from stemma.runtime.schedule.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.request import FinishReason, Recompress, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 Load = Callable[..., LoadedModel]
@@ -187,6 +187,7 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
             job.sampling,
             FakeListener(),
             compressed=kept,
+            recompress=_recompress(loaded, job),
             namespace="" if adapter is None else adapter.namespace(""),
             adapter=adapter,
             stop_ids=frozenset(job.sampling.stop_token_ids),
@@ -238,6 +239,14 @@ def _prompt_of(loaded: LoadedModel, job: Job) -> tuple[array[int], CompressedPre
         return prompt, None
     kept, num_replaced = _prefixes_of(loaded).of(prompt[:-1], job.policy)
     return prompt if kept is None else kept.ids + prompt[num_replaced:], kept
+
+
+def _recompress(loaded: LoadedModel, job: Job) -> Recompress | None:
+    policy = job.policy
+    if policy is None or policy.kind != "streaming":
+        return None
+    prefixes = _prefixes_of(loaded)
+    return lambda ids, behind: prefixes.of(ids, policy, behind)
 
 
 def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:
