@@ -42,31 +42,16 @@ class CompressedPrefix:
     # Of `source`: what may be dropped, ascending; all else is kept. None: all may be.
     candidates: tuple[tuple[int, int], ...] | None = None
 
+    # Of all that it stands for: tokens of the text, less its slots; by how much the positions of
+    # what follows are above its places among the slots; the most positions while it was made.
+    num_dropped: int = 0
+    rope_shift: int = 0
+    num_positions: int = 0
+
     @property
     def ids(self) -> array[int]:
         """The tokens that stand for it."""
         return array("i", [self.token_id]) * self.num_slots
-
-    @property
-    def num_dropped(self) -> int:
-        """Tokens of the text that it stands for, less its slots."""
-        before = 0 if self.behind is None else self.behind.num_dropped
-        return before + len(self.source) - self.num_slots
-
-    @property
-    def rope_shift(self) -> int:
-        """By so much the positions of what follows are above its places among the slots."""
-        if self.policy.kind == "streaming":
-            return 0
-        before = 0 if self.behind is None else self.behind.rope_shift
-        return before + len(self.source) - self.num_slots
-
-    @property
-    def num_positions(self) -> int:
-        """The most that a text had while this was made."""
-        before = 0 if self.behind is None else self.behind.rope_shift
-        earlier = 0 if self.behind is None else self.behind.num_positions
-        return max(earlier, before + len(self.source))
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +142,22 @@ class CompressedPrefixes:
     ) -> CompressedPrefix:
         name = repr((candidates, policy.to_wire())).encode()
         digest = blake2b(name + b"\0" + source.tobytes(), digest_size=32).digest()
-        return CompressedPrefix(self._id_of(digest), policy, num_slots, source, behind, candidates)
+        num_dropped = len(source) - num_slots
+        num_before = shift = num_positions = 0
+        if behind is not None:
+            num_before, shift = behind.num_dropped, behind.rope_shift
+            num_positions = behind.num_positions
+        return CompressedPrefix(
+            self._id_of(digest),
+            policy,
+            num_slots,
+            source,
+            behind,
+            candidates,
+            num_dropped=num_before + num_dropped,
+            rope_shift=0 if policy.kind == "streaming" else shift + num_dropped,
+            num_positions=max(num_positions, shift + len(source)),
+        )
 
     def require(self, policy: KVPolicy) -> None:
         """Raises InvalidRequest where it cannot be done here."""

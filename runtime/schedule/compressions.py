@@ -85,18 +85,21 @@ class Compressions:
         return True
 
     def forget(self, request: Request) -> None:
-        """A request has ended: nobody may need what it waits for."""
-        if request.compressed is None:
-            return
-        name = _name(request, request.compressed)
-        making = self._making.get(name)
-        if making is None or request not in making.waiting:
-            return
-        making.waiting.remove(request)
-        if not making.waiting:
-            del self._making[name]
-            if not making.maker.is_finished:
-                self._queue.finish(making.maker, FinishReason.ABORT)
+        """A request has ended: nobody may need what it waits for, nor what that is made of."""
+        useless: list[Request] = []
+        while (prefix := request.compressed) is not None:
+            making = self._making.get(_name(request, prefix))
+            if making is None or request not in making.waiting:
+                break
+            making.waiting.remove(request)
+            if making.waiting:
+                break
+            del self._making[_name(request, prefix)]
+            request = making.maker
+            useless.append(request)
+        for maker in useless:
+            if not maker.is_finished:
+                self._queue.finish(maker, FinishReason.ABORT)
 
     def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
         raise AssertionError("nothing is sampled to compress a prefix")
@@ -110,7 +113,7 @@ class Compressions:
             return
         if request.finish_reason is FinishReason.STOP:
             self.num_made += 1
-            num_computed = request.num_prompt_tokens - request.num_cached_tokens
+            num_computed = request.num_text_tokens - request.num_cached_tokens
             for each in making.waiting:
                 if not each.is_admitted:
                     each.num_to_compress, num_computed = num_computed, 0
@@ -118,9 +121,14 @@ class Compressions:
                 self._kv_cache.keep_preempted(each, prefix.ids)
                 self._queue.enqueue(each, is_first=each.is_admitted)
             return
-        for each in making.waiting:
+        failed = making.waiting
+        for each in failed:  # and, as it grows, those who wait for what these were to make
             each.error = request.error or "its prefix could not be compressed"
             each.error_kind = request.error_kind
+            if each.compaction is not None:
+                lost = self._making.pop(_name(each, each.compaction.prefix))
+                failed.extend(lost.waiting)
+        for each in failed:
             self._queue.finish(each, FinishReason.ERROR)
 
 

@@ -277,6 +277,29 @@ def test_aborted_neighbours_leave_nothing_behind(load: Load, alone: list[list[in
         assert kv_cache.num_free_pages == kv_cache.num_pages
 
 
+def test_a_long_stream_that_is_given_up_leaves_nothing_behind(load: Load) -> None:
+    """Each prefix waits for the one before: a thousand of them."""
+    loaded = load(max_model_len=64, max_total_tokens=100)
+    prompt = tuple(index % 251 for index in range(5000))
+    job = replace(GREEDY[0], prompt=prompt, policy=streaming(8, sinks=2))
+    (left,) = serve(loaded, [replace(job, leaves=5)])
+    assert left.finish_reason is FinishReason.ABORT
+    assert not loaded.engine.has_work
+    assert loaded.engine.scheduler.compressions.num_held == 0
+    fails = replace(job, prompt=prompt[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaded.runner.steps, "submit", _fail)
+        with pytest.raises(AssertionError, match="on purpose"):
+            serve(loaded, [fails])
+    assert loaded.engine.scheduler.compressions.num_held == 0
+    loaded.engine.flush_cache()
+    assert loaded.engine.scheduler.kv_cache.num_free_pages == 100
+
+
+def _fail(plan: object) -> None:
+    raise RuntimeError("on purpose")
+
+
 def test_a_prefix_is_made_once_for_all_who_wait_for_it(load: Load) -> None:
     loaded = load()
     jobs = [replace(job, policy=SNAP) for job in (GREEDY[6], SAMPLED[6], GREEDY[6])]
