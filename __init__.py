@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         system,
         system_begin,
         system_end,
+        text,
         tokens,
         user,
         user_begin,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from .frontend.dsl.tool_loop import ToolLoop, tool_loop
     from .frontend.global_config import global_config
     from .frontend.openai.backend import OpenAI, RuntimeEndpoint
+    from .frontend.protocol.kv_policy import KVPolicy, snapkv, streaming
 
 _ROOMS = {
     "errors": (
@@ -120,6 +122,7 @@ _ROOMS = {
         "system",
         "system_begin",
         "system_end",
+        "text",
         "tokens",
         "user",
         "user_begin",
@@ -139,6 +142,7 @@ _ROOMS = {
     ),
     "frontend.global_config": ("global_config",),
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
+    "frontend.protocol.kv_policy": ("KVPolicy", "snapkv", "streaming"),
     "frontend.dsl.result": ("Result",),
     "frontend.dsl.state": ("ProgramState",),
     "frontend.dsl.tool": ("Tool", "tool"),
@@ -160,6 +164,7 @@ __all__ = [
     "InvalidGrammar",
     "InvalidProgram",
     "InvalidRequest",
+    "KVPolicy",
     "MaxTurnsExceeded",
     "ModelLoadError",
     "ModelNotFound",
@@ -199,9 +204,12 @@ __all__ = [
     "select",
     "separate_reasoning",
     "set_default_backend",
+    "snapkv",
+    "streaming",
     "system",
     "system_begin",
     "system_end",
+    "text",
     "token_length_normalized",
     "tokens",
     "tool",

@@ -16,14 +16,13 @@ from ..flags import Parser
 from .connect import Commands
 
 BENCHMARKS = (
-    "serving.serving", "constrained.masks", "constrained.conformance",
-    "constrained.grammar_load", "cache.radix", "scheduling.schedule", "scheduling.placement",
+    "serving.serving", "constrained.masks", "constrained.conformance", "constrained.grammar_load",
+    "cache.radix", "cache.kv_policies", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
-    "cluster.kv_transport",
-    "cluster.roles", "device.step", "scheduling.stall", "serving.startup", "serving.threads",
-    "gpu", "scheduling.dsl", "serving.latency", "serving.load", "scheduling.programs",
-    "harness.limits", "serving.watch", "serving.plan", "serving.memory", "device.quantization",
-    "device.determinism", "speculation.speculation", "speculation.drafting",
+    "cluster.kv_transport", "cluster.roles", "device.step", "scheduling.stall", "serving.startup",
+    "serving.threads", "gpu", "scheduling.dsl", "serving.latency", "serving.load",
+    "scheduling.programs", "harness.limits", "serving.watch", "serving.plan", "serving.memory",
+    "device.quantization", "device.determinism", "speculation.speculation", "speculation.drafting",
     "speculation.drafting_peers", "speculation.oracle", "speculation.cascade", "device.beam",
     "device.encoding", "device.kernels", "device.ranks",
 )  # fmt: skip

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
-from ..errors import InvalidRequest
+from ..errors import InvalidProgram, InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress
+from ..frontend.protocol.kv_policy import KVPolicy
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .checkpoint.gguf.shards import model_stem
 from .checkpoint.location import EMBEDDED_MODEL, MTP, locate_model
@@ -154,6 +155,11 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDtype = flag(
         "auto", "KV as the arithmetic is, or in 8 bits, which takes half of the memory",
         heading="engine: KV cache", is_common=True, choices=KV_CACHE_DTYPES,
+    )
+    kv_policy: str | None = flag(
+        None, "keep only a part of each prompt's KV, unless a call says otherwise: snapkv:0.25 or "
+        "streaming:1024 (a share, or tokens); outputs differ from those with all of it (CPU)",
+        metavar="KIND:KEEP",
     )
     page_size: int = flag(1, "tokens a KV page", integer(1, 256))
     mem_fraction: float | None = flag(
@@ -308,6 +314,11 @@ class EngineConfig:
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
         tenant_weights(self.tenant_weights)
+        if self.kv_policy is not None:
+            try:
+                KVPolicy.from_text(self.kv_policy)
+            except InvalidProgram as error:
+                raise InvalidRequest(str(error), "kv_policy") from None
         self._check_drafts()
         if self.device == "cpu":
             fits = self.kernels != "triton"

@@ -173,10 +173,15 @@ class Engine:
         Raises PromptTooLong if not even one token would fit, DeadlineExceeded if its output is
         not expected in time.
         """
-        room = self.max_model_len - request.num_prompt_tokens
-        if room < request.samples:
+        num_tokens = request.num_prompt_tokens + request.rope_shift
+        if request.compressed is not None:  # it is computed before, on its own
+            num_tokens = max(num_tokens, request.compressed.num_positions)
+        room = self.max_model_len - request.num_prompt_tokens - request.rope_shift
+        if request.recompress is not None:  # it never has more than it may
+            room = request.sampling.max_tokens
+        if self.max_model_len - num_tokens < request.samples:
             most = self.max_model_len - request.samples
-            size = f"{request.num_prompt_tokens} tokens"
+            size = f"{num_tokens} tokens"
             is_cut = request.encoding is not None or request.hidden is not None
             remedy = "; truncate_prompt_tokens cuts it" if is_cut else ""
             raise PromptTooLong.than(size, most, self.max_model_len, remedy=remedy)
@@ -281,6 +286,7 @@ class Engine:
             "leases": kv_cache.describe_leases(),
             "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,
+            "compressed": self.scheduler.compressions.describe(),
             "has_overlap": self.has_overlap,
             "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running),

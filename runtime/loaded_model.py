@@ -12,6 +12,8 @@ from ..constrained.vocabulary import Vocabulary
 from ..errors import InvalidRequest, ModelLoadError
 from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
+from ..frontend.protocol.kv_policy import KVPolicy
+from ..kernels.model_options import AttentionOptions, LatentOptions
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.draft_checkpoint import DraftCheckpoint, OwnPredictor
@@ -51,6 +53,7 @@ from .schedule.cache.coming_prefixes import ComingPrefixes
 from .schedule.cache.kv_cache import KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
 from .schedule.cache.stored_prefixes import StoredPrefixes
+from .schedule.compression import CompressedPrefixes
 from .schedule.image_encodings import ImageEncodings
 from .schedule.queue.adapter_slots import AdapterSlots
 from .schedule.queue.fairness import tenant_weights
@@ -162,6 +165,7 @@ class LoadedModel:
             num_layers=self.model_config.num_layers,
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
+        self._kv_policy()
         self.kv_sender = self._kv_sender()
         self.role = config.role
         self.set_role(config.role)
@@ -379,8 +383,38 @@ class LoadedModel:
             adapters=self.adapters,
             encoder=self._encoder(),
             images=self.images,
+            compressed=self._compressed_prefixes(),
+            kv_policy=self._kv_policy(),
             max_prompt_tokens=self.engine.max_model_len,
             max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
+        )
+
+    def _kv_policy(self) -> KVPolicy | None:
+        """Of calls that name none. Raises InvalidRequest where it cannot be done."""
+        if self.config.kv_policy is None:
+            return None
+        policy = KVPolicy.from_text(self.config.kv_policy)
+        self._compressed_prefixes().require(policy)
+        return policy
+
+    def _compressed_prefixes(self) -> CompressedPrefixes:
+        model, config, refusal = self.model_config, self.config, None
+        if model.latent is not None or len(set(model.kv_shapes)) > 1:
+            refusal = "of this model's attention all KV is kept (latents, or layers that differ)"
+        elif any(map(_sees_a_part, model.attention_kinds)):
+            refusal = "this model's layers see windows of the text, and keep all KV"
+        elif model.is_normed_after_rotation:
+            refusal = "this model's keys are normed behind their rotation, and keep their place"
+        elif self.engine.scheduler.kv_cache.states is not None:
+            refusal = "models with recurrent layers keep all KV"
+        elif self.runner.accelerator is not None:
+            refusal = "KV is compressed on CPUs"
+        elif config.num_ranks * config.pp_size > 1 or config.role != "both":
+            refusal = "KV is compressed in engines of one process"
+        elif self.draft is not None:
+            refusal = "an engine with a draft model keeps all KV"
+        return CompressedPrefixes(
+            config.page_size, config.chunked_prefill_size, self.engine.max_model_len, refusal
         )
 
     def _encoder(self) -> Encoder | None:
@@ -440,6 +474,11 @@ class LoadedModel:
             ],
             "slow_path": self.slow_path,
         }
+
+
+def _sees_a_part(kind: AttentionOptions | LatentOptions) -> bool:
+    """Whether queries of such layers see less than all that is before."""
+    return isinstance(kind, AttentionOptions) and not (kind.window is None and kind.chunk is None)
 
 
 def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:

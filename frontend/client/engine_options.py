@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     spin_us: int | None
     kv_cache_dtype: str
+    kv_policy: str | None
     page_size: int
     mem_fraction: float | None
     max_total_tokens: int | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from ...errors import InvalidProgram
 from ..protocol.ir import MAX_FIELDS_CHARS, GenParams
@@ -50,6 +50,13 @@ class Sum(Expr):
     """Several expressions, one after the other."""
 
     items: tuple[Expr | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundExpr(Expr):
+    """What may be dropped where KV is compressed."""
+
+    item: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,16 @@ class ImageExpr(Expr):
     """An image of a prompt, by path, URL or data."""
 
     source: Any
+
+
+def text(text: Appendable, kv: Literal["background"] | None = None) -> Expr:
+    """A text, or an expression, as it is. With `kv="background"` tokens of it may be dropped where
+    KV is compressed (`gen(kv_policy=...)`, `s.compress`), and then only of what is background: so
+    retrieved documents shrink, and instructions and tool schemas stay whole."""
+    if kv not in (None, "background"):
+        raise InvalidProgram.of("kv", kv, '"background" or None')
+    item = Sum(_parts(text))
+    return item if kv is None else BackgroundExpr(item)
 
 
 def tokens(token_ids: Sequence[int]) -> Expr:

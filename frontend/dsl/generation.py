@@ -20,6 +20,7 @@ from ..protocol.ir import (
     logit_bias_of,
     texts_of,
 )
+from ..protocol.kv_policy import KVPolicy
 from ..protocol.numbers import Range, plain, token_ids_of
 from .expr import Check, Expr, GenExpr, SelectExpr
 from .scalars import SCALARS_BY_NAME, TypedOutput, scalar_output
@@ -120,6 +121,7 @@ def gen(
     beam: int | None = None,
     length_penalty: float | None = None,
     early_stopping: bool | Literal["never"] | None = None,
+    kv_policy: KVPolicy | None = None,
     type: Any = None,
     validate: Callable[[Any], Any] | None = None,
     retries: int = 0,
@@ -183,6 +185,8 @@ def gen(
             number of tokens to this power (default 1).
         early_stopping: with `beam`: True ends the search with `beam` outputs, False (default) once
             no better one is likely, "never" once none is possible.
+        kv_policy: `st.snapkv(0.25)` or another one: the KV of the prompt of which only a part is
+            kept, see docs/use/kv-policies.md; the output then differs from that with all of it.
         type: the output is text that stands for a value of this type, which `state[name]` is: a
             pydantic model, dataclass, TypedDict, `list[int]`, Literal, Enum, int, ...;
             `state.text(name)` is the text. Reading one that was cut off raises ProgramError of kind
@@ -214,6 +218,7 @@ def gen(
         useless = {
             "n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline,
             "prediction": prediction, "beam": beam, "type": type, "validate": validate,
+            "kv_policy": kv_policy,
         }  # fmt: skip
         return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
@@ -248,6 +253,7 @@ def gen(
         beam=beam,
         length_penalty=length_penalty,
         early_stopping=early_stopping,
+        kv_policy=_checked_policy(kv_policy),
     )
     read = None if typed is None else typed.read
     return GenExpr(_checked_name(name), params, read, _check(validate, retries))
@@ -320,6 +326,12 @@ def _select_of_gen(
         if value is not None and not (field == "n" and value == 1):
             raise InvalidProgram.of(field, value, "not together with choices")
     return select(name, choices, temperature, method, lora_path)
+
+
+def _checked_policy(policy: object) -> KVPolicy | None:
+    if policy is None or isinstance(policy, KVPolicy):
+        return policy
+    raise InvalidProgram.of("kv_policy", policy, "a policy such as st.snapkv(0.25), or None")
 
 
 def checked_lora_path(name: object) -> str | None:

@@ -18,6 +18,7 @@ from ...errors import InvalidProgram
 from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
+from ..protocol.kv_policy import KVPolicy
 from .beside_loop import run_beside
 from .checking import checked_steps
 from .deciding import decision_steps
@@ -226,6 +227,18 @@ class ProgramState(BranchWriter):
     def _hint(self, action: ir.HintAction, source: str | None, **options: Any) -> HintHandle:
         op = hint(self._branch, self._next(), source, action, **options)
         return HintHandle(self._program, self._send(op), self)
+
+    def compress(self, policy: KVPolicy) -> None:
+        """From here on keep only a part of the KV of what this branch has so far, as
+        `st.snapkv(0.25)` or `st.streaming(1024)` choose it: of background, where it has any
+        (`st.text(..., kv="background")`), else of everything but its last token. What follows
+        sees the rest, which is computed once for all calls and forks behind it."""
+        if not isinstance(policy, KVPolicy):
+            raise InvalidProgram.of("policy", policy, "a policy such as st.snapkv(0.25)")
+        self._send_silent(
+            ir.Compress(self._branch, self._next(), source_line(sys._getframe(1)), policy)
+        )
+        self._note("")
 
     # --- errors, the end -------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from ..client.values import Piece, Span, Value
 from ..protocol import ir
 from .expr import (
     Appendable,
+    BackgroundExpr,
     GenExpr,
     ImageExpr,
     RoleBeginExpr,
@@ -64,6 +65,13 @@ class BranchWriter(BranchReader):
     def _append_sum(self, total: Sum, source: str | None) -> None:
         for item in total.items:
             self._append(item, source)
+
+    def _append_background(self, background: BackgroundExpr, source: str | None) -> None:
+        self._send_silent(ir.Background(self._branch, self._next(), source, True))
+        self._note("")
+        self._append(background.item, source)
+        self._send_silent(ir.Background(self._branch, self._next(), source, False))
+        self._note("")
 
     def _append_tokens(self, ids: TokensExpr, source: str | None) -> None:
         self._note(self._send(ir.Tokens(self._branch, self._next(), source, ids.token_ids)))
@@ -198,4 +206,5 @@ _APPENDERS: dict[type, Callable[[BranchWriter, Any, str | None], None]] = {
     ToolsExpr: BranchWriter._append_tools,
     VarExpr: BranchWriter._append_var,
     ImageExpr: BranchWriter._append_image,
+    BackgroundExpr: BranchWriter._append_background,
 }

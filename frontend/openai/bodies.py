@@ -65,6 +65,10 @@ def gen_body(
         body |= _logprob_fields(prompt, params.logprobs)
     if params.constraint is not None:
         body |= constraint_fields(flavor, params.constraint, is_chat=prompt.is_chat)
+    if params.kv_policy is not None:
+        if flavor.name != "stemma":
+            raise _unknown(flavor, "kv_policy")
+        body["kv_policy"] = params.kv_policy.to_wire()
     return body
 
 

@@ -141,6 +141,10 @@ class ClientSession(Interpreter[ClientBranch, str]):
             case ir.Image():
                 branch.draft = branch.pattern = None
                 branch.begun.append_image(op.url)
+            case ir.Compress():
+                raise InvalidProgram("an endpoint over HTTP takes a kv_policy with each gen alone")
+            case ir.Background():
+                pass  # a mark for those who compress
             case ir.Hint():
                 self._hint(branch, op)
                 return False

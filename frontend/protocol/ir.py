@@ -9,8 +9,9 @@ wire an op is a list: `[kind, branch, seq, source, *fields]`.
     branch 2:                         Text  Gen  End ------^
 
 Three ops say what a program knows of its KV and change no text: `Pause` (it works elsewhere now),
-`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch). A
-branch stops at an op that fails, until `Resume`.
+`Hint` (an action on the KV of what the branch has so far) and `Drop` (nobody reads this branch).
+`Compress` and `Background` say which KV may be dropped, and change what is said behind it. A branch
+stops at an op that fails, until `Resume`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, Literal, get_args
 from ...errors import InvalidProgram
 from .chat_message import Message
 from .constraint import Constraint
+from .kv_policy import WHOLE, KVPolicy
 from .numbers import FLAGS, RANGES, finite
 
 ChoicesMethod = Literal[
@@ -91,6 +93,7 @@ class GenParams(Sampling):
     beam: int | None = None  # search for the likeliest output, with so many hypotheses at a time
     length_penalty: float | None = None  # with beam: a score is logprob / length ** this
     early_stopping: bool | str | None = None  # with beam: True, False or "never"
+    kv_policy: KVPolicy | None = None  # which of the prompt's KV is kept; None: all
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +118,8 @@ class GenParams(Sampling):
             given = self.given()
             if self.constraint is not None:
                 given["constraint"] = asdict(self.constraint)
+            if self.kv_policy is not None:
+                given["kv_policy"] = self.kv_policy.to_wire()
             object.__setattr__(self, "_wire", given)
             return given
         return self._wire
@@ -130,6 +135,8 @@ class GenParams(Sampling):
         values = {name: _frozen(value) for name, value in given.items()}
         if "constraint" in values:
             values["constraint"] = Constraint.from_wire(values["constraint"])
+        if "kv_policy" in values:
+            values["kv_policy"] = KVPolicy.from_wire(values["kv_policy"])
         if "prediction" in values:
             _checked_str("prediction", values["prediction"])
         for name, value in values.items():
@@ -406,6 +413,27 @@ class Hint(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Compress(Op):
+    """From here on keep of the KV of all that the branch has so far, but for the last token, what
+    the policy chooses. What has been compressed before is chosen from again."""
+
+    kind: ClassVar[str] = "compress"
+    policy: KVPolicy = WHOLE
+
+    def to_wire(self) -> list[object]:
+        return [self.kind, self.branch, self.seq, self.source, self.policy.to_wire()]
+
+
+@dataclass(frozen=True, slots=True)
+class Background(Op):
+    """What follows, up to the next of these that does not begin any, is background: where KV is
+    compressed, tokens are dropped of background alone, if the branch has any."""
+
+    kind: ClassVar[str] = "background"
+    begins: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Drop(Op):
     """Nobody will read this branch: the last op of its log, but it acts on arrival. The branch
     stops at once, unless others still wait for what it makes."""
@@ -459,7 +487,7 @@ class Places:
 
 _KINDS: tuple[type[Op], ...] = (
     Text, Tokens, Chat, Gen, Select, Embed, RoleBegin, RoleEnd, Tools, Image, Fork, Join, Var,
-    Pause, Hint, Drop, Resume, End,
+    Pause, Hint, Compress, Background, Drop, Resume, End,
 )  # fmt: skip
 _OPS = {op.kind: op for op in _KINDS}
 _VALUES_OF = {kind: attrgetter(*(f.name for f in fields(op))) for kind, op in _OPS.items()}
@@ -596,10 +624,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
         lambda name, value: None if value is None else _checked_str(name, value),
     ),
     **dict.fromkeys(
-        ("normalize", "drops_message", "is_text", "has_scores"), lambda _, value: bool(value)
+        ("normalize", "drops_message", "is_text", "has_scores", "begins"),
+        lambda _, value: bool(value),
     ),
     "source": lambda _, value: value[:MAX_SOURCE_CHARS] if isinstance(value, str) else None,
     "params": lambda _, value: GenParams.from_wire(value),
+    "policy": lambda _, value: KVPolicy.from_wire(value),
     "children": lambda name, value: _checked_ids(name, value, 65_536),
     "token_ids": _checked_ids,
     "messages": _checked_messages,

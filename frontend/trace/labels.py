@@ -37,6 +37,10 @@ def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
         case ir.Pause():
             expected = "" if op.expected_s is None else f"about {op.expected_s:g} s"
             return "pause", _spaced(op.label, expected)
+        case ir.Compress():
+            return "compress", _pairs(op.policy.to_wire())
+        case ir.Background():
+            return "background", "begins" if op.begins else "ends"
         case ir.Hint():
             given = {"ttl_ms": op.ttl_ms, "priority": op.priority, "tier": op.tier}
             return "hint", _spaced(op.action, _pairs(given))

@@ -56,7 +56,7 @@ class CapturedForward:
         """-> hidden [T, hidden_size], see `Decoder.forward`."""
         key = (len(batch.input_ids), batch.adapters is not None)
         is_recorded = key[0] <= MAX_CAPTURED_TOKENS and batch.images is None
-        is_recorded = is_recorded and batch.on_layer is None
+        is_recorded = is_recorded and batch.on_layer is None and batch.observed is None
         if self._capture is None or not is_recorded:
             return self._forward(batch)
         if key not in self._replays:

@@ -30,6 +30,7 @@ from .inputs import (
     plan_attentions,
     wanted_logits,
 )
+from .kv_selection import KVSelector
 from .layer_streams import LayerStreams
 from .neighbours import Neighbours
 from .sampler import Sampler
@@ -72,6 +73,7 @@ class SynchronousSteps:
         self._draft_model = draft_model
         self._images = None if model.vision is None else ImageFeatures(model.vision)
         self.streams: LayerStreams | None = None  # set once other engines may ask for KV
+        self._selector = KVSelector(pool, config, inputs.page_table, model)
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
@@ -104,7 +106,13 @@ class SynchronousSteps:
             assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
             sending = self.streams.begin(plan.streams)
             batch = replace(batch, on_layer=sending.layer_is_done)
+        selects = any(row.selection is not None for row in plan.rows)
+        if selects:
+            observed = self._selector.observed(plan.rows, inputs.layout)
+            batch = replace(batch, observed=observed)
         hidden = self.forward(batch)
+        if selects:
+            self._selector.select(plan.rows, batch.observed)
         if sending is not None and self._draft_model is None:
             sending.end()
         if self._neighbours is not None and self._neighbours.has_next:

@@ -13,7 +13,7 @@ from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
 from .layers.norm import Norm, norm_of
-from .layers.rotary import LayerRotary
+from .layers.rotary import LayerRotary, Rotary
 from .vision.tower import VisionTower
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,10 @@ class Decoder:
             return self._norm(x, residual)
         self._add(residual, x)
         return residual
+
+    def rotary_at(self, positions: Tensor) -> list[Rotary]:
+        """How its layers turn keys at these positions [N] int64: [num_layers]."""
+        return self._rotary.at(positions)
 
     @property
     def vocabulary(self) -> VocabEmbedding:

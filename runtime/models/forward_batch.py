@@ -33,6 +33,18 @@ class LayerStates:
         self.of: dict[int, Tensor] = {}  # [T, hidden_size] each
 
 
+class ObservedQueries:
+    """The rotated queries of some tokens, which a pass leaves for whoever chooses among keys."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens  # [N] int64, on the token axis
+        self.of: dict[int, Tensor] = {}  # by the layer's index in the pool: [N, heads, head_dim]
+
+    def note(self, layer: int, queries: Tensor) -> None:
+        """queries [T, heads, head_dim]"""
+        self.of[layer] = queries[self.tokens]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """All of a model's input to `forward`. T tokens, R rows.
@@ -62,3 +74,4 @@ class ForwardBatch:
     residual: Tensor | None = None
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index
     kept: LayerStates | None = None  # which the pass fills; None: nobody reads them
+    observed: ObservedQueries | None = None  # the same

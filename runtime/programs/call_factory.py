@@ -14,6 +14,7 @@ from ...errors import InvalidProgram, InvalidRequest, StemmaError
 from ...frontend.protocol import ir
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import seed_of_sample
+from ...frontend.protocol.kv_policy import KVPolicy
 from ...frontend.protocol.numbers import RANGES
 from ..checkpoint.config.embedding_config import DECODER_POOLINGS
 from ..checkpoint.lora.adapter import Adapter
@@ -22,9 +23,10 @@ from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
-from ..schedule.request import HiddenSum, Request, Scoring
+from ..schedule.request import HiddenSum, Recompress, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .beam_call import BeamCall
+from .branch_kv import Shown, refuse_images
 from .calls import Call, GenCall, PromptScores, Report, SamplesCall, SelectCall, Validate
 from .context import ProgramContext
 from .embed_call import EmbedCall
@@ -67,11 +69,14 @@ class CallFactory:
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
+            if op.params.kv_policy is not None:
+                raise InvalidRequest.of("kv_policy", op.params.kv_policy.kind, "left out with beam")
             return self._beam(branch, op, report, samplings[0], beam)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
         prompt = self._prompt(branch)
+        shown = self._shown(branch, prompt, op.params.kv_policy)
         scores = _prompt_scores(op.params, prompt)
         call: GenCall | SamplesCall
         if len(samplings) == 1:
@@ -91,19 +96,21 @@ class CallFactory:
         grammar = self._grammar(op.params.constraint) if samplings[0].max_tokens else None
         requests = []
         if scores is not None:
-            scores.request = self._request(branch, scores.prompt, SamplingParams(), scores, adapter)
+            whole = Shown(scores.prompt)
+            scores.request = self._request(branch, whole, SamplingParams(), scores, adapter)
             scores.request.scoring = scores.scoring
             requests.append(scores.request)
         for sample, sampling in zip(samples, samplings, strict=True):
-            request = self._request(branch, prompt, sampling, sample, adapter)
+            request = self._request(branch, shown, sampling, sample, adapter)
             request.priority, request.deadline_s = priority, deadline_s
             request.stop_ids = self.context.defaults.stop_ids(sampling)
             if not sampling.max_tokens:
-                request.scoring = Scoring(len(prompt) - 1, ())
+                request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
+            request.recompress = self._recompress(op.params.kv_policy)
             if len(samples) > 1:
-                request.shared_ends += (len(prompt) - 1,)
+                request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
                 request.begun = begun
             request.op_key = self.op_key if op.source is None else (op.source, op.name)
@@ -122,7 +129,8 @@ class CallFactory:
     ) -> Call:
         """Start a beam search. Raises as `gen`."""
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
-        adapter, prompt = self._adapter(op.params.lora_path), self._prompt(branch)
+        adapter = self._adapter(op.params.lora_path)
+        shown = self._shown(branch, self._prompt(branch), None)
         sampling = replace(sampling, temperature=0.0)  # nothing is drawn
         call = BeamCall(
             report,
@@ -136,7 +144,7 @@ class CallFactory:
         grammar = self._grammar(op.params.constraint)
 
         def new_request() -> Request:
-            request = self._request(branch, prompt, sampling, call, adapter)
+            request = self._request(branch, shown, sampling, call, adapter)
             request.priority = priority
             request.stop_ids = stop_ids
             request.grammar, request.jump_forward = grammar, False  # what is forced counts, too
@@ -170,12 +178,13 @@ class CallFactory:
         """Start a choice, each with its ids. Raises InvalidProgram; nothing is queued then."""
         self._require_generation()
         adapter = self._adapter(op.lora_path)
-        prompt = self._prompt(branch)
+        shown = self._shown(branch, self._prompt(branch), None)
         texts, choice_ids = zip(*choices, strict=True)
         call = SelectCall(report, texts, op.method, choice_ids)
-        for context, targets in call.wanted_scores(prompt, self._empty_context()):
+        for context, targets in call.wanted_scores(shown.ids, self._empty_context()):
             tokens = context + array("i", targets[:-1])
-            request = self._request(branch, tokens, SamplingParams(), call, adapter)
+            scored = shown._replace(ids=tokens) if context is shown.ids else Shown(tokens)
+            request = self._request(branch, scored, SamplingParams(), call, adapter)
             request.scoring = Scoring(len(context) - 1, tuple(targets))
             call.requests.append(request)
         self._submit(call, call.requests)
@@ -193,7 +202,8 @@ class CallFactory:
             raise InvalidRequest.of("has_scores", op.has_scores, allowed)
         head = None if encoder is None else encoder.score_head
         call = EmbedCall(report, op.normalize, head)
-        request = self._request(branch, embedded.ids, SamplingParams(), call, self.adapter)
+        whole = Shown(embedded.ids)
+        request = self._request(branch, whole, SamplingParams(), call, self.adapter)
         if encoder is not None and not encoder.is_causal:
             request.encoding = Encoding(op.pooling, op.has_scores, embedded.num_first)
         elif op.pooling not in DECODER_POOLINGS:
@@ -217,17 +227,17 @@ class CallFactory:
     def _request(
         self,
         branch: EngineBranch,
-        prompt: array[int],
+        prompt: Shown,
         sampling: SamplingParams,
         listener: GenCall | SelectCall | PromptScores | EmbedCall | BeamCall,
         adapter: Adapter | None,
     ) -> Request:
-        images = self._images(prompt)
+        images = () if prompt.compressed is not None else self._images(prompt.ids)
         namespace = self.namespace if adapter is None else adapter.namespace(self.namespace)
         branch.namespace = namespace
         return Request(
             id=self.context.next_request_id(),
-            prompt=prompt,
+            prompt=prompt.ids,
             sampling=sampling,
             listener=listener,
             namespace=namespace,
@@ -237,9 +247,23 @@ class CallFactory:
             client=self.record.tenant,
             program=self.record,
             num_calls_after=branch.num_calls_ahead() - 1,
-            shared_ends=(branch.fork_length,),
+            shared_ends=() if prompt.compressed is not None else (branch.fork_length,),
             images=images,
+            compressed=prompt.compressed,
         )
+
+    def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
+        """A prompt as its KV is kept. Raises InvalidRequest."""
+        policy = policy or self.context.kv_policy
+        return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
+
+    def _recompress(self, policy: KVPolicy | None) -> Recompress | None:
+        """What a stream keeps while it is generated."""
+        policy = policy or self.context.kv_policy
+        if policy is None or policy.kind != "streaming":
+            return None
+        prefixes = self.context.compressed
+        return lambda ids, behind: prefixes.of(ids, policy, behind)
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

@@ -180,11 +180,10 @@ class GenCall:
         delta: dict[str, Any] = {"text": text}
         first = self._num_sent_tokens or 0
         if self._has_token_ids:
-            begin = request.num_prompt_tokens
-            delta["token_ids"] = request.token_ids[begin + first : begin + until].tolist()
+            delta["token_ids"] = request.output_ids[first:until].tolist()
             if self._num_sent_tokens is None:
                 delta["id"] = request.id
-                delta["prompt_tokens"] = request.num_prompt_tokens
+                delta["prompt_tokens"] = request.num_text_tokens
                 delta["cached_tokens"] = request.num_cached_tokens
         if self._sampling.logprobs is not None:
             delta["logprobs"] = self._logprobs[first:until]
@@ -405,7 +404,7 @@ class SelectCall:
         best = decide(self._method, scores)
         text = self._choices[best]
         meta = meta_of(self.requests[best])
-        meta["prompt_tokens"] = sum(r.num_prompt_tokens for r in self.requests)
+        meta["prompt_tokens"] = sum(r.num_text_tokens for r in self.requests)
         meta["cached_tokens"] = sum(r.num_cached_tokens for r in self.requests)
         meta["disk_tokens"] = sum(r.num_disk_tokens for r in self.requests)
         meta.update(_times_of(self.requests))
@@ -444,7 +443,7 @@ def meta_of(request: Request) -> dict[str, Any]:
     began = request.created_s if request.program is None else request.program.created_s
     meta: dict[str, Any] = {
         "id": request.id,
-        "prompt_tokens": request.num_prompt_tokens,
+        "prompt_tokens": request.num_text_tokens,
         "cached_tokens": request.num_cached_tokens,
         "host_tokens": request.num_host_tokens,
         "disk_tokens": request.num_disk_tokens,
@@ -461,6 +460,8 @@ def meta_of(request: Request) -> dict[str, Any]:
         "latency_s": request.finished_s - request.created_s,
         "finish_reason": request.finish_reason.value,
     }
+    if request.compressed is not None:
+        meta["dropped_tokens"] = request.num_dropped
     if request.prediction:
         meta["accepted_prediction_tokens"] = request.num_accepted_prediction
         meta["rejected_prediction_tokens"] = request.num_rejected_prediction

@@ -14,9 +14,11 @@ from ...constrained.serving.grammar_state import PendingGrammar
 from ...constrained.spec import GrammarSpec
 from ...errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ...frontend.protocol import ir
+from ...frontend.protocol.kv_policy import KVPolicy
 from ..checkpoint.lora.adapter import Adapter
 from ..checkpoint.lora.registry import AdapterRegistry
 from ..images.registry import ImageRegistry
+from ..schedule.compression import CompressedPrefixes
 from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
@@ -131,6 +133,8 @@ class ProgramContext:
     encoder: Encoder | None = None  # set: the model generates nothing
     texts: TextThreads | None = None  # for long ones; None: each is tokenized at once
     images: ImageRegistry | None = None  # None: the model reads only text
+    compressed: CompressedPrefixes = field(default_factory=CompressedPrefixes)
+    kv_policy: KVPolicy | None = None  # of gens and selects that name none
 
     def adapter(self, name: str | None) -> Adapter | None:
         """The adapter of this name; None: the model as it is. Raises InvalidRequest or

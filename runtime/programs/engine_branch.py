@@ -13,6 +13,7 @@ from ...frontend.protocol import ir
 from ...frontend.protocol.branch import Branch
 from ..images.image import Image
 from ..tokenizer.transcript import TextChange, Transcript
+from .branch_kv import BranchKV
 from .calls import Call
 from .client_leases import MAX_ASKED, AskedHint
 from .embedded_text import EmbeddedText
@@ -50,6 +51,7 @@ class EngineBranch(Branch[Transcript, Call]):
     prepared: Prepared | Exception | None = None  # of the current op, by another thread
     namespace: Hashable | None = None  # of the last call's KV; None: no call was made yet
     num_calls: int = 0  # Gens, Selects and Embeds in the log
+    kv: BranchKV = field(default_factory=BranchKV)
 
     def num_calls_ahead(self) -> int:
         """The longest chain of calls that are known to follow each other from its current op on:

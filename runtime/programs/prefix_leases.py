@@ -117,7 +117,8 @@ class LeaseManager:
         """Children have begun at the current end of `branch`."""
         if len(children) == 1:
             return  # the child's own lease suffices
-        fork = _ForkKept(self._of(branch), branch.begun.ids[:], set(children))
+        ids = branch.kv.shown(branch.begun.ids[:]).ids
+        fork = _ForkKept(self._of(branch), ids, set(children))
         self._forks.update(dict.fromkeys(children, fork))
         self._renew_fork(fork)
 
@@ -137,7 +138,7 @@ class LeaseManager:
             return
         due_s = self._due_s(branch, kept, pause)
         ttl_s = min(MAX_TTL_S, max(MIN_TTL_S, TTL_FACTOR * due_s))
-        old, ids = kept.lease, branch.begun.ids
+        old, ids = kept.lease, branch.kv.shown(branch.begun.ids).ids
         kept.lease = self.kv.retain(self._of(branch), ids, due_s=due_s, ttl_s=ttl_s)
         if old is not None:
             self.kv.release_lease(old)

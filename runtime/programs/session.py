@@ -250,6 +250,12 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
                 return True
             case ir.Image():
                 return True
+            case ir.Compress():
+                branch.kv.compress(branch.begun.ids, op.policy, self._context.compressed)
+                return True
+            case ir.Background():
+                branch.kv.mark(len(branch.begun.ids), begins=op.begins)
+                return True
         return self._carry_out_flow(branch, op)
 
     def _fails_as_given(self, branch: EngineBranch, op: ir.Op) -> bool:
@@ -321,6 +327,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         """Where the branch's last call has its KV, whose adapter may be its own."""
         assert self._stated is not None
         namespace = self._namespace if branch.namespace is None else branch.namespace
+        token_ids = branch.kv.shown(token_ids).ids
         return self._stated.carry_out(
             action, token_ids, namespace=namespace, account=self.record.tenant
         )
@@ -422,6 +429,7 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     def _begin_child(self, branch: EngineBranch, child: EngineBranch) -> None:
         child.fork_length = len(child.begun.ids)
         child.namespace = branch.namespace
+        child.kv = branch.kv.copy()
 
     def _append_children(self, branch: EngineBranch, children: list[EngineBranch]) -> str:
         whole = ""

@@ -185,7 +185,8 @@ def _find_continued(planned: InFlightStep) -> int:
         if row.mask is not None or row.num_best or request.num_output_tokens < num_begun:
             num_waiting += 1
         elif row.sampling is not None:
-            num_output = row.start + len(row.input_ids) + 1 - len(request.prompt)
+            num_output = len(request.earlier) - len(request.prompt)
+            num_output += row.start + len(row.input_ids) + 1
             if num_output < request.max_output_tokens:
                 planned.continued[request] = index
     return num_waiting

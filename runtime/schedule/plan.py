@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...frontend.protocol.kv_policy import KVPolicy
 from ..memory.copies import SlotCopy, StateCopy, TierCopy
 from ..memory.disk.block_file import Payload
 from ..memory.peers.wire import StreamKey
@@ -75,6 +76,15 @@ class ImagePart(NamedTuple):
     rope_shift: int
 
 
+class Selection(NamedTuple):
+    """What is kept of the KV of a row's tokens, all of them: chosen behind its last input, as the
+    policy does, and copied to `pages`, in their order and turned as it is."""
+
+    policy: KVPolicy
+    pages: array[int]  # 'i'; full
+    candidates: tuple[tuple[int, int], ...] | None = None  # tokens that may be dropped; None: all
+
+
 class Row(NamedTuple):
     """One request's part of a step.
 
@@ -109,14 +119,16 @@ class Row(NamedTuple):
     state_slot: int = 0  # of its recurrent state, where the model has one
     kv_start: int = 0  # KV of the inputs before this position is there already: it is kept
     encoding: Encoding | None = None  # set, and the inputs are a whole text: an encoder's row
-    # What is added to the inputs' positions to turn them: images before them take fewer. Up to the
-    # first of `images`, each of which says it for what follows.
+    # What is added to the inputs' positions to turn them: images before them take fewer, and
+    # dropped tokens leave theirs. Up to the first of `images`, each of which says it for what
+    # follows.
     rope_shift: int = 0
     images: tuple[ImagePart, ...] = ()  # ascending; their inputs are no ids of the vocabulary
     # With `sampling`: so many tokens behind what is drawn are to be guessed by the draft model, for
     # the next plan; there are pages for all but the last.
     num_ahead: int = 0
     is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
+    selection: Selection | None = None  # with at least as many inputs as the policy observes
 
     @property
     def known_end(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
     from ..memory.peers.wire import StreamKey
+    from .compression import Compaction, CompressedPrefix
     from .program_record import ProgramRecord
 
 
@@ -91,6 +92,13 @@ class HiddenSum:
         """The result, once all tokens are computed."""
         assert self.total is not None, "nothing was computed"
         return self.total / self.num_tokens if self.is_mean else self.total
+
+
+Recompress = Callable[
+    ["array[int]", "CompressedPrefix | None"], "tuple[CompressedPrefix | None, int]"
+]
+"""Of a request's tokens, and the compressed prefix with which they begin: the one with which they
+are to begin from now on, and for how many of them that stands."""
 
 
 class Beam(Protocol):
@@ -182,6 +190,10 @@ class Request:
     beam: Beam | None = None  # the search one of whose hypotheses it computes
     stream: KVStream | None = None  # set: another engine has asked for its KV
     shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
+    compressed: CompressedPrefix | None = None  # with which the prompt begins
+    compaction: Compaction | None = None  # set: it makes a compressed prefix of its prompt
+    # Set: what is kept of its tokens, as they become more, behind what it has now.
+    recompress: Recompress | None = None
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
     state: RequestState = RequestState.WAITING
@@ -190,10 +202,14 @@ class Request:
     error_kind: str = "EngineError"  # the class of `error`
     follower: Follower | None = None  # the output's state in its grammar, once compiled
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # prompt, then output
+    earlier: array[int] = field(default_factory=lambda: array("i"))  # output, in `prompt` by now
     num_computed_tokens: int = 0  # by steps whose results are in
     num_scheduled_tokens: int = 0  # these plus those of plans in flight: the next plan starts here
-    num_cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
+    # Prompt tokens not computed for it by its first admission; of a compressed prefix all that it
+    # stands for.
+    num_cached_tokens: int = 0
     is_admitted: bool = False  # has run at least once
+    num_to_compress: int = 0  # tokens computed to make its compressed prefix
     num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
     num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier
     num_forced_tokens: int = 0  # of the output: forced by its grammar, not sampled
@@ -263,9 +279,24 @@ class Request:
         return len(self.prompt)
 
     @property
+    def num_dropped(self) -> int:
+        """Tokens of its text that are not among `token_ids`, since their KV is not kept."""
+        return 0 if self.compressed is None else self.compressed.num_dropped
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Of the prompt that it came with, and of what that stood for."""
+        return len(self.prompt) + self.num_dropped - len(self.earlier)
+
+    @property
+    def rope_shift(self) -> int:
+        """What is added to the positions of tokens that are no image's, nor behind any."""
+        return 0 if self.compressed is None else self.compressed.rope_shift
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
-        return len(self.token_ids) - len(self.prompt)
+        return len(self.earlier) + len(self.token_ids) - len(self.prompt)
 
     @property
     def num_new_tokens(self) -> int:
@@ -273,9 +304,9 @@ class Request:
         return max(0, self.max_output_tokens - self.num_output_tokens)
 
     @property
-    def output_ids(self) -> Sequence[int]:
+    def output_ids(self) -> array[int]:
         """Tokens sampled so far."""
-        return self.token_ids[len(self.prompt) :]
+        return self.earlier + self.token_ids[len(self.prompt) :]
 
     @property
     def program_key(self) -> Hashable:
@@ -289,14 +320,20 @@ class Request:
 
     @property
     def min_chunk(self) -> int:
-        """The fewest of its tokens that a step may compute."""
-        return 1 if self.encoding is None else self.num_missing
+        """The fewest of its next tokens that a step may compute."""
+        if self.encoding is not None:
+            return self.num_missing
+        compaction = self.compaction
+        is_last = compaction and self.num_scheduled_tokens >= compaction.first_observed
+        return self.num_tokens - self.num_scheduled_tokens if is_last else 1
 
     @property
     def is_call(self) -> bool:
-        """Whether a program asked for it: of a beam search's requests only the first, and none that
-        another engine's program waits for."""
-        return self.stream is None and (self.beam is None or self.beam.leader is self)
+        """Whether a program asked for it: of a beam search's requests only the first, none that
+        another engine's program waits for, and none that makes a compressed prefix."""
+        if self.stream is not None or self.compaction is not None:
+            return False
+        return self.beam is None or self.beam.leader is self
 
     @property
     def is_finished(self) -> bool:
@@ -327,7 +364,7 @@ class Request:
         is_early = self.num_output_tokens + num_unknown < self.sampling.min_tokens
         if not is_early and not self.sampling.changes_logits:
             return None
-        return self._adjustment_behind(self.token_ids[len(self.prompt) :], is_early)
+        return self._adjustment_behind(self.output_ids, is_early)
 
     def adjustments_behind(
         self, drafts: Sequence[int], at: Iterable[int]
@@ -336,7 +373,7 @@ class Request:
         logits."""
         if self.adjustment is None:
             return ()
-        output = self.token_ids[len(self.prompt) :]
+        output = self.output_ids
         outputs = [output + array("i", drafts[:end]) for end in at]
         least = self.sampling.min_tokens
         return tuple([self._adjustment_behind(each, len(each) < least) for each in outputs])
@@ -350,6 +387,14 @@ class Request:
         """Add a sampled or forced token."""
         self.note_first_token()
         self.token_ids.append(token_id)
+
+    def begin_with(self, prefix: CompressedPrefix, num_replaced: int) -> None:
+        """Have a compressed prefix stand for the first `num_replaced` tokens. It does not run."""
+        assert self.state is not RequestState.RUNNING
+        self.earlier = self.output_ids
+        self.prompt = prefix.ids + self.token_ids[num_replaced:]
+        self.token_ids = self.prompt[:]
+        self.compressed = prefix
 
     def note_first_token(self) -> None:
         """Note that a token was sampled, even one that only ends the request."""

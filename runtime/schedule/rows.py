@@ -16,7 +16,7 @@ from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
 from .image_rows import image_parts
 from .in_flight import InFlightStep
-from .plan import EncodeSlice, PageUpdate, Row, StepPlan, StreamedKV
+from .plan import EncodeSlice, PageUpdate, Row, Selection, StepPlan, StreamedKV
 from .request import Request, Scoring
 from .speculation import Speculation, Verified
 from .tree_order import depth_first, shared_segments
@@ -205,10 +205,20 @@ def _row_of(
         state_slot=request.state_slot,
         kv_start=request.num_published,
         encoding=request.encoding,
-        rope_shift=shift,
+        rope_shift=shift + request.rope_shift,
         images=images,
         is_output=start >= len(request.prompt),
+        selection=_selection_of(request, end),
     )
+
+
+def _selection_of(request: Request, end: int) -> Selection | None:
+    """What the row that ends there is to keep of the request's KV."""
+    compaction = request.compaction
+    if compaction is None or end < len(compaction.prefix.source):
+        return None
+    prefix = compaction.prefix
+    return Selection(prefix.policy, compaction.pages, prefix.candidates)
 
 
 def _new_pages(request: Request, told: PageUpdate | None = None) -> PageUpdate | None:

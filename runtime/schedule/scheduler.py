@@ -22,6 +22,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     what a row has generated      outputs.py
     which hypotheses go on        beams.py
     which images are encoded      image_encodings.py
+    what lacks its compressed KV  compressions.py
 
 A plan may be made while others are computed (`in_flight.py`); nobody is preempted then.
 """
@@ -36,6 +37,7 @@ from ..speculate.drafting import Drafting
 from .beams import Beams
 from .cache.coming_prefixes import Here
 from .cache.kv_cache import KVCacheManager
+from .compressions import Compressions
 from .grammar_uptake import GrammarUptake, begin_output
 from .image_encodings import ImageEncodings
 from .in_flight import Held, InFlight, InFlightStep
@@ -133,6 +135,7 @@ class Scheduler:
             assert not has_overlap, "drafts need the tokens before them"
             self.speculation = Speculation(drafting, self._mask_words, self.stats)
         self.beams = Beams(kv_cache, self.new_tokens, self.stats, self)
+        self.compressions = Compressions(kv_cache, self)
         if images is not None or kv_cache.states is not None:
             num_stages = 1
         self._num_stages = num_stages
@@ -157,8 +160,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that do not run, those among them whose KV is being fetched."""
-        return len(self.waiting) + self.kv_cache.num_held
+        """Requests that do not run, those among them whose KV is being fetched or compressed."""
+        return len(self.waiting) + self.kv_cache.num_held + self.compressions.num_held
 
     @property
     def num_free_rows(self) -> int:
@@ -238,7 +241,7 @@ class Scheduler:
             self.beams.add(request)
         num_ahead = self.deadlines.num_waiting_tokens - request.num_prompt_tokens
         here = Here(self.costs.prompt_token_s, num_ahead, len(self.running))
-        if not self.kv_cache.look_up(request, here):
+        if not self.compressions.must_wait(request) and not self.kv_cache.look_up(request, here):
             self.waiting.add(request)
         self.grammars.add(request)
         self._is_stalled = False
@@ -380,6 +383,9 @@ class Scheduler:
             self._run(request)
             if num_tokens:
                 yield request, num_tokens
+        for request in self.admission.uncompressed:
+            self.waiting.remove(request)
+            self.enqueue(request, is_first=request.is_admitted)
         was_asked = num_waiting and self.admission.unplaced is None
         if was_asked and self.waiting.num_of(claimant) == num_waiting:
             self.claims.note_vain(claimant)
@@ -448,9 +454,10 @@ class Scheduler:
             return
         request.is_admitted = True
         request.admitted_s = time.perf_counter()
-        request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        num_here = min(request.num_computed_tokens, request.num_prompt_tokens)
+        request.num_cached_tokens = num_here + request.num_dropped - request.num_to_compress
         if request.is_call:
-            self.stats.num_prompt_tokens += request.num_prompt_tokens
+            self.stats.num_prompt_tokens += request.num_text_tokens
             self.stats.num_cached_tokens += request.num_cached_tokens
         self.deadlines.note_admission(request)
         self.working_set.note_admission(request)
@@ -526,9 +533,22 @@ class Scheduler:
             if has_guesses and request.state is RequestState.RUNNING:
                 self._take_back(request, row, outcome, is_over=reason is not None)
             self._finish_or_hold(request, reason)
+            if request.recompress is not None and request.state is RequestState.RUNNING:
+                self._recompress(request)
         self.beams.advance()
         if self.speculation is not None:
             self.speculation.end_step(planned.plan, result)
+
+    def _recompress(self, request: Request) -> None:
+        """A request may have so many tokens by now that it is to go on from fewer of them."""
+        assert request.recompress is not None
+        prefix, num_replaced = request.recompress(request.token_ids[:-1], request.compressed)
+        if prefix is None or prefix is request.compressed:
+            return
+        self._leave(request)
+        request.state = RequestState.WAITING
+        request.begin_with(prefix, num_replaced)
+        self.enqueue(request, is_first=True)
 
     def _take_back(self, request: Request, row: Row, outcome: RowResult, *, is_over: bool) -> None:
         """What a row computed of wrong drafts never was; what the draft model guesses stays for the
@@ -628,12 +648,15 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         assert request.finish_reason is None, f"request {request.id} ended twice"
         if request.state is RequestState.RUNNING:
+            if request.compaction is not None and reason is FinishReason.STOP:
+                self.kv_cache.publish_compressed(request)
             self._leave(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         self.kv_cache.forget_preempted(request)
         self.kv_cache.forget_fetched(request)
         self.beams.end(request)
+        self.compressions.forget(request)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_share.note(request)
         if self.speculation is not None and request.is_call:
@@ -671,9 +694,20 @@ class Scheduler:
                 self.kv_cache.give_back(remains)
             self._running.free_row(table_row)
 
-    # --- for beam searches ----------------------------------------------------------------------
+    # --- for beam searches, and for compressed prefixes -----------------------------------------
+
+    def enqueue(self, request: Request, *, is_first: bool) -> None:
+        if self.compressions.must_wait(request):
+            return
+        if is_first:
+            self.waiting.put_back(request)
+        else:
+            self.waiting.add(request)
+        self._is_stalled = False
 
     def join(self, request: Request) -> None:
+        if request.compaction is not None and not request.is_admitted:
+            self.deadlines.add(request)  # others wait for its tokens
         self._open.add(request)
         self.shares.enter(request)
 

@@ -360,9 +360,8 @@ class _Texts:
 
     def follow(self, request: Request) -> None:
         """Tell what was generated since the last time."""
-        first = request.num_prompt_tokens + self._num_seen
-        if first < request.num_tokens:
-            new = request.token_ids[first:]
+        if self._num_seen < request.num_output_tokens:
+            new = request.output_ids[self._num_seen :]
             self._num_seen += len(new)
             for text in self._texts:
                 text.extend(new)

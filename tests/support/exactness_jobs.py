@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -21,11 +22,13 @@ from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
+from stemma.frontend.protocol.kv_policy import KVPolicy
 from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.loaded_model import LoadedModel
-from stemma.runtime.schedule.request import FinishReason, Request, Scoring
+from stemma.runtime.schedule.compression import CompressedPrefix, CompressedPrefixes
+from stemma.runtime.schedule.request import FinishReason, Recompress, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 Load = Callable[..., LoadedModel]
@@ -42,6 +45,7 @@ class Job:
     grammar: GrammarSpec | None = None
     jump_forward: bool = True
     adapter: str | None = None  # of those that `load_adapted` serves
+    policy: KVPolicy | None = None  # of the prompt but for its last token
 
 
 def _jobs() -> list[Job]:
@@ -175,19 +179,22 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
     """Run jobs to their ends, with the invariants checked after each step."""
     engine = loaded.engine
     adapters = [None if job.adapter is None else _adapter_of(loaded, job.adapter) for job in jobs]
+    prompts = [_prompt_of(loaded, job) for job in jobs]
     requests = [
         Request(
             engine.next_request_id(),
-            array("i", job.prompt),
+            prompt,
             job.sampling,
             FakeListener(),
+            compressed=kept,
+            recompress=_recompress(loaded, job),
             namespace="" if adapter is None else adapter.namespace(""),
             adapter=adapter,
             stop_ids=frozenset(job.sampling.stop_token_ids),
             grammar=None if job.grammar is None else compiled(job.grammar),
             jump_forward=job.jump_forward,
         )
-        for job, adapter in zip(jobs, adapters)
+        for job, adapter, (prompt, kept) in zip(jobs, adapters, prompts)
     ]
     arrivals = sorted(range(len(jobs)), key=lambda i: jobs[i].arrives)
     step = 0
@@ -213,6 +220,33 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
             ended = (FinishReason.LENGTH, *[FinishReason.STOP] * (job.grammar is not None))
             assert request.finish_reason in ended, request.error
     return requests
+
+
+_PREFIXES: WeakKeyDictionary[LoadedModel, CompressedPrefixes] = WeakKeyDictionary()
+
+
+def _prefixes_of(loaded: LoadedModel) -> CompressedPrefixes:
+    """As its programs have them."""
+    if loaded not in _PREFIXES:
+        _PREFIXES[loaded] = loaded.context().compressed
+    return _PREFIXES[loaded]
+
+
+def _prompt_of(loaded: LoadedModel, job: Job) -> tuple[array[int], CompressedPrefix | None]:
+    """As the request has it."""
+    prompt = array("i", job.prompt)
+    if job.policy is None:
+        return prompt, None
+    kept, num_replaced = _prefixes_of(loaded).of(prompt[:-1], job.policy)
+    return prompt if kept is None else kept.ids + prompt[num_replaced:], kept
+
+
+def _recompress(loaded: LoadedModel, job: Job) -> Recompress | None:
+    policy = job.policy
+    if policy is None or policy.kind != "streaming":
+        return None
+    prefixes = _prefixes_of(loaded)
+    return lambda ids, behind: prefixes.of(ids, policy, behind)
 
 
 def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:

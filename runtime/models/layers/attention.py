@@ -90,6 +90,8 @@ class Attention:
         queries = heads[:, : self._num_heads]
         if rotary.query_scale is not None:
             queries.mul_(rotary.query_scale)
+        if batch.observed is not None:
+            batch.observed.note(self._layer_index, queries)
         plan = batch.attention[self._kind]
         attended = self._kernels.paged_attention(queries, kv_layer, plan, self._sink_logits)
         attended = attended.reshape(-1, self._q_size)

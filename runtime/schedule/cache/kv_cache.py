@@ -170,7 +170,11 @@ class KVCacheManager(PrefixCache):
 
     def max_chunk(self, request: Request, budget: int) -> int:
         """What a step may compute of a request within `budget`: of a model with recurrent layers up
-        to where a state is to be kept."""
+        to where a state is to be kept, of one that makes a compressed prefix up to its last
+        chunk."""
+        if request.compaction is not None:
+            num_before = request.compaction.first_observed - request.num_scheduled_tokens
+            return min(budget, num_before) if num_before > 0 else budget
         return budget if self.states is None else self.states.cut(request, budget)
 
     def reserve(self, request: Request, num_tokens: int) -> None:
@@ -179,14 +183,45 @@ class KVCacheManager(PrefixCache):
 
         Raises OutOfPages if there are not enough; the request's own pages are then unchanged.
         """
-        missing = -(-num_tokens // self.page_size) - len(request.pages)
-        if missing <= 0:
-            return
-        if missing > self.allocator.num_free:
+        missing = max(0, -(-num_tokens // self.page_size) - len(request.pages))
+        kept = self._num_pages_to_keep(request, num_tokens)
+        if missing + kept > self.allocator.num_free:
             self._beneficiary = request
-            self._make_room(missing)
+            self._make_room(missing + kept)
             self._beneficiary = None
-        request.pages.extend(self.allocator.allocate(missing))
+        pages = self.allocator.allocate(missing + kept)
+        request.pages.extend(pages[:missing])
+        if kept:
+            assert request.compaction is not None
+            request.compaction.pages = pages[missing:]
+
+    def _num_pages_to_keep(self, request: Request, num_tokens: int) -> int:
+        """Of a compressed prefix that a chunk up to there makes, unless it has them."""
+        compaction = request.compaction
+        if compaction is None or compaction.pages or num_tokens < request.num_tokens:
+            return 0
+        return compaction.prefix.num_slots // self.page_size
+
+    def has_compressed(self, request: Request) -> bool:
+        """Whether all of a request's compressed prefix is cached, here or on the host."""
+        prefix = request.compressed
+        assert prefix is not None
+        here = 0
+        if request.namespace in self.tree.roots:
+            here = self.tree.match_length(request.namespace, prefix.ids)
+        if here < prefix.num_slots and self.host is not None:
+            match = self.host.match(request.namespace, prefix.ids, prefix.num_slots)
+            here = 0 if match is None else match.num_tokens
+        return here >= prefix.num_slots
+
+    def publish_compressed(self, request: Request) -> None:
+        """Insert the compressed prefix that a request has made."""
+        compaction = request.compaction
+        assert compaction is not None and compaction.pages, "its last chunk was computed"
+        pages, compaction.pages = compaction.pages, array("i")
+        ids = compaction.prefix.ids
+        inserted = self.tree.insert(request.namespace, ids, pages, owner=request.program)
+        self.allocator.free(inserted.duplicate_pages)
 
     def reserve_for_drafts(self, request: Request, num_tokens: int) -> bool:
         """Like `reserve`, but for guesses nothing that is leased is evicted; whether there was
@@ -302,6 +337,9 @@ class KVCacheManager(PrefixCache):
         keep = keep and request.encoding is None
         start = request.num_published // self.page_size
         own = request.pages[start:]
+        unused = array("i")
+        if request.compaction is not None:
+            unused, request.compaction.pages = request.compaction.pages, unused
         if keep and self.stored is not None and request.state is RequestState.RUNNING:
             num_proven = self._num_proven(node)
             end = request.num_computed_tokens if num_proven == node.end else num_proven
@@ -318,7 +356,7 @@ class KVCacheManager(PrefixCache):
         request.pages = array("i")
         request.num_published = request.num_computed_tokens = 0
         request.num_scheduled_tokens = request.num_sent_pages = 0
-        return FreedPages(own, node, state_slot)
+        return FreedPages(own + unused, node, state_slot)
 
     def _detach_state(self, request: Request, node: Node, *, keep: bool) -> int:
         """Take a leaving request's live slot; with `keep`, what it holds stays as a checkpoint,
@@ -409,6 +447,7 @@ class KVCacheManager(PrefixCache):
         """Raises radix.check.CheckFailed when a page is lost or owned twice."""
         running = [request for request in requests if request.node is not None]
         held = [r.pages[r.num_published // self.page_size :] for r in running]
+        held += [r.compaction.pages for r in running if r.compaction is not None]
         locks = [r.node for r in running if r.node is not None]
         held += [left.pages for left in remains]
         locks += [left.node for left in remains]

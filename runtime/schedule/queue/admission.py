@@ -57,6 +57,7 @@ class NotAdmitted(Enum):
 
     PARKED = "parked"  # the working set has no room for its program; others may be admitted
     NO_PAGES = "no pages"  # nobody behind it may be admitted either
+    UNCOMPRESSED = "uncompressed"  # its compressed prefix is no longer cached
 
 
 class NewTokenEstimate:
@@ -139,11 +140,13 @@ class Admission:
         self.has_parked = False  # in this step
         self.has_unasked = False  # the step's round ended before all had been offered
         self.unplaced: Request | None = None  # for which the step's round had no pages
+        self.uncompressed: list[Request] = []  # whose compressed prefix is to be made again
 
     def begin_step(self) -> None:
         """A step is being planned; it may have a round, or none."""
         self.has_parked = self.has_unasked = False
         self.unplaced = None
+        self.uncompressed = []
 
     def round(
         self,
@@ -179,7 +182,7 @@ class Admission:
                 if outcome is NotAdmitted.NO_PAGES:
                     self.unplaced = request
                     return
-                if outcome is NotAdmitted.PARKED:
+                if outcome is NotAdmitted.PARKED or outcome is NotAdmitted.UNCOMPRESSED:
                     num_held_back += 1
                     continue
                 end = request.num_computed_tokens + outcome.num_tokens
@@ -212,6 +215,11 @@ class Admission:
         try:
             self._require_room(request, running, cut)
             self._kv_cache.load(request)
+            prefix = request.compressed
+            if prefix is not None and request.num_published < prefix.num_slots:
+                self._kv_cache.release(request)
+                self.uncompressed.append(request)
+                return NotAdmitted.UNCOMPRESSED
             self._kv_cache.restore(request)
             self._kv_cache.begin_state(request)
             most = self._kv_cache.max_chunk(request, budget)

@@ -96,6 +96,9 @@ class PromptLimits:
             aligned = start + num_tokens - (start + num_tokens) % self._page_size
             if aligned > start:
                 num_tokens = aligned - start
+        if request.compaction is not None and num_tokens < request.min_chunk:
+            # Its last chunk is small, and computed whole, whatever else is decoded.
+            num_tokens = request.min_chunk if request.min_chunk <= budget else 0
         if self._long is not None and self._is_long(request):
             self._long -= num_tokens
         if self._late is not None and self._is_late(request):

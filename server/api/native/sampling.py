@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ....errors import InvalidRequest
 from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.kv_policy import KVPolicy
 from ....frontend.protocol.native_answer import FIXED_SAMPLING
 from ..openai.constraint_fields import GrammarFields
 from ..openai.sampler_fields import SamplerFields
@@ -22,6 +23,7 @@ class SamplingObject(SamplerFields, GrammarFields):
     min_new_tokens: int | None = Field(default=None, ge=0)
     sampling_seed: int | None = None
     prediction: str | None = None  # ours
+    kv_policy: dict[str, Any] | None = None  # ours
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -61,4 +63,5 @@ class SamplingObject(SamplerFields, GrammarFields):
             logprob_start=logprob_start,
             priority=priority,
             prediction=self.prediction,
+            kv_policy=None if self.kv_policy is None else KVPolicy.from_wire(self.kv_policy),
         )

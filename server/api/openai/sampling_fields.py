@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....errors import MAX_MODEL_NAME_CHARS, InvalidRequest
 from ....frontend.protocol.ir import GenParams
+from ....frontend.protocol.kv_policy import KVPolicy
 from ....frontend.protocol.numbers import MAX_DEADLINE_S, MAX_LOGPROBS
 from ...generation.service import Served
 from ...protocol.hint_envelope import HintEnvelope
@@ -40,7 +41,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, `priority`, `cache_salt`,
     `prompt_logprobs`, `return_token_ids`, `include_stop_str_in_output`, `use_beam_search`,
     `length_penalty` and `early_stopping` are vLLM's, `stop_regex` and `no_stop_trim` SGLang's;
-    `deadline_s`, seconds from now, and `include_timing` are ours."""
+    `deadline_s`, seconds from now, `include_timing` and `kv_policy` are ours."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -67,6 +68,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
     use_beam_search: bool = False  # vLLM's: `n` hypotheses at a time, and that many choices
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    kv_policy: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -163,6 +165,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
             constraint=self.constraint(),
             jump_forward=self.jump_forward,
             prediction=None if self.prediction is None else self.prediction.text,
+            kv_policy=None if self.kv_policy is None else KVPolicy.from_wire(self.kv_policy),
             **self._beam_params(),
         )
 

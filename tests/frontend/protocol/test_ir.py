@@ -14,6 +14,7 @@ from stemma.errors import InvalidProgram, InvalidRequest
 from stemma.frontend.protocol import ir, wire
 from stemma.frontend.protocol.chat_message import Message
 from stemma.frontend.protocol.constraint import Constraint, ConstraintKind
+from stemma.frontend.protocol.kv_policy import snapkv, streaming
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 TEXT = st.text(max_size=20)
@@ -83,6 +84,10 @@ OPS = st.one_of(
         st.none() | st.integers(1, 2**31 - 1), st.none() | st.integers(0, 100),
         st.none() | st.sampled_from(ir.TIERS),
     ),
+    st.builds(
+        ir.Compress, INT, INT, SOURCE, st.sampled_from([snapkv(0.25), snapkv(9), streaming(64)])
+    ),
+    st.builds(ir.Background, INT, INT, SOURCE, st.booleans()),
     st.builds(ir.Drop, INT, INT, SOURCE),
     st.builds(ir.Resume, INT, INT, SOURCE, st.booleans()),
     st.builds(ir.Var, INT, INT, SOURCE, INT, INT),
@@ -100,7 +105,8 @@ def test_every_kind_of_op_is_in_the_round_trip() -> None:
     kinds = {cls.kind for cls in ir.Op.__subclasses__()}
     assert kinds == {
         "text", "tokens", "chat", "gen", "select", "embed", "role_begin", "role_end", "tools",
-        "image", "fork", "join", "var", "pause", "hint", "drop", "resume", "end",
+        "image", "fork", "join", "var", "pause", "hint", "compress", "background", "drop", "resume",
+        "end",
     }  # fmt: skip
 
 

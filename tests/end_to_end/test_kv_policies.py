@@ -1,0 +1,149 @@
+"""KV policies through the public interface: calls, branches, background, streams, HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_checkpoint
+
+import stemma as st
+
+DOCUMENTS = "\n".join(
+    f"Text: Item {i} costs {3 * i} euros and weighs {i} kilos." for i in range(20)
+)
+QUESTION = "Text: Ada Moor lives in Bern. Ada is 34 years old.\nExtract name, age as JSON."
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@st.function
+def extract(s: st.ProgramState, policy: st.KVPolicy | None = None) -> None:
+    s += st.user(st.text(DOCUMENTS + "\n", kv="background") + QUESTION)
+    s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0, kv_policy=policy))
+
+
+def test_background_is_dropped_and_the_question_is_not(embedded: st.Engine) -> None:
+    whole = extract.run(backend=embedded)
+    meta = whole.get_meta_info("x")
+    assert "dropped_tokens" not in meta
+    for _ in range(2):
+        state = extract.run(st.snapkv(0.1, window=8), backend=embedded)
+        kept = state.get_meta_info("x")
+        assert kept["prompt_tokens"] == meta["prompt_tokens"]
+        assert 0.7 * meta["prompt_tokens"] < kept["dropped_tokens"] < meta["prompt_tokens"]
+        assert json.loads(state["x"]) == {"name": "Ada Moor", "age": 34}
+    assert kept["cached_tokens"] >= meta["prompt_tokens"] - 1
+    assert extract.run(backend=embedded)["x"] == whole["x"]
+    assert extract.run(st.snapkv(1.0), backend=embedded)["x"] == whole["x"]
+
+
+@st.function
+def compressed(s: st.ProgramState, policy: st.KVPolicy) -> None:
+    s += st.user(st.text(DOCUMENTS + "\n", kv="background") + QUESTION)
+    s.compress(policy)
+    s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0))
+    forks = s.fork(3)
+    for number, fork in enumerate(forks):
+        fork += st.user(f"What is {number} + 2?")
+        fork += st.assistant(st.gen("y", max_tokens=12, temperature=0))
+    forks.join()
+    s += st.user("Is Ada old?") + st.assistant(st.select("z", ["yes", "no"]))
+
+
+def test_what_a_branch_has_compressed_holds_for_all_that_follows(embedded: st.Engine) -> None:
+    made = embedded.get_server_info()["compressed"]["num_prefixes"]
+    first, again = (compressed.run(st.snapkv(0.1, window=8), backend=embedded) for _ in range(2))
+    assert json.loads(first["x"]) == {"name": "Ada Moor", "age": 34}
+    assert embedded.get_server_info()["compressed"]["num_prefixes"] == made + 1
+    dropped = first.get_meta_info("x")["dropped_tokens"]
+    assert dropped > 300
+    assert first.get_meta_info("z")["prompt_tokens"] > first.get_meta_info("x")["prompt_tokens"]
+    assert (again["x"], again["z"]) == (first["x"], first["z"])
+
+
+def test_a_chat_goes_on_beyond_the_context_in_bounded_kv() -> None:
+    @st.function
+    def chat(s: st.ProgramState, num_turns: int) -> None:
+        for turn in range(num_turns):
+            s += st.user(f"What is {turn} + 7?")
+            s += st.assistant(st.gen(f"a{turn}", max_tokens=24, temperature=0))
+
+    with st.Engine(max_model_len=256, max_total_tokens=640, kv_policy="streaming:96") as engine:
+        state = chat.run(60, backend=engine)
+        meta = state.get_meta_info("a59")
+        assert meta["prompt_tokens"] > 256
+        assert meta["prompt_tokens"] - meta["dropped_tokens"] <= 96 + 48
+        assert state["a0"] and state["a59"]
+
+
+def test_a_crowd_in_a_small_pool_comes_to_its_end() -> None:
+    """Prefixes are evicted while they are waited for, and calls that had run are preempted."""
+
+    @st.function
+    def ask(s: st.ProgramState, number: int) -> None:
+        s += st.user(st.text(f"Number {number}. " + DOCUMENTS + "\n", kv="background") + QUESTION)
+        s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0, kv_policy=st.snapkv(0.5)))
+        s += st.user("Why?") + st.assistant(st.gen("y", max_tokens=40, temperature=0))
+
+    with st.Engine(max_total_tokens=1400, speculate="off") as engine:
+        states = ask.run_batch([{"number": number} for number in range(24)], backend=engine)
+        assert all(state["x"] and state["y"] for state in states)
+        info = engine.get_server_info()
+        assert info["compressed"]["num_waiting"] == 0
+        assert info["compressed"]["num_prefixes"] >= 24
+        engine.flush_cache()
+        assert engine.get_server_info()["free_tokens"] == 1400
+
+
+def test_over_http(served: Any) -> None:
+    def ask(policy: Any) -> dict[str, Any]:
+        body = {
+            "messages": [{"role": "user", "content": DOCUMENTS + "\n" + QUESTION}],
+            "max_tokens": 16, "temperature": 0, "kv_policy": policy,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            served.url + "/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
+    whole = ask(None)["usage"]["prompt_tokens"]
+    assert ask({"kind": "snapkv", "keep": 0.25, "window": 8})["usage"]["prompt_tokens"] == whole
+    for policy, field in (
+        ({"kind": "h2o", "keep": 0.25}, "kv_policy.kind"),
+        ({"kind": "snapkv", "keep": 1.5}, "kv_policy.keep"),
+        ({"kind": "snapkv"}, "kv_policy"),
+        ({"kind": "streaming", "keep": 4}, "kv_policy.keep"),
+        ({"kind": "snapkv", "keep": 0.5, "window": 65}, "kv_policy.window"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(policy)
+        assert refused.value.code == 400
+        assert field in json.load(refused.value)["error"]["message"]
+
+
+def test_a_model_that_cannot_says_why(tmp_path: Path, embedded: st.Engine) -> None:
+    folder = make_checkpoint(tmp_path, "mistral", sliding_window=16)
+    with pytest.raises(st.StemmaError, match="windows"):
+        st.Engine(folder, kv_policy="snapkv:0.5")
+    with pytest.raises(st.StemmaError, match="KIND:KEEP"):
+        st.Engine(kv_policy="snapkv")
+
+    @st.function
+    def searched(s: st.ProgramState) -> None:
+        s += QUESTION + st.gen("x", beam=2, max_tokens=4, kv_policy=st.snapkv(0.5))
+
+    with pytest.raises(st.ProgramError, match="beam"):
+        _ = searched.run(backend=embedded)["x"]
