@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -34,6 +35,12 @@ class Target:
         self._bias = self._projected(torch.zeros(1, runner.config.hidden_size))
         size = runner.config.hidden_size
         self.head = (self._projected(torch.eye(size)) - self._bias).T.contiguous()
+
+    def of_first_layers(self, num_layers: int) -> Target:
+        """The model that its first layers are, on the same KV: one text at a time of either."""
+        first = copy(self)
+        first._model = self._model.first(num_layers)
+        return first
 
     @torch.no_grad()
     def hidden(self, token_ids: Sequence[int]) -> Tensor:

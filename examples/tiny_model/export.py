@@ -69,7 +69,7 @@ def export(checkpoints: Sequence[Path], out: Path) -> None:
     """Write the mean of the `checkpoints`' moving averages, and the tokenizer beside the first."""
     saved = [torch.load(path, map_location="cpu", weights_only=False) for path in checkpoints]
     averages = [each["average"] for each in saved]
-    config = Config()
+    config = Config(**saved[0].get("config", {}))
     model = Llama(config)
     model.load_state_dict(
         {name: torch.stack([each[name] for each in averages]).mean(0) for name in averages[0]}

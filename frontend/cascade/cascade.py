@@ -30,6 +30,7 @@ _REFUSED_PARAMS: Mapping[str, tuple[object, ...]] = {
     "logprob_start": (None,),
     "lora_path": (None, ""),
 }
+_COUNTS_OF_PREDICTION = ("accepted_prediction_tokens", "rejected_prediction_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class CascadeCall:
             if bar <= TAKEN:
                 self._count(author, num_taken=1)
                 return self._told(author, value, on_delta)
-            guess = value["text"]
+            guess = value["text"] + (value["meta"].get("matched_stop") or "")  # all that it said
             self._calls.append(_Call(cascade.members[place + 1].name))
             begun = await self._kept(place + 1, guess, bar)
         value = await self._gen(last, guess, begun, on_delta)
@@ -227,6 +228,9 @@ class CascadeCall:
         meta, wants_logprobs = value["meta"], self.ask.params.logprobs is not None
         if not wants_logprobs:
             meta.pop("logprobs", None)
+        if self.ask.params.prediction is None:
+            for name in _COUNTS_OF_PREDICTION:
+                meta.pop(name, None)  # of a smaller model's answer: nobody asked
         meta["cascade"] = {
             "model": self.cascade.members[place].name,
             "kept_tokens": self._calls[-1].kept_tokens,

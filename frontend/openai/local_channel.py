@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +28,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class LocalChannel(ABC):
-    """Thread-safe; lives until `close`."""
+    """Thread-safe; lives until `close`, or until neither a backend nor a program has it."""
 
     def __init__(self, info: dict[str, Any], thread_name: str) -> None:
         """`info`: facts about the model, at least its name as `model`."""
@@ -40,8 +41,12 @@ class LocalChannel(ABC):
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+        self._thread = threading.Thread(
+            target=_run, args=(self._loop,), name=thread_name, daemon=True
+        )
         self._thread.start()
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pid)
+        self._finalizer.atexit = False
 
     @abstractmethod
     def _session(self, emit: Emit, create: dict[str, object]) -> ClientSession:
@@ -101,6 +106,7 @@ class LocalChannel(ABC):
                 return
             self._is_closed = True
             programs, self._programs = list(self._programs.values()), {}
+        self._finalizer.detach()
         if self._pid != os.getpid():
             return  # the thread is the parent's
         for program in programs:
@@ -112,17 +118,6 @@ class LocalChannel(ABC):
             self._thread.join(CLOSE_TIMEOUT_S)
 
     # --- the loop's thread ------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        finally:
-            self._loop.close()
 
     def _post(self, work: Callable[[], None]) -> None:
         """Run `work` on the loop, after what was posted before; one wake-up for many."""
@@ -148,6 +143,25 @@ class LocalChannel(ABC):
             raise EngineError("a backend cannot be used after fork(); open one in the child")
         if self._is_closed:
             raise EngineError("the backend was shut down")
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread's work: it has the loop, and not the channel, which may be forgotten."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
+    """End the thread of a channel that was never closed."""
+    if pid == os.getpid():  # else it is the parent's
+        loop.call_soon_threadsafe(loop.stop)
 
 
 class _Program:

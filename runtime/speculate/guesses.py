@@ -32,7 +32,9 @@ _OWN_WEIGHT = 6.0  # tokens of its op's that an output's own rate begins with
 _MAX_OPS = 1024
 _LEAST_WORTH = 0.1  # of a guess ahead
 _FIRST_AHEAD = 3  # while nothing is known of times
-_VAIN = 48  # steps without guesses, behind which some are tried again
+# Steps without guesses, behind which some are tried again; each time in vain twice as many.
+_VAIN = 48
+_MOST_VAIN = 16 * _VAIN
 
 
 class ModelDrafter:
@@ -48,6 +50,7 @@ class ModelDrafter:
         self._rates: OrderedDict[Hashable, list[float]] = OrderedDict()  # by op: right, seen
         self.pass_s: float | None = None  # of all rows, a token each; None: not known
         self._num_vain = 0
+        self._patience = _VAIN
 
     def open(self, subject: Subject) -> ModelText:
         return ModelText(self, self._rate_of(subject.op_key))
@@ -91,11 +94,11 @@ class ModelDrafter:
         best_ahead = max(best_ahead, tried)
         if not best_ahead:
             self._num_vain += 1
-            if self._num_vain < _VAIN:
+            if self._num_vain < self._patience:
                 return [0] * num_rows
-            self._num_vain = 0
+            self._num_vain, self._patience = 0, min(2 * self._patience, _MOST_VAIN)
             return [min(2, room)] * num_rows
-        self._num_vain = 0
+        self._num_vain, self._patience = 0, _VAIN
         return [_num_worth(text, best_ahead) for text in texts]
 
     def confidence(self, cell: int) -> float:

@@ -4,7 +4,7 @@ several engines, one after the other."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,17 +13,17 @@ from ...frontend.cascade.cascade import Cascade, CascadeCall
 from ...frontend.cascade.engine_calls import Ask, CallFailed
 from ...frontend.protocol import wire
 from ..protocol.caller import Caller
-from ..protocol.task import Task
+from ..protocol.task import Prompt, Task
 from .completion import Post, prompt_ops
 
 
-def require_plain(task: Task) -> None:
-    """Raises InvalidRequest for what a cascade cannot do."""
-    if task.n != 1:
-        raise InvalidRequest.of("n", task.n, "1 for a cascade: one answer is passed on")
-    if task.hints is not None:
+def require_plain(n: int, hints: object, prompts: Iterable[Prompt]) -> None:
+    """Raises InvalidRequest for what a cascade cannot do; these as a `Task` has them."""
+    if n != 1:
+        raise InvalidRequest.of("n", n, "1 for a cascade: one answer is passed on")
+    if hints is not None:
         raise InvalidRequest.of("kv_hints", "some", "left out for a cascade, of several engines")
-    for prompt in task.prompts:
+    for prompt in prompts:
         if prompt and isinstance(prompt[0], int):
             allowed = "text for a cascade: each of its models has tokens of its own"
             raise InvalidRequest.of("prompt", "token ids", allowed)

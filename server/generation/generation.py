@@ -107,7 +107,7 @@ class Generation:
             self._cancel()
 
     def _start_cascade(self, cascade: Cascade) -> None:
-        require_plain(self.task)
+        require_plain(self.task.n, self.task.hints, self.task.prompts)
         seed, loop = secrets.randbits(62), self._events.loop
         for number in range(len(self.task.prompts)):
             completion = CascadeCompletion(

@@ -12,7 +12,11 @@ from ...errors import InvalidRequest
 from ...frontend.cascade.acceptance import rule_named
 from ...frontend.cascade.cascade import Cascade, Member, MemberCounts
 from ...frontend.client.client import Connection
+from ..api.openai.chat import ChatRequest
+from ..api.openai.completions import CompletionRequest
+from ..generation.cascade_completion import require_plain
 from ..generation.service import Service
+from ..protocol.task import UNBOUNDED
 from ..settings import ServerSettings
 from .model_slot import ModelSlot
 
@@ -62,6 +66,12 @@ class ServedCascade:
         if path not in PATHS:
             allowed = f"a single model at {path}; cascades answer {' and '.join(sorted(PATHS))}"
             raise InvalidRequest.of("model", self.name, allowed)
+
+    def require_body(self, body: ChatRequest | CompletionRequest) -> None:
+        """Raises InvalidRequest for what is refused whatever its models are."""
+        prompts = body.prompts() if isinstance(body, CompletionRequest) else ()
+        require_plain(body.num_drawn, body.kv_hints, prompts)
+        self.cascade.require(body.gen_params(UNBOUNDED))
 
     def entry(self, created_s: int) -> dict[str, Any]:
         """In the list of models."""

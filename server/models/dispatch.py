@@ -21,7 +21,7 @@ from ..generation.service import Service
 from ..protocol.caller import caller_of
 from ..protocol.disconnect import while_connected
 from ..protocol.failures import Refusal
-from ..protocol.json_route import beside_loop, json_reader, keep_json
+from ..protocol.json_route import JsonRoute, beside_loop, json_reader, keep_json
 from ..protocol.ollama_errors import is_spoken
 from .allowed_names import TAG
 from .cascades import ServedCascade
@@ -74,7 +74,7 @@ class Dispatcher:
         scope["route"] = route  # for the counts, should it be refused here
         value = await self._read(request)
         if (joint := self._joint_named(value)) is not None:
-            await self._answer_jointly(joint, request, value, send)
+            await self._answer_jointly(joint, route, request, value, send)
             return
         slot = await self._chosen_by_body(request, value, route.fields)
         if scope["path"] in NEED_NO_ENGINE:
@@ -99,15 +99,17 @@ class Dispatcher:
         return self._joint.get(name) if isinstance(name, str) else None
 
     async def _answer_jointly(
-        self, joint: JointApp, request: Request, value: Any, send: Send
+        self, joint: JointApp, route: JsonRoute, request: Request, value: Any, send: Send
     ) -> None:
         joint.served.require(request.scope["path"])
         limit = joint.service.body_limit
         if keep_json(request, value) > limit.num_bytes:
             raise Refusal(413, limit.text)
-        slots = joint.served.slots
+        served, slots = joint.served, joint.served.slots
+        if not served.is_open:  # what is refused loads nothing
+            await beside_loop(request, lambda: served.require_body(route.read(request, value)))
         entering = self._pool.enter_all(slots, header_timeout_s(request))
-        if joint.served.is_open:
+        if served.is_open:
             await entering  # at once
         else:
             await while_connected(request.receive, entering)

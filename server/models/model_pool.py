@@ -61,7 +61,8 @@ class ModelPool:
         self._unloads: dict[ModelSlot, asyncio.Task[None]] = {}
         self._expiries: dict[ModelSlot, asyncio.Task[None]] = {}
         self._turns = asyncio.Lock()  # who seeks room, in order
-        self._joint_turns = asyncio.Lock()  # who holds models while it waits for others
+        self._joint_turns = asyncio.Lock()  # who waits for several models,
+        self._joint: Sequence[ModelSlot] = ()  # which are these
         self._change = asyncio.Event()
         self._threads = ThreadPoolExecutor(2 * len(slots), "models")
 
@@ -83,28 +84,27 @@ class ModelPool:
             self._keep_alive(slot, keep_alive_s)
 
     async def enter_all(self, slots: Sequence[ModelSlot], patience_s: float | None = None) -> None:
-        """The same for models that a request needs together. Of those that must wait one at a time
-        does: two would wait for ever where each holds what leaves no room for the other's."""
-        if all(slot.is_open for slot in slots):
-            await self._enter_each(slots, patience_s)  # at once
-            return
+        """The same for models that a request needs together. It is in none of them before all are
+        there: who needs the room of one that it was in, and it for another, would wait for each
+        other. One such request at a time waits, or they would unload each other's models."""
         try:
             async with asyncio.timeout(self._patience_s(patience_s)):
-                await self._joint_turns.acquire()
+                if not all(slot.is_open for slot in slots):
+                    await self._await_all(slots, patience_s)
         except TimeoutError:
             awaited = next((slot for slot in slots if not slot.is_open), slots[0])
             raise self._overdue(awaited) from None
-        try:
-            await self._enter_each(slots, patience_s)
-        finally:
-            self._joint_turns.release()
+        for slot in slots:
+            await self.enter(slot)  # at once
 
-    async def _enter_each(self, slots: Sequence[ModelSlot], patience_s: float | None) -> None:
-        with contextlib.ExitStack() as entered:
-            for slot in slots:
-                await self.enter(slot, patience_s)
-                entered.callback(self.leave, slot)
-            entered.pop_all()  # they stay
+    async def _await_all(self, slots: Sequence[ModelSlot], patience_s: float | None) -> None:
+        async with self._joint_turns:
+            self._joint = slots
+            try:
+                while missing := [slot for slot in slots if not slot.is_open]:
+                    await self._await_open(missing[0], patience_s)
+            finally:
+                self._joint = ()
 
     def leave(self, slot: ModelSlot) -> None:
         """The request is over."""
@@ -232,13 +232,13 @@ class ModelPool:
         began_s = _now()
         try:
             while not self._has_room(num_bytes):
-                victim = await self._idle_one()
+                victim = await self._idle_one(slot)
                 if victim is not None:
                     self._begin_unload(victim)
                     await self._until_gone(victim)
                     continue
                 if _now() - began_s > TURN_S:
-                    self._have_one_leave()
+                    self._have_one_leave(slot)
                 await self._wait()
         finally:
             for each in self.slots:
@@ -252,17 +252,18 @@ class ModelPool:
         most = self._limits.max_bytes
         return not there or most is None or num_bytes + sum(s.num_bytes for s in there) <= most
 
-    async def _idle_one(self) -> ModelSlot | None:
-        """Of the idle models the one that was used least recently."""
-        for each in self._by_last_use():
-            is_awaited = each.num_waiting and not each.is_leaving  # by who may go in now
+    async def _idle_one(self, wanted: ModelSlot) -> ModelSlot | None:
+        """Of the idle models that may make room for `wanted` the one used least recently."""
+        for each in self._by_last_use(wanted):
+            is_needed = each.num_waiting or each in self._joint
+            is_awaited = is_needed and not each.is_leaving  # by who may go in now, or soon
             if not is_awaited and await self._is_idle(each) and each.is_loaded:
                 return each
         return None
 
-    def _have_one_leave(self) -> None:
+    def _have_one_leave(self, wanted: ModelSlot) -> None:
         """Not one whose turn has just begun, nor before those are in who waited for it."""
-        loaded = self._by_last_use()
+        loaded = self._by_last_use(wanted)
         had_turn = [
             each
             for each in loaded
@@ -271,8 +272,10 @@ class ModelPool:
         if had_turn and not any(each.is_leaving for each in loaded):
             had_turn[0].is_leaving = True
 
-    def _by_last_use(self) -> list[ModelSlot]:
-        loaded = [each for each in self.slots if each.is_loaded]
+    def _by_last_use(self, wanted: ModelSlot) -> list[ModelSlot]:
+        """Those that are loaded, but for what is needed together with `wanted`."""
+        kept = self._joint if wanted in self._joint else ()
+        loaded = [each for each in self.slots if each.is_loaded and each not in kept]
         return sorted(loaded, key=lambda each: each.last_used_s)
 
     async def _is_idle(self, slot: ModelSlot) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 
@@ -227,6 +229,51 @@ def test_a_program_that_is_given_up_leaves_nothing_behind(
 
 def num_running(backend: st.Engine) -> int:
     return int(backend.get_server_info()["num_running"])
+
+
+def test_what_ended_by_a_stop_string_and_is_agreed_on_is_taken_whole(
+    coarse: st.Engine, embedded: st.Engine
+) -> None:
+    """The stop string is read with the answer: the large model need not say it once more."""
+
+    @st.function
+    def until_age(s: st.ProgramState) -> None:
+        s += st.user(PROMPT) + st.assistant(st.gen("x", stop=',"age":', max_tokens=48))
+
+    both = st.cascade(coarse, embedded, accept=st.agree(1e-9))
+    state = until_age.run(backend=both, temperature=0)
+    assert state["x"] == '{"name":"Ada Moor"'
+    small, large = both.counts.values()
+    assert (small["num_taken"], small["num_escalated"]) == (1, 0)
+    assert large["num_generated_tokens"] == 0
+
+
+def test_a_prediction_is_counted_where_the_author_has_given_one(
+    coarse: st.Engine, embedded: st.Engine
+) -> None:
+    both = st.cascade(coarse, embedded, accept=st.mean_logprob(0))
+    told = []
+    for options in ({}, {"prediction": '{"name":"Ada Moor"'}):
+
+        @st.function
+        def extracted(s: st.ProgramState, options: dict[str, str] = options) -> None:
+            s += st.user(PROMPT) + st.assistant(st.gen("x", max_tokens=48, **options))
+
+        meta = extracted.run(backend=both, temperature=0).get_meta_info("x")
+        told.append(meta.get("accepted_prediction_tokens"))
+    assert told[0] is None and told[1] is not None
+
+
+def test_a_cascade_that_is_forgotten_leaves_no_thread(
+    engine: st.Engine, embedded: st.Engine
+) -> None:
+    both = st.cascade(engine, embedded, accept=st.agree(0.9))
+    thread = next(t for t in threading.enumerate() if t.name == "stemma-cascade")
+    write.run(backend=both, temperature=0)
+    del both
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_what_a_cascade_cannot_do_is_refused_by_name(

@@ -121,6 +121,24 @@ def test_what_it_cannot_do_is_refused_by_name(
     assert http.get("/v1/models").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT_PATH, {**CHAT, "n": 2}),
+        (CHAT_PATH, {**CHAT, "logprobs": True}),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}),
+    ],
+)
+def test_what_is_refused_loads_no_model(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    for name in ("small", "large"):
+        assert http.post("/models/unload", json={"model": name}).status_code == 200
+    assert http.post(path, json={"model": NAME, **body}).status_code == 400
+    listed = {each["id"]: each["status"]["value"] for each in http.get("/v1/models").json()["data"]}
+    assert listed == {"small": "unloaded", "large": "unloaded", NAME: "unloaded"}
+
+
 def test_a_wrong_name_is_told_of_the_cascades(http: httpx.Client) -> None:
     reply = http.post(CHAT_PATH, json={"model": "cascade:large,small", **CHAT})
     assert reply.status_code == 404 and f"'{NAME}'" in reply.text

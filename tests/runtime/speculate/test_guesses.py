@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from itertools import pairwise
 
 import pytest
 
@@ -66,13 +67,23 @@ def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
     assert num_ahead(4, 0.01, num_rows=2) > num_ahead(4, 0.01, num_rows=128) == 0
 
 
-def test_where_nothing_pays_some_are_tried_again_now_and_then() -> None:
+def test_where_nothing_pays_some_are_tried_again_ever_less_often_until_it_does() -> None:
     drafter = ModelDrafter()
     text = opened(drafter)
     assert drafter.num_ahead([text], [], 8, known) == [3], "nothing is measured yet"
     drafter.note_passes(40.0, 4)
-    asked = [drafter.num_ahead([text], CURVE, 8, known)[0] for _ in range(200)]
-    assert 0 < sum(map(bool, asked)) <= 5
+    asked = [drafter.num_ahead([text], CURVE, 8, known)[0] for _ in range(4000)]
+    tries = [place for place, num in enumerate(asked) if num]
+    gaps = [b - a for a, b in pairwise(tries)]
+    assert tries[0] < 50 and gaps == sorted(gaps) and gaps[1] == 2 * gaps[0]
+    assert 500 < gaps[-1] < 1000, "they do not end"
+    for _ in range(60):
+        drafter.note_passes(0.04, 4)
+    assert drafter.num_ahead([text], CURVE, 8, known)[0] > 0, "passes have become cheap"
+    for _ in range(60):
+        drafter.note_passes(40.0, 4)
+    again = [drafter.num_ahead([text], CURVE, 8, known)[0] for _ in range(200)]
+    assert sum(map(bool, again)) == 2
 
 
 def test_others_guesses_that_are_preferred_make_it_guess_less() -> None:

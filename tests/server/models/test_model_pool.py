@@ -51,17 +51,23 @@ class PlayedSupervisor:
 
 
 class PoolHarness:
-    """Models of a byte each, by their names; `programs` run on their engines."""
+    """Models of a byte each, those with capital names of two; `programs` run on their engines."""
 
-    def __init__(self, names: str, max_models: int, load_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        names: str,
+        max_models: int,
+        load_timeout_s: float = 60.0,
+        max_bytes: int | None = None,
+    ) -> None:
         self.programs: dict[str, list[str]] = {name: [] for name in names}
         self.slots = {name: ModelSlot(self._spec(name), 1.0) for name in names}
         self.drain_state = DrainState()
-        limits = PoolLimits(max_models, None, load_timeout_s, drain_s=60.0)
+        limits = PoolLimits(max_models, max_bytes, load_timeout_s, drain_s=60.0)
         self.pool = ModelPool(list(self.slots.values()), limits, self.drain_state)
 
     def _spec(self, name: str) -> ModelSpec:
-        prepared = Prepared(lambda: self.programs[name], 1, {})  # type: ignore[arg-type, return-value]
+        prepared = Prepared(lambda: self.programs[name], 1 + name.isupper(), {})  # type: ignore[arg-type, return-value]
         return ModelSpec(name, f"ipc:///{name}", lambda: prepared)
 
     async def enter(
@@ -142,6 +148,32 @@ def test_who_waits_for_several_models_in_vain_holds_none_of_them() -> None:
     run(scene)
 
 
+def test_a_request_for_several_models_lets_one_go_first_that_needs_their_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for the one that has left already, and is not in the other one meanwhile."""
+    monkeypatch.setattr(model_pool, "TURN_S", 0.0)
+
+    async def scene() -> None:
+        pool = PoolHarness("abC", 3, load_timeout_s=5.0, max_bytes=2)
+        both = [pool.slots["a"], pool.slots["b"]]
+        await pool.pool.enter_all(both)
+        await pool.use("a")  # so that b leaves first
+        other = asyncio.create_task(pool.enter("C"))
+        await until(lambda: pool.slots["b"].is_leaving)
+        late = asyncio.create_task(pool.pool.enter_all(both))
+        await until(lambda: pool.slots["b"].num_waiting == 1)
+        for name in "ab":
+            pool.leave(name)
+        await other
+        assert pool.loaded == "C" and not late.done()
+        pool.leave("C")
+        await late
+        assert pool.loaded == "ab"
+
+    run(scene)
+
+
 def test_neither_a_request_nor_a_program_loses_its_model() -> None:
     async def scene() -> None:
         pool = PoolHarness("abc", 2)
@@ -194,7 +226,7 @@ def test_a_model_just_loaded_lets_those_in_first_who_waited_for_it(
     def look(pool: PoolHarness) -> None:
         slot = pool.slots["b"]
         if slot.is_loaded and not seen:
-            pool.pool._have_one_leave()
+            pool.pool._have_one_leave(pool.slots["a"])
             seen.append(slot.is_leaving)
 
     async def scene() -> None:

@@ -1,0 +1,36 @@
+"""The benchmark of acceptance, tiny: a draft that is the model, and one that is nearly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_coupled_draws_agree_as_often_as_the_bound_says_and_a_model_with_itself_always(
+    tmp_path: Path,
+) -> None:
+    few = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stemma",
+        "bench",
+        "acceptance",
+        "--conversations",
+        "1",
+        "--places",
+        "40",
+    ]
+    drafts = ["--draft", "6", "--draft", "5", "--temperature", "1", "--out", str(tmp_path)]
+    subprocess.run([*few, *drafts, "--seeds", "4"], check=True, capture_output=True)
+    rows = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
+    for row in rows:
+        rejection, coupled = row["rejection_percent"], row["coupled_percent"]
+        if row["draft"] == "6":
+            assert rejection == coupled == row["bound_percent"] == 100.0
+            continue
+        assert row["bound_percent"] <= rejection
+        assert row["bound_percent"] - 12 < coupled  # of some 160 draws
+    assert min(row["coupled_percent"] for row in rows if row["draft"] == "5") < 99
