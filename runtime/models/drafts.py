@@ -69,4 +69,6 @@ def config_of(draft: Draft, model: ModelConfig) -> ModelConfig | None:
     if isinstance(draft, FirstLayers):
         return None
     last = model.attention_layers[-1]  # which a predictor's is like
-    return replace(config_of_stage(model, (last, last + 1)), recurrent=None)
+    own = replace(config_of_stage(model, (last, last + 1)), recurrent=None)
+    is_dense = model.predictor is not None and model.predictor.is_dense
+    return replace(own, experts=None) if is_dense else own

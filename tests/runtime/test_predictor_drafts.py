@@ -35,7 +35,7 @@ class Reference(Protocol):
 MADE: dict[str, Callable[[Path], Reference]] = {
     **{
         family: partial(with_predictor, family=family)
-        for family in ("DeepseekV3", "Glm4Moe", "Qwen3Next", "Qwen3_5", "MiMo")
+        for family in ("DeepseekV3", "Glm4Moe", "Ernie4_5_Moe", "Qwen3Next", "Qwen3_5", "MiMo")
     },
     "eagle": with_eagle,
     "eagle3": with_eagle3,

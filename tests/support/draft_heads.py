@@ -106,6 +106,11 @@ _FORMS = {
     "Glm4Moe": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
     "Qwen3Next": _QWEN,
     "Qwen3_5": _QWEN,
+    "Ernie4_5_Moe": _Form(
+        "model.mtp_block.0", "mtp_emb_norm.0", "mtp_hidden_norm.0", "mtp_linear_proj.0", "norm",
+        "model", hands_on_normed=True, fields={"num_nextn_predict_layers": 1},
+        made={"moe_layer_end_index": NUM_LAYERS - 1},
+    ),
     "MiMo": _Form(
         "model.mtp_layers.0", "token_layernorm", "hidden_layernorm", "input_proj",
         "final_layernorm", is_hidden_first=True, hands_on_normed=True,
@@ -139,6 +144,8 @@ def with_predictor(folder: Path, family: str) -> PredictorReference:
     tensors = load_file(folder / "model.safetensors")
     copies = {f"{root}.{name}": tensors[of].clone() for name, of in form.copies}
     trained = f"model.layers.{num_layers}."
+    if f"{root}.{form.norm}.weight" in tensors:  # the model's
+        own["shared_head.norm.weight"] = tensors[f"{root}.{form.norm}.weight"].clone()
     tensors = {
         f"{layer}.{name.removeprefix(trained)}" if name.startswith(trained) else name: each
         for name, each in tensors.items()
