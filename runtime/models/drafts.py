@@ -14,6 +14,7 @@ from ..checkpoint.draft_checkpoint import (
     OwnPredictor,
     require_drafts,
     require_eagle,
+    require_eagle3,
     require_first_layers,
     require_head,
     require_predictor,
@@ -51,7 +52,7 @@ def read_draft(
         return DraftCheckpoint(folder, None, quantization, medusa)
     if kind == "eagle3":
         config = read_head_config(folder)
-        require_head(model, config, draft_model)
+        require_eagle3(model, config, draft_model)
         eagle3 = read_eagle3(folder, model.hidden_size, model.vocab_size, model.num_layers)
         return DraftCheckpoint(folder, config, quantization, eagle3)
     config = read_model_config(folder)

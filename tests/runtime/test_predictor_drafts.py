@@ -38,11 +38,12 @@ MADE: dict[str, Callable[[Path], Reference]] = {
         for family in ("DeepseekV3", "Glm4Moe", "Ernie4_5_Moe", "Qwen3Next", "Qwen3_5", "MiMo")
     },
     "eagle": with_eagle,
+    "eagle of two layers": partial(with_eagle, num_layers=2),
     "eagle3": with_eagle3,
     "eagle3 speculator": partial(with_eagle3, is_speculator=True),
     "medusa": with_medusa,
 }
-OF_EACH_KIND = ("DeepseekV3", "Qwen3Next", "eagle", "eagle3 speculator", "medusa")
+OF_EACH_KIND = ("DeepseekV3", "Qwen3Next", "eagle of two layers", "eagle3 speculator", "medusa")
 
 
 @pytest.fixture(scope="module", params=MADE)

@@ -87,7 +87,17 @@ def test_layers_that_add_nothing_know_what_the_last_knows(
         for name in ("Ada", "Max", "Livia", "Omar", "Ines", "Karl", "Rosa", "Emil")
     ]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, "-P", "-m", "stemma", "bench", "early-exit", "--sure", "0.001", "1.0"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stemma",
+        "bench",
+        "early-exit",
+        "--sure",
+        "0.001",
+        "1.0",
+    ]
     command += ["--model", str(first_layers), "--file", str(tmp_path / "cases.json")]
     subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True)
     report = json.loads((tmp_path / "early_exit.json").read_text())
