@@ -244,6 +244,20 @@ def test_a_head_in_a_pickle_is_refused_with_what_converts_it(eagle3: Path, tmp_p
         LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_folder_that_is_no_head_and_no_model_is_refused_with_what_it_lacks(
+    eagle3: Path, tmp_path: Path, is_renamed: bool
+) -> None:
+    head = shutil.copytree(eagle3 / "head", tmp_path / "head")
+    tensors = {f"head.{n}": each for n, each in load_file(head / "model.safetensors").items()}
+    (head / "model.safetensors").unlink()
+    if is_renamed:
+        save_file(tensors, head / "model.safetensors")
+    found = "there are head.d2t, head.fc.weight, " if is_renamed else "there are no tensors"
+    with pytest.raises(ModelLoadError, match=f"neither a model, .* has fc.weight .*; {found}"):
+        LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
+
+
 @pytest.fixture(scope="module")
 def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eagle3")
