@@ -3,7 +3,7 @@
 An exit is an affine map from a layer's state to the last layer's, by ridge regression (a tuned
 lens, Belrose et al. 2023, arXiv:2303.08112), which the model's own norm and output projection read,
 and a logistic regression on the state of whether they read what they read of the last layer (the
-trained confidence of CALM, Schuster et al. 2022, arXiv:2207.07061, 3.5). What that learns from is
+trained confidence of CALM, Schuster et al. 2022, arXiv:2207.07061). What that learns from is
 what maps made of one half of the states get right in the other.
 """
 
@@ -55,7 +55,7 @@ class ExitingDecoder(Decoder):
     what the decoder does.
 
     The layers behind a token's last one keep its state and compute its keys and values alone, so
-    that its KV is there (CALM, 3.1.2).
+    that its KV is there, as CALM's is.
     """
 
     def __init__(self, model: Decoder, exits: Sequence[Exit] = (), sure: float = 1.0) -> None:
