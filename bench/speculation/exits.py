@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RIDGE = 1e-2  # of the mean square of a state's numbers
 _DECAY = 1e-3  # of a confidence's weights
-_BLOCK = 256  # tokens, which are in one half of the states
+_BLOCK = 256  # tokens at most, which are in one half of the states
 _CHUNK = 256  # tokens whose logits are there at a time
 
 
@@ -140,7 +140,8 @@ def exiting(loaded: LoadedModel, exits: Sequence[Exit] = (), sure: float = 1.0) 
 def learnt(states: States) -> list[Exit]:
     """Of each layer but the last."""
     last = states.behind[-1]
-    is_one = torch.arange(len(states.tokens)) // _BLOCK % 2 == 0
+    num_tokens = len(states.tokens)
+    is_one = torch.arange(num_tokens) // max(1, min(_BLOCK, num_tokens // 2)) % 2 == 0
     found = []
     for state in states.behind[:-1]:
         is_right = torch.zeros(len(state))

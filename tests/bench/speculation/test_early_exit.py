@@ -108,5 +108,5 @@ def test_layers_that_add_nothing_know_what_the_last_knows(
     whole, early, never = report["rows"]
     for row in (whole, never):
         assert (row["layers"], row["weights"], row["same"]) == (NUM_LAYERS, 1.0, 1.0)
-    assert early["layers"] == 1.0 and early["stopped"] == 1.0 and early["weights"] < 1.0
+    assert early["layers"] < NUM_LAYERS and early["stopped"] > 0.0 and early["weights"] < 1.0
     assert whole["right"] == 0.0
