@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import zip_longest
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     from .exits import layer_rows, learnt, states_of
 
     require_trainable(config, Recipe())
-    exits = learnt(states_of(_loaded(args.model), lambda backend: _converse(to_learn, backend)))
-    states = states_of(_loaded(args.model), lambda backend: _converse(held, backend))
+    exits = learnt(states_of(_loaded(args.model), _conversing(to_learn)))
+    states = states_of(_loaded(args.model), _conversing(held))
     layers = layer_rows(states, exits, args.sure)
     whole = _carried_out(args.model, held)
     rows = [_row("-", whole, whole, args.model, config)]
@@ -161,6 +161,13 @@ def _converse(cases: Sequence[Case], backend: Backend) -> list[ProgramState]:
         states.append(told.program.run(case=told, temperature=0.0, backend=backend))
         states[-1].text()  # it has ended
     return states
+
+
+def _conversing(cases: Sequence[Case]) -> Callable[[Backend], None]:
+    def run(backend: Backend) -> None:
+        _converse(cases, backend)
+
+    return run
 
 
 def _said(case: Case, state: ProgramState) -> list[str]:

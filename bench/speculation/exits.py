@@ -98,8 +98,11 @@ class ExitingDecoder(Decoder):
 
     def likeliest(self, state: Tensor) -> Tensor:
         """[N, hidden_size] -> [N] token ids, by the norm and the output projection."""
-        parts = [self.compute_logits(self.normed(part)).argmax(-1) for part in state.split(_CHUNK)]
-        return torch.cat(parts)
+        found = [
+            self.compute_logits(self.normed(state[start : start + _CHUNK])).argmax(-1)
+            for start in range(0, len(state), _CHUNK)
+        ]
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class States:
 
 
 @torch.no_grad()
-def states_of(loaded: LoadedModel, run: Callable[[Backend], object]) -> States:
+def states_of(loaded: LoadedModel, run: Callable[[Backend], None]) -> States:
     """In the programs that `run` runs. The engine must not be used behind it."""
     programs = record(loaded, run, "conversations")
     loaded.runner.model = model = exiting(loaded)
