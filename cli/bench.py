@@ -24,8 +24,8 @@ BENCHMARKS = (
     "scheduling.programs", "harness.limits", "serving.watch", "serving.plan", "serving.memory",
     "device.quantization", "device.determinism", "speculation.speculation", "speculation.drafting",
     "speculation.drafting_peers", "speculation.oracle", "speculation.acceptance",
-    "speculation.draft_kv", "speculation.cascade", "device.beam", "device.encoding",
-    "device.kernels", "device.ranks",
+    "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "device.beam",
+    "device.encoding", "device.kernels", "device.ranks",
 )  # fmt: skip
 TOOLS = (  # which write no report
     "harness.model", "constrained.vocabularies", "harness.workloads", "harness.compare",

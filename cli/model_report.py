@@ -17,8 +17,9 @@ from ..planning.stored_weights import stored_weights
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.formats import stored_method
 from ..runtime.config import QUANTIZATIONS
-from ..runtime.models.drafts import read_draft
+from ..runtime.models.drafts import read_draft, require_same_tokens
 from ..runtime.models.model_config import read_model_config
+from ..runtime.tokenizer.tokenizer import Tokenizer
 
 REQUEST_TOKENS = 4096
 
@@ -43,6 +44,8 @@ def examine_model(
     config = read_model_config(folder)
     parts = parts_of(config, tp_size, pp_size)
     draft = read_draft(config, *draft_flags)
+    if draft is not None:
+        require_same_tokens(draft, Tokenizer(folder, config.vocab_size), model)
     plain = ServedModel.of(config, dtype)
     memory_bytes = memory_bytes if is_gpu else memory_bytes // (tp_size * pp_size * cp_size)
     stored = stored_weights(folder)

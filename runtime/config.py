@@ -386,6 +386,8 @@ class EngineConfig:
                 "draft_quantization", self.draft_quantization, fits, "none without draft_model"
             )
             return
+        fits = self.draft_model != ""
+        _require("draft_model", self.draft_model, fits, "a checkpoint's PATH, mtp, or left out")
         name = "draft_layers" if self.draft_model is None else "draft_model"
         value = getattr(self, name)
         fits = self.draft_model is None or self.draft_layers == 0

@@ -45,7 +45,7 @@ from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
-from .models.drafts import read_draft
+from .models.drafts import read_draft, require_same_tokens
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
@@ -60,7 +60,6 @@ from .schedule.queue.fairness import tenant_weights
 from .speculate.drafters import make_drafting
 from .speculate.drafting import Drafting
 from .tokenizer.chat_template import ChatTemplate
-from .tokenizer.same_tokens import first_difference
 from .tokenizer.token_bytes import token_bytes
 from .tokenizer.tokenizer import Tokenizer
 
@@ -95,7 +94,7 @@ class LoadedModel:
         self.embedding = EmbeddingConfig.from_folder(self.folder)
         of_draft = (config.draft_model, config.draft_layers, config.draft_quantization)
         self.draft = read_draft(self.model_config, *of_draft)
-        self._require_same_tokens()
+        require_same_tokens(self.draft, self.tokenizer, config.model_name)
         _require_states_fit(self.config, self.model_config)
         groups = expert_groups_of(config, self.model_config)
         with byte_progress(sys.stderr, f"loading {config.model_name}") as on_progress:
@@ -277,18 +276,6 @@ class LoadedModel:
         files = (draft.folder, draft.config, length, config.draft_quantization, config.load_format)
         revision = model_revision(*files)
         return revision if draft.head is None else f"{revision} {draft.head}"
-
-    def _require_same_tokens(self) -> None:
-        """Of a draft model; heads have the model's tokens, and no tokenizer."""
-        draft = self.draft
-        if not isinstance(draft, DraftCheckpoint) or draft.head is not None:
-            return
-        assert draft.config is not None, "a model has layers"
-        of_draft = Tokenizer(draft.folder, draft.config.vocab_size)
-        difference = first_difference(self.tokenizer, of_draft)
-        if difference is not None:
-            allowed = f"a model with the tokens of {self.config.model_name}: {difference}"
-            raise InvalidRequest.of("draft_model", self.config.draft_model, allowed)
 
     def _adapter_registry(self) -> AdapterRegistry | None:
         """The adapters given at the start. Raises ModelLoadError."""

@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder")
     add("--quantization", default="none", choices=QUANTIZATIONS, help="of the weights")
-    add("--acceptance", type=_probability, nargs="+", default=[0.5, 0.7, 0.9], metavar="P")
+    add("--acceptance", type=probability, nargs="+", default=[0.5, 0.7, 0.9], metavar="P")
     add("--speculative-num-tokens", type=count, default=8, metavar="N")
     add("--prompt-tokens", type=count, default=256, metavar="N")
     add(
@@ -59,7 +59,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-threads", type=count, metavar="N")
 
 
-def _probability(text: str) -> float:
+def probability(text: str) -> float:
+    """A flag's value."""
     with contextlib.suppress(ValueError):
         if 0.0 < float(text) <= 1.0:
             return float(text)

@@ -58,15 +58,21 @@ def require_eagle(model: ModelConfig, head: ModelConfig, name: str) -> None:
             raise _another_head(name, why)
 
 
+def require_eagle3(model: ModelConfig, head: ModelConfig, name: str) -> None:
+    """Raises InvalidRequest where the head of EAGLE-3 cannot guess for the model."""
+    require_head(model, head, name)
+    if head.num_layers != 1:
+        why = f"it has {head.num_layers} layers, and an EAGLE-3 head has one"
+        raise _another_head(name, why)
+
+
 def require_head(model: ModelConfig, head: ModelConfig | None, name: str) -> None:
     """Raises InvalidRequest where no head can guess for the model, or this one cannot. head: its
-    layer; None: it has none."""
+    layers; None: it has none."""
     why = _why_silent(model)
     if model.varied is not None:
         why = f"the layers of {model.architecture} vary"
-    if head is not None and head.num_layers != 1:
-        why = f"it has {head.num_layers} layers, and an EAGLE head has one"
-    elif head is not None and why is None:
+    if head is not None and why is None:
         why = why_no_draft(head)
     if why is not None:
         raise _another_head(name, why)

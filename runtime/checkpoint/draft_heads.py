@@ -25,6 +25,7 @@ HeadKind = Literal["eagle", "eagle3", "medusa"]
 _NUM_STATES = 3  # that an EAGLE-3 head reads
 _OFFSETS = "d2t"
 _NUM_MEDUSA_HEADS = "medusa_num_heads"
+_NUM_NAMED = 5  # tensors, in a message
 _MAX_MEDUSA_HEADS = 64  # far above any that were published
 
 
@@ -73,6 +74,19 @@ def head_kind(folder: Path) -> HeadKind | None:
     if "fc.weight" in names and not any(name.startswith("model.") for name in names):
         return "eagle"
     return None
+
+
+def require_model(folder: Path) -> None:
+    """Of a folder that is no head. Raises ModelLoadError where it is no model either."""
+    if (folder / "tokenizer.json").exists():
+        return
+    names = sorted(_places(folder))
+    found = "there are no tensors" if not names else f"there are {', '.join(names[:_NUM_NAMED])}"
+    raise ModelLoadError(
+        f"{folder}: neither a model, which has a tokenizer.json, nor a head: EAGLE's has fc.weight "
+        "and layers.0.*, EAGLE-3's also midlayer.* or layers.0.hidden_norm.weight, and Medusa's "
+        f"{_NUM_MEDUSA_HEADS} in its config.json; {found}"
+    )
 
 
 def read_eagle3(folder: Path, hidden_size: int, vocab_size: int, num_layers: int) -> Eagle3:

@@ -1,13 +1,13 @@
-"""An EAGLE head (Li et al. 2024, arXiv:2401.15077): one layer that goes on with the model's final
-hidden states.
+"""An EAGLE head (Li et al. 2024, arXiv:2401.15077): a layer, or a few, that go on with the model's
+final hidden states.
 
     token t_p        -> the model's embedding  \\
                                                 fc -> a layer without an input norm -> the model's
     hidden h_(p - 1) -------------------------- /     output projection
 
-As published: `fc`, `layers.0`, sometimes a copy of the model's embedding. h is the model's state
-before the token, so that t_p's KV depends on the tokens up to t_p alone; behind its own guess h is
-the head's own output.
+As published: `fc`, `layers.0` (those behind it, if any, are as the model's), sometimes a copy of
+the model's embedding. h is the model's state before the token, so that t_p's KV depends on the
+tokens up to t_p alone; behind its own guess h is the head's own output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .decoder_layers import attention_of
+from .decoder_layers import attention_of, decoder_layer
 from .forward_batch import ForwardBatch
 from .layers.build import ModelBuild
 from .layers.embedding import VocabEmbedding
@@ -50,6 +50,10 @@ class EagleHead:
         self._attention = attention_of(build, layer, 0)
         self._middle_norm = norm_of(build, f"{layer}.{config.names.middle_norm}", size)
         self._feed_forward = feed_forward_of(build, layer, 0)
+        self._further = [
+            decoder_layer(build, f"{prefix}layers.{index}", index)
+            for index in range(1, config.num_layers)
+        ]
         self._rotary = LayerRotary(build)
         self._add = build.kernels.add_in_place
         for unread in (f"{prefix}embed_tokens.", "lm_head.", f"{layer}.self_attn.rotary_emb."):
@@ -58,11 +62,13 @@ class EagleHead:
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """See `Decoder.forward`."""
         assert batch.residual is not None, "it reads the model's hidden states"
-        (rotary,) = self._rotary.at(positions)
+        rotary, *rotaries = self._rotary.at(positions)
         merged = torch.cat([self._vocabulary.embed(input_ids), batch.residual], dim=-1)
         residual = self._merge(merged, batch)
         attended = self._attention(residual, rotary, batch)
         output = self._feed_forward(self._middle_norm(attended, residual), batch)
+        for layer, rotary in zip(self._further, rotaries):
+            output = layer(output, residual, rotary, batch)
         self._add(residual, output)
         return residual
 

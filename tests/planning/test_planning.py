@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from checkpoints import make_checkpoint, make_long_token
 from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import change_config, make_mixture, pack_experts
@@ -461,6 +463,17 @@ def test_the_doctor_says_what_a_model_needs() -> None:
         assert fit["process_bytes"] > PROCESS_BYTES + fit["weight_bytes"]
     on_gpu = examine_model("tiny", EMBEDDED_MODEL, "bfloat16", 10**9, is_gpu=True)
     assert {fit["process_bytes"] for fit in on_gpu["fits"]} == {None}, "the host's is not told"
+
+
+def test_the_doctor_refuses_a_draft_model_of_other_tokens(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    other = make_long_token(shutil.copytree(model, tmp_path / "other"), 8)
+    for draft, answer in (str(model), None), (str(other), "tokens of tiny: token 259 is"):
+        with nullcontext() if answer is None else pytest.raises(InvalidRequest, match=answer):
+            report = examine_model(
+                "tiny", model, "float32", 10**9, is_gpu=False, draft_flags=(draft, 0, "none")
+            )
+            assert report["draft_bytes"] > 0
 
 
 def test_the_doctor_says_what_a_rank_needs() -> None:

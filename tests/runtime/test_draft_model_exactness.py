@@ -189,6 +189,7 @@ def test_adapters_are_guessed_for_by_the_plain_draft_model(
         ({"draft_layers": 1, "speculate": "suffix"}, "auto, or model among others"),
         ({"speculate": "model"}, "unless draft_model or draft_layers is set"),
         ({"draft_quantization": "int4"}, "none without draft_model"),
+        ({"draft_model": ""}, "a checkpoint's PATH, mtp, or left out"),
         ({"draft_model": "somewhere", "draft_layers": 1}, "0 with draft_model"),
         ({"draft_layers": 1, "speculative_num_tokens": 0}, "at least 1 with draft_layers"),
         ({"draft_model": "another"}, "token 259 is .* there and '<xxxxxx>' in the draft model"),

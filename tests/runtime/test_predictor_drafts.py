@@ -35,14 +35,15 @@ class Reference(Protocol):
 MADE: dict[str, Callable[[Path], Reference]] = {
     **{
         family: partial(with_predictor, family=family)
-        for family in ("DeepseekV3", "Glm4Moe", "Qwen3Next", "Qwen3_5", "MiMo")
+        for family in ("DeepseekV3", "Glm4Moe", "Ernie4_5_Moe", "Qwen3Next", "Qwen3_5", "MiMo")
     },
     "eagle": with_eagle,
+    "eagle of two layers": partial(with_eagle, num_layers=2),
     "eagle3": with_eagle3,
     "eagle3 speculator": partial(with_eagle3, is_speculator=True),
     "medusa": with_medusa,
 }
-OF_EACH_KIND = ("DeepseekV3", "Qwen3Next", "eagle", "eagle3 speculator", "medusa")
+OF_EACH_KIND = ("DeepseekV3", "Qwen3Next", "eagle of two layers", "eagle3 speculator", "medusa")
 
 
 @pytest.fixture(scope="module", params=MADE)
@@ -240,6 +241,20 @@ def test_a_head_in_a_pickle_is_refused_with_what_converts_it(eagle3: Path, tmp_p
     torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
     (head / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"convert it once: python -c .*weights_only=True"):
+        LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_folder_that_is_no_head_and_no_model_is_refused_with_what_it_lacks(
+    eagle3: Path, tmp_path: Path, is_renamed: bool
+) -> None:
+    head = shutil.copytree(eagle3 / "head", tmp_path / "head")
+    tensors = {f"head.{n}": each for n, each in load_file(head / "model.safetensors").items()}
+    (head / "model.safetensors").unlink()
+    if is_renamed:
+        save_file(tensors, head / "model.safetensors")
+    found = "there are head.d2t, head.fc.weight, " if is_renamed else "there are no tensors"
+    with pytest.raises(ModelLoadError, match=f"neither a model, .* has fc.weight .*; {found}"):
         LoadedModel(EngineConfig(model=eagle3, draft_model=str(head)))
 
 

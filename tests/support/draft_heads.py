@@ -24,12 +24,12 @@ class PredictorReference:
     """Guesses by transformers' layers, whole texts at once."""
 
     def __init__(
-        self, model: Any, own: dict[str, Tensor], layer: Any, form: _Form | None = None
+        self, model: Any, own: dict[str, Tensor], layers: Sequence[Any], form: _Form | None = None
     ) -> None:
-        """own: the predictor's weights but for its layer, by DeepSeek's names; form: None: a head
+        """own: the predictor's weights but for its layers, by DeepSeek's names; form: None: a head
         of the first EAGLE."""
         self._model, self._own = model.double(), {name: own[name].double() for name in own}
-        self._layer = layer.double()
+        self._layers = [layer.double() for layer in layers]
         self._form = form or _Form("")
 
     @torch.inference_mode()
@@ -60,10 +60,10 @@ class PredictorReference:
         positions = torch.arange(ids.shape[1])[None]
         mask = _causal(ids.shape[1])
         turned = model.rotary_emb(x, positions)
-        out = self._layer(
-            x, attention_mask=mask, position_ids=positions, position_embeddings=turned
-        )
-        return out[0] if isinstance(out, tuple) else out
+        for layer in self._layers:
+            out = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=turned)
+            x = out[0] if isinstance(out, tuple) else out
+        return x
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         if f"{name}.weight" not in self._own:
@@ -106,6 +106,11 @@ _FORMS = {
     "Glm4Moe": _Form("model.layers.{}", copies=_COPIES, fields={"num_nextn_predict_layers": 1}),
     "Qwen3Next": _QWEN,
     "Qwen3_5": _QWEN,
+    "Ernie4_5_Moe": _Form(
+        "model.mtp_block.0", "mtp_emb_norm.0", "mtp_hidden_norm.0", "mtp_linear_proj.0", "norm",
+        "model", hands_on_normed=True, fields={"num_nextn_predict_layers": 1},
+        made={"moe_layer_end_index": NUM_LAYERS - 1},
+    ),
     "MiMo": _Form(
         "model.mtp_layers.0", "token_layernorm", "hidden_layernorm", "input_proj",
         "final_layernorm", is_hidden_first=True, hands_on_normed=True,
@@ -139,6 +144,8 @@ def with_predictor(folder: Path, family: str) -> PredictorReference:
     tensors = load_file(folder / "model.safetensors")
     copies = {f"{root}.{name}": tensors[of].clone() for name, of in form.copies}
     trained = f"model.layers.{num_layers}."
+    if f"{root}.{form.norm}.weight" in tensors:  # the model's
+        own["shared_head.norm.weight"] = tensors[f"{root}.{form.norm}.weight"].clone()
     tensors = {
         f"{layer}.{name.removeprefix(trained)}" if name.startswith(trained) else name: each
         for name, each in tensors.items()
@@ -150,32 +157,37 @@ def with_predictor(folder: Path, family: str) -> PredictorReference:
     tensors |= {f"{root}.{form.merge}.weight": own["eh_proj.weight"], **copies}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     change_config(folder, num_hidden_layers=num_layers, **form.fields)
-    return PredictorReference(model, own, model.model.layers[num_layers], form)
+    return PredictorReference(model, own, [model.model.layers[num_layers]], form)
 
 
-def with_eagle(folder: Path) -> PredictorReference:
+def with_eagle(folder: Path, num_layers: int = 1) -> PredictorReference:
     """Make a Llama and, in `head`, an EAGLE head for it, in the names that published ones have."""
     make_checkpoint(folder, init_std=0.4, seed=11, num_layers=NUM_LAYERS)
     config = transformers.LlamaConfig.from_pretrained(folder)
     model = transformers.LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
     config._attn_implementation = "eager"
-    layer = LlamaDecoderLayer(config, 0).eval()
-    layer.input_layernorm = torch.nn.Identity()
-    randomize(layer, 7, 0.3)
+    layers = [LlamaDecoderLayer(config, 0).eval() for _ in range(num_layers)]
+    layers[0].input_layernorm = torch.nn.Identity()
+    for index, layer in enumerate(layers):
+        randomize(layer, 7 + index, 0.3)
     generator = torch.Generator().manual_seed(9)
     size = config.hidden_size
     own = {
         "eh_proj.weight": 0.2 * torch.randn(size, 2 * size, generator=generator),
         "bias": 0.2 * torch.randn(size, generator=generator),
     }
-    tensors = {f"layers.0.{name}": each.clone() for name, each in layer.state_dict().items()}
+    tensors = {
+        f"layers.{index}.{name}": each.clone()
+        for index, layer in enumerate(layers)
+        for name, each in layer.state_dict().items()
+    }
     tensors |= {"fc.weight": own["eh_proj.weight"], "fc.bias": own["bias"]}
     tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
     (folder / "head").mkdir()
     save_file(tensors, folder / "head" / "model.safetensors", {"format": "pt"})
-    written = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 1}
+    written = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": num_layers}
     (folder / "head" / "config.json").write_text(json.dumps(written))
-    return PredictorReference(model, own, layer)
+    return PredictorReference(model, own, layers)
 
 
 class Eagle3Reference:

@@ -188,12 +188,13 @@ class PredictorConfig:
     token_norm: str
     hidden_norm: str
     merge: str
-    norm: str  # behind the layer
+    norm: str  # behind the layer; its own, or the model's
     weights: tuple[str, ...]  # prefixes of all its tensors
     copies: tuple[str, ...] = ()  # prefixes, among them, of what the model has, too
     # What it hands on behind its own guess is behind the norm.
     hands_on_normed: bool = False
     is_hidden_first: bool = False  # `merge` takes the hidden state, then the token
+    is_dense: bool = False  # it has no experts, though the model's last layer has
 
 
 Block = Literal["attention", "recurrent", "dense", "experts"]

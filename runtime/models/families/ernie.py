@@ -7,7 +7,12 @@ from dataclasses import replace
 
 from ....kernels.model_options import RoutingOptions
 from ...checkpoint.config.fields import Fields
-from ...checkpoint.config.model_config import DecoderConfig, ExpertNames, ExpertsConfig
+from ...checkpoint.config.model_config import (
+    DecoderConfig,
+    ExpertNames,
+    ExpertsConfig,
+    PredictorConfig,
+)
 from .decoder import read_decoder, with_experts
 
 _DEFAULTS = {
@@ -30,9 +35,19 @@ _DEFAULTS_MOE = {
     "moe_intermediate_size": 1536,
 }
 _NAMES = ExpertNames(selection_bias="moe_statics.e_score_correction_bias")
-# Of the layers that draft a further token, which are not read.
-_DRAFTING = tuple(
-    f"model.mtp_{name}." for name in ("block", "emb_norm", "hidden_norm", "linear_proj")
+# The layer for multi-token prediction, of which Baidu's FastDeploy is the form that is served: it
+# goes on with states behind the model's norm, and its own output is behind that norm, too.
+_PREDICTOR = PredictorConfig(
+    layer="model.mtp_block.0",
+    token_norm="model.mtp_emb_norm.0",
+    hidden_norm="model.mtp_hidden_norm.0",
+    merge="model.mtp_linear_proj.0",
+    norm="model.norm",
+    weights=tuple(
+        f"model.mtp_{name}." for name in ("block", "emb_norm", "hidden_norm", "linear_proj")
+    ),
+    hands_on_normed=True,
+    is_dense=True,
 )
 
 
@@ -48,7 +63,12 @@ def read_ernie_moe(config: Fields, architecture: str) -> DecoderConfig:
     config.restrict("use_bias", False)
     config.restrict("moe_use_aux_free", True)
     config.restrict("moe_norm_min", 1e-12)
-    decoder = replace(_ernie(config, architecture), unread_weights=_DRAFTING)
+    has_predictor = config.get("num_nextn_predict_layers") not in (None, 0)
+    decoder = replace(
+        _ernie(config, architecture),
+        unread_weights=_PREDICTOR.weights,
+        predictor=_PREDICTOR if has_predictor else None,
+    )
     size = config.integer("moe_intermediate_size")
     experts = ExpertsConfig(
         layers=_layers_with_experts(config, decoder.num_layers),
