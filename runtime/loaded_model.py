@@ -396,7 +396,7 @@ class LoadedModel:
             refusal = "models with recurrent layers keep all KV"
         elif self.runner.accelerator is not None:
             refusal = "KV is compressed on CPUs"
-        elif config.num_ranks * config.pp_size > 1 or config.role != "both":
+        elif config.num_processes > 1 or config.role != "both":
             refusal = "KV is compressed in engines of one process"
         elif self.draft is not None:
             refusal = "an engine with a draft model keeps all KV"
