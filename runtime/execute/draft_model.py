@@ -21,9 +21,10 @@ probability of at least (1 - D) / (1 + D). No output depends on any of it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,11 +39,13 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..models.eagle3 import Eagle3Head
 from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
+from ..schedule.draft_tree import counted, token_ids_of
 from ..schedule.plan import (
     Guessing,
     Row,
     RowResult,
     SharedSegment,
+    SideGuess,
     StepPlan,
     TokenLogprob,
 )
@@ -99,14 +102,6 @@ class _Waiting:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What of a row counts: so many of its inputs, and the token drawn behind them."""
-
-    num_inputs: int
-    token_id: int | None  # None: nothing was drawn
 
 
 class Guesser(Protocol):
@@ -200,8 +195,8 @@ class DraftModel:
         if not followed.ahead:
             return results, Guessing(time.perf_counter() - started)
         rows = list(results)
-        for place, tokens in zip(followed.places, self.guess(followed), strict=True):
-            rows[place] = replace(rows[place], ahead=tokens)
+        for place, guess in zip(followed.places, self.guess(followed), strict=True):
+            rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
         num_passes = max(each.row.num_ahead for each in followed.ahead)
         return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
 
@@ -218,19 +213,19 @@ class DraftModel:
         first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
             of_row = counted(row, result)
-            own = hidden[first : first + of_row.num_inputs]
-            first += len(row.input_ids)
-            missing = self._missing(row, row.input_ids[: of_row.num_inputs], own)
+            own = _of_tokens(hidden, first, of_row.numbers)
+            first += row.num_tokens
+            missing = self._missing(row, token_ids_of(row, of_row.numbers), own)
             is_asked = row.num_ahead > 0 and of_row.token_id is not None
             if is_asked and of_row.token_id is not None:
                 missing = missing.and_token(of_row.token_id, own[-1:])
             elif row.is_output and 0 < len(missing.token_ids) < _MAX_WAITING:
-                start = row.start + of_row.num_inputs - len(missing.token_ids)
+                start = row.start + len(of_row.numbers) - len(missing.token_ids)
                 self._waiting[row.table_row] = _Waiting(row, start, missing)
                 continue
             if not missing.token_ids:
                 continue
-            end = row.start + of_row.num_inputs + is_asked
+            end = row.start + len(of_row.numbers) + is_asked
             rows.append(_part(row, end - len(missing.token_ids), missing.token_ids))
             before += missing.before
             if is_asked and row.sampling is not None:
@@ -248,10 +243,10 @@ class DraftModel:
         last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
         return Followed(places, ahead, computed[torch.from_numpy(last)])
 
-    def guess(self, followed: Followed) -> list[tuple[TokenLogprob, ...]]:
+    def guess(self, followed: Followed) -> list[Guesses]:
         """What may follow each of the rows, one token a pass until each has as many as it wants."""
         ahead, hidden = followed.ahead, followed.hidden
-        guesses: list[list[TokenLogprob]] = [[] for _ in ahead]
+        guesses = [Guesses(each.row.num_beside) for each in ahead]
         wanted = np.array([each.row.num_ahead for each in ahead])
         table_rows = np.array([each.row.table_row for each in ahead])
         positions = np.array([each.position for each in ahead])
@@ -262,9 +257,8 @@ class DraftModel:
             parameters = {name: array[going] for name, array in sampling.items()}
             parameters["position"] = parameters["position"] + num_before
             logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
-            token_ids, logprobs = drawn(self._kernels, logits, parameters)
-            for i, token_id, logprob in zip(going, token_ids.tolist(), logprobs.tolist()):
-                guesses[i].append(TokenLogprob(token_id, logprob))
+            of_going = [guesses[i] for i in going]
+            token_ids = draw_candidates(self._kernels, logits, parameters, of_going)
             stay = wanted[going] > num_before + 1
             going = going[stay]
             if not len(going):
@@ -273,12 +267,12 @@ class DraftModel:
                 table_rows[going], positions[going] + num_before, token_ids.numpy()[stay]
             )
             hidden = self._compute(inputs, hidden[torch.from_numpy(stay)])
-        for each, tokens in zip(ahead, guesses, strict=True):
+        for each, guess in zip(ahead, guesses, strict=True):
             known = [each.drawn]  # behind it, what reads hidden states had its own
             if not self._reads_hidden:
-                known += [token.token_id for token in tokens[:-1]]
+                known += [token.token_id for token in guess.ahead[:-1]]
             self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
-        return [tuple(tokens) for tokens in guesses]
+        return guesses
 
     def _missing(self, row: Row, taken: tuple[int, ...], hidden: Tensor) -> _Missing:
         """Of a row's inputs the last ones, which are to be computed, behind those that wait.
@@ -345,14 +339,44 @@ class DraftModel:
         return self._forward(batch)
 
 
-def drawn(
-    kernels: Kernels, logits: Tensor, parameters: Mapping[str, npt.NDArray[Any]]
-) -> tuple[Tensor, Tensor]:
-    """logits [N, vocab_size], parameters of SamplingRows [N] -> tokens [N] int64, and their
-    log-probabilities [N]"""
+@dataclass(slots=True)
+class Guesses:
+    """What is guessed of a row: the tokens ahead, and for each place so many candidates beside."""
+
+    num_beside: int
+    ahead: list[TokenLogprob] = field(default_factory=list)
+    beside: list[SideGuess] = field(default_factory=list)
+
+
+def draw_candidates(
+    kernels: Kernels,
+    logits: Tensor,
+    parameters: Mapping[str, npt.NDArray[Any]],
+    guesses: Sequence[Guesses],
+) -> Tensor:
+    """Append to each of N guesses what is drawn of logits [N, vocab_size], with the parameters of
+    SamplingRows [N], and beside it what would be if that were not there, and so on: the best by
+    logits and noise, as the model may draw one of them with that noise. Returns the tokens [N]
+    int64; changes the logits IN PLACE where any is to be beside."""
     rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
-    token_ids, _ = kernels.sample(logits, rows)
-    return token_ids, kernels.token_logprobs(logits, token_ids)
+    first, _ = kernels.sample(logits, rows)
+    logprobs = kernels.token_logprobs(logits, first).tolist()
+    for guess, token_id, logprob in zip(guesses, first.tolist(), logprobs, strict=True):
+        guess.ahead.append(TokenLogprob(token_id, logprob))
+    token_ids, left = first, [1.0 - math.exp(logprob) for logprob in logprobs]
+    for rank in range(1, 1 + max(guess.num_beside for guess in guesses)):
+        logits.scatter_(1, token_ids.unsqueeze(1), -math.inf)
+        token_ids, is_finite = kernels.sample(logits, rows)
+        if not is_finite.all():
+            break
+        logprobs = kernels.token_logprobs(logits, token_ids).tolist()
+        for i, (guess, token_id) in enumerate(zip(guesses, token_ids.tolist(), strict=True)):
+            share = left[i] * math.exp(logprobs[i])  # of what is left, the others gone
+            left[i] -= share
+            if rank <= guess.num_beside and share > 0.0:
+                behind = len(guess.ahead) - 2
+                guess.beside.append(SideGuess(behind, token_id, math.log(share), rank))
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,17 +389,13 @@ class Followed:
     hidden: Tensor | None
 
 
+def _of_tokens(hidden: Tensor, first: int, numbers: Sequence[int]) -> Tensor:
+    """Of the row whose tokens begin at `first`, those with these numbers."""
+    if isinstance(numbers, range):
+        return hidden[first : first + len(numbers)]
+    return hidden[torch.tensor(numbers) + first]
+
+
 def _part(row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
     kv_start = row.kv_start if start >= row.start else 0  # what has waited is nowhere else
     return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
-
-
-def counted(row: Row, result: RowResult) -> Counted:
-    """As `schedule/outputs.py` takes a row's results: a draw counts while it is what follows."""
-    num_inputs = len(row.input_ids) - row.num_drafts
-    token_id = result.token_id
-    for at, drawn in zip(row.sampled_at[1:], result.later, strict=True):
-        if token_id is None or row.input_ids[num_inputs] != token_id:
-            break
-        num_inputs, token_id = at + 1, drawn.token_id
-    return Counted(num_inputs, token_id)

@@ -13,8 +13,9 @@ this.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from ..speculate import prediction
 from ..speculate.budget import Bid, DraftBudget
 from ..speculate.drafter import NO_DRAFT, Draft, DraftText
 from ..speculate.drafting import Drafting
-from ..speculate.guesses import ModelText
+from ..speculate.guesses import Candidate, ModelText
 from ..speculate.step_times import StepTimes
-from .plan import StepPlan, StepResult, TokenLogprob
+from .plan import MAX_BRANCH_TOKENS, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .request import Request
 from .stats import SchedulerStats
@@ -42,6 +43,19 @@ _PATIENCE = 4
 _MAX_REST = 12
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SideToken:
+    """A token that may follow in another's place, beside a guess's own: behind `parent`, or behind
+    token `leaves_at` of these; -1: behind the text."""
+
+    parent: SideToken | None
+    leaves_at: int  # where its path leaves the guess's own
+    path: tuple[int, ...]  # all tokens up to it, it included
+    chance: float  # that all of these are right
+    source: str
+    cell: int
+
+
 @dataclass(slots=True)
 class Guess:
     """What may follow a request's last token. `chances[i]`: that tokens 0 to i are right;
@@ -52,6 +66,7 @@ class Guess:
     is_forced: list[bool] = field(default_factory=list)
     # Whose guesses these are, in order, with the place of each one's first token.
     parts: list[tuple[DraftText, Draft, int]] = field(default_factory=list)
+    sides: list[SideToken] = field(default_factory=list)  # parents before children
 
     def append(self, token_id: int, chance: float, forced: Sequence[int]) -> None:
         """One more token, and what it forces."""
@@ -65,9 +80,76 @@ class Guess:
         self.chances += chances
         self.is_forced += [False] * len(tokens)
 
+    def add_sides(self, stop_ids: Collection[int]) -> None:
+        """The sides of its drafts that stand behind tokens of its own, but for stop ids."""
+        for _, draft, first in self.parts:
+            if draft.sides:
+                self._add_sides(draft, self._places(draft, first), stop_ids)
+
+    def _places(self, draft: Draft, first: int) -> dict[int, int]:
+        """The draft's tokens that are its own from `first` on, and behind which something is drawn;
+        -1: what is before."""
+        places = {-1: first - 1}
+        for place in range(min(len(draft.tokens), len(self.tokens) - first)):
+            if any(self.is_forced[first + place : first + place + 2]):
+                break
+            places[place] = first + place
+        return places
+
+    def _add_sides(
+        self, draft: Draft, places: Mapping[int, int], stop_ids: Collection[int]
+    ) -> None:
+        sides: dict[int, SideToken] = {}
+        for number, side in enumerate(draft.sides, len(draft.tokens)):
+            parent, at = sides.get(side.behind), places.get(side.behind)
+            if parent is not None:
+                at, before, chance = parent.leaves_at, parent.path, parent.chance
+            elif at is not None:
+                before = tuple(self.tokens[: at + 1])
+                chance = self.chances[at] if at >= 0 else 1.0
+            if at is not None and side.token_id not in stop_ids:
+                path, chance = (*before, side.token_id), chance * side.confidence
+                sides[number] = SideToken(parent, at, path, chance, draft.source, side.cell)
+        self.sides += sides.values()
+
+    def bid(self, least: float, weight: float) -> Bid:
+        """What of it may be verified: see `first`."""
+        if not self.sides:
+            return Bid(self.chances, weight)
+        return Bid([chance for chance, _ in self._ranked() if chance >= least], weight)
+
+    def first(self, num_tokens: int) -> tuple[int, list[SideToken]]:
+        """Of so many of its tokens, those most likely right: how many are its own, and the others.
+        Each comes behind its parent."""
+        if not self.sides:
+            return num_tokens, []
+        sides = [side for _, side in self._ranked()[:num_tokens] if side is not None]
+        return num_tokens - len(sides), sides
+
+    def _ranked(self) -> list[tuple[float, SideToken | None]]:
+        """None: the next one of its own."""
+        own: list[tuple[float, SideToken | None]] = [(chance, None) for chance in self.chances]
+        beside = [(side.chance, side) for side in self.sides]
+        return sorted([*own, *beside], key=lambda each: -each[0])
+
     def num_guessed(self, first: int, end: int) -> int:
         """Tokens from `first` to `end` that are not forced."""
         return max(0, end - first) - sum(self.is_forced[first:end])
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBranch:
+    """A path beside a guess's own tokens; it samples behind each of its tokens. `behind`: which
+    verified token it follows, numbered over the guess's own and then over the branches', or -1;
+    `path`: all tokens up to its last one; `masks`: for each draw, if there is a grammar."""
+
+    behind: int
+    sides: tuple[SideToken, ...]
+    masks: tuple[Mask, ...]
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        return self.sides[-1].path
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +161,16 @@ class Verified:
     tokens: tuple[int, ...]
     draws: tuple[int, ...]
     masks: tuple[Mask, ...]
+    branches: tuple[VerifiedBranch, ...] = ()
+
+    @property
+    def num_branch_tokens(self) -> int:
+        return sum([len(branch.sides) for branch in self.branches])
+
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        return max([len(self.tokens), *[len(branch.path) for branch in self.branches]])
 
 
 class Speculation:
@@ -107,12 +199,20 @@ class Speculation:
         least = self._budget.least_chance(num_tokens, len(requests))
         if least >= 1.0 or room <= 0:
             return
-        guesses = [self._guess(request, max(least, _LEAST_CHANCE)) for request in requests]
-        bids = list(map(Bid, (guess.chances for guess in guesses), _weights(requests)))
+        least = max(least, _LEAST_CHANCE)
+        guesses = [self._guess(request, least) for request in requests]
+        bids = [
+            guess.bid(least, weight)
+            for guess, weight in zip(guesses, _weights(requests), strict=True)
+        ]
+        num_left = MAX_BRANCH_TOKENS
         for index, length in enumerate(self._budget.lengths(num_tokens, bids, room)):
             if length:
                 request = requests[index]
                 verified = self._verifiable(request, guesses[index], length)
+                if verified.num_branch_tokens > num_left:
+                    verified = replace(verified, branches=())
+                num_left -= verified.num_branch_tokens
                 self._verified[request] = verified
                 yield index, verified
 
@@ -120,6 +220,12 @@ class Speculation:
     def has_model(self) -> bool:
         """Whether the executor guesses, too."""
         return self._drafting.model is not None
+
+    @property
+    def num_beside(self) -> int:
+        """How many more candidates the executor is to name for each token ahead."""
+        model = self._drafting.model
+        return 0 if model is None else model.num_beside()
 
     def num_ahead(self, requests: Sequence[Request]) -> list[int]:
         """How many tokens the executor is to guess of each behind the step that is planned."""
@@ -133,10 +239,11 @@ class Speculation:
         wanted = model.num_ahead(texts, self.times.curve, room, self.times.is_known)
         return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
 
-    def offer(self, request: Request, guess: Sequence[TokenLogprob]) -> None:
+    def offer(self, request: Request, result: RowResult) -> None:
         """The executor guesses what follows the tokens that it has computed and drawn."""
-        text = self._model_text(request)
-        text.offer([each.token_id for each in guess], [each.logprob for each in guess])
+        text, guess = self._model_text(request), result.ahead
+        sides = [Candidate(*each) for each in result.beside]
+        text.offer([each.token_id for each in guess], [each.logprob for each in guess], sides)
         forced = request.token_ids[request.num_computed_tokens + 1 :]
         text.extend(forced)
 
@@ -149,25 +256,53 @@ class Speculation:
         """There is no room for what was chosen for it."""
         del self._verified[request]
 
-    def note(self, request: Request, num_right: int, is_over: bool) -> None:
-        """Of the request's row, so many tokens of the guess were right, and the next one wrong;
-        `is_over`: the request has ended with them, which says nothing of the next one."""
+    def note(self, request: Request, follows: Sequence[int], num_right: int, is_over: bool) -> None:
+        """Of the request's row a path of so many guessed tokens was right: the first of `follows`,
+        the text behind what was known; `is_over`: the request has ended with them, which says
+        nothing of the next one."""
         verified = self._verified.pop(request)
         if num_right:
             self._texts[request].wake()
-        num_tokens = num_right if is_over else len(verified.tokens)
         self._stats.num_drafts += 1
         guess = verified.guess
+        num_own = _num_same(verified.tokens, follows[:num_right])
+        num_tokens = num_own if is_over and num_own == num_right else len(verified.tokens)
         ends = [first for _, _, first in guess.parts[1:]] + [num_tokens]
         for (text, draft, first), end in zip(guess.parts, ends, strict=True):
             num_guessed = guess.num_guessed(first, min(end, num_tokens))
             if not num_guessed:
                 break
-            num_accepted = guess.num_guessed(first, min(end, num_right))
+            num_accepted = guess.num_guessed(first, min(end, num_own))
             self._count(request, draft.source, num_guessed, num_accepted)
             text.note(draft.first(num_guessed), num_accepted)
             if num_accepted < num_guessed:
                 break
+        if guess.sides:
+            self._note_sides(request, verified, follows, num_right, is_over)
+
+    def _note_sides(
+        self,
+        request: Request,
+        verified: Verified,
+        follows: Sequence[int],
+        num_right: int,
+        is_over: bool,
+    ) -> None:
+        """Whether a token was right in another's place is known where all before it was, be it
+        verified or not."""
+        model = self._texts_of(request).model
+        for side in verified.guess.sides:
+            *before, token_id = side.path
+            place = len(before)
+            is_known = place <= min(num_right, len(follows) - 1) and before == [*follows[:place]]
+            if model is not None and is_known:
+                model.note_side(side.cell, token_id == follows[place])
+        for branch in verified.branches:
+            num_same = _num_same(branch.path, follows[:num_right])
+            num_before = len(branch.path) - len(branch.sides)
+            num_accepted = max(0, num_same - num_before)
+            num_guessed = num_accepted if is_over else len(branch.sides)
+            self._count(request, branch.sides[0].source, num_guessed, num_accepted)
 
     def _count(self, request: Request, source: str, num_guessed: int, num_accepted: int) -> None:
         request.num_drafted_tokens += num_guessed
@@ -251,14 +386,44 @@ class Speculation:
         if request.follower is None:
             self._draft_freely(guess, texts, request, room, least)
             return guess
-        ahead = request.follower.look_ahead()
+        return self._draft_under_grammar(guess, texts, request, request.follower, room, least)
+
+    def _draft_under_grammar(
+        self,
+        guess: Guess,
+        texts: _Texts,
+        request: Request,
+        follower: Follower,
+        room: int,
+        least: float,
+    ) -> Guess:
+        ahead = follower.look_ahead()
         if ahead is not None:
             try:
                 while self._draft_along(ahead, guess, texts, request, room, least):
                     pass
             finally:
                 ahead.close()
+        guess.add_sides(request.stop_ids)
+        if guess.sides:
+            self._keep_allowed(guess, follower, room, least)
         return guess
+
+    def _keep_allowed(self, guess: Guess, follower: Follower, room: int, least: float) -> None:
+        """Drop the sides that the grammar forbids, behind which it forces something, or whose
+        parents are dropped. One that is not local has not been asked about them."""
+        kept: dict[SideToken | None, None] = {None: None}
+        for side in guess.sides if follower.is_local else ():
+            if side.parent in kept and side.chance >= least and len(side.path) <= room:
+                ahead = follower.look_ahead()
+                assert ahead is not None, "it is local"
+                try:
+                    is_allowed = all(map(ahead.consume, side.path))
+                    if is_allowed and not ahead.is_finished and not ahead.forced_run():
+                        kept[side] = None
+                finally:
+                    ahead.close()
+        guess.sides = [side for side in guess.sides if side in kept]
 
     def _draft_freely(
         self, guess: Guess, texts: _Texts, request: Request, room: int, least: float
@@ -273,6 +438,7 @@ class Speculation:
         if not request.stop_ids.isdisjoint(draft.tokens[:end]):
             end = next(i for i, token_id in enumerate(draft.tokens) if token_id in request.stop_ids)
         guess.extend(draft.tokens[:end], chances[:end])
+        guess.add_sides(request.stop_ids)
 
     def _draft_along(
         self,
@@ -304,14 +470,17 @@ class Speculation:
         return False
 
     def _verifiable(self, request: Request, guess: Guess, length: int) -> Verified:
-        """The first `length` tokens of a guess, with where to sample."""
-        tokens = guess.tokens[:length]
+        """The `length` likeliest tokens of a guess, with where to sample."""
+        num_own, sides = guess.first(length)
         follower = request.follower
         if follower is None:
-            return Verified(guess, tuple(tokens), tuple(range(length + 1)), ())
+            branches = _branches(sides, num_own)
+            draws = tuple(range(num_own + 1))
+            return Verified(guess, tuple(guess.tokens[:num_own]), draws, (), branches)
+        tokens = guess.tokens[:num_own]
         ahead = follower.look_ahead()
         assert ahead is not None, "it could say something a moment ago"
-        draws, masks = [0], []
+        draws, masks = (0,), ()
         try:
             for place, token_id in enumerate(tokens, 1):
                 if not ahead.consume(token_id):
@@ -320,13 +489,32 @@ class Speculation:
                 is_inside = place < len(guess.tokens) and guess.is_forced[place]
                 if is_inside or ahead.is_finished or ahead.forced_run():
                     continue
-                mask = np.zeros(self._num_mask_words, np.uint32)
-                ahead.mask(mask)
-                draws.append(place)
-                masks.append(mask)
+                draws += (place,)
+                masks += (self._mask(ahead),)
         finally:
             ahead.close()
-        return Verified(guess, tuple(tokens), tuple(draws), tuple(masks))
+        branches = _branches([side for side in sides if side.leaves_at < len(tokens)], len(tokens))
+        branches = tuple([self._masked(branch, follower) for branch in branches])
+        return Verified(guess, tuple(tokens), draws, masks, branches)
+
+    def _masked(self, branch: VerifiedBranch, follower: Follower) -> VerifiedBranch:
+        ahead = follower.look_ahead()
+        assert ahead is not None, "its sides were allowed a moment ago"
+        masks = []
+        try:
+            for place, token_id in enumerate(branch.path, len(branch.sides) - len(branch.path)):
+                is_allowed = ahead.consume(token_id)
+                assert is_allowed, "its sides were allowed a moment ago"
+                if place >= 0:
+                    masks.append(self._mask(ahead))
+        finally:
+            ahead.close()
+        return replace(branch, masks=tuple(masks))
+
+    def _mask(self, ahead: Follower) -> Mask:
+        mask = np.zeros(self._num_mask_words, np.uint32)
+        ahead.mask(mask)
+        return mask
 
 
 class _Texts:
@@ -387,6 +575,32 @@ def _before_image(draft: Draft) -> Draft:
     """What a model can say of a draft: it may be from a prompt, where an image followed."""
     end = next((i for i, token_id in enumerate(draft.tokens) if token_id < 0), None)
     return draft if end is None else draft.first(end)
+
+
+def _branches(sides: Sequence[SideToken], num_own: int) -> tuple[VerifiedBranch, ...]:
+    """Tokens beside the first `num_own` of a guess as paths, parents before children."""
+    paths: list[list[SideToken]] = []
+    for side in sides:
+        own = next((path for path in paths if path[-1] is side.parent), None)
+        if own is None:
+            paths.append([side])
+        else:
+            own.append(side)
+    numbers: dict[SideToken | None, int] = {}
+    for number, side in enumerate(chain.from_iterable(paths), num_own):
+        numbers[side] = number
+    return tuple(
+        [
+            VerifiedBranch(numbers.get(path[0].parent, path[0].leaves_at), tuple(path), ())
+            for path in paths
+        ]
+    )
+
+
+def _num_same(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(tokens, others))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(others)))
 
 
 def _num_expected(found: tuple[DraftText, Draft]) -> float:

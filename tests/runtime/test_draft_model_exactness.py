@@ -15,11 +15,12 @@ from adapters import make_adapter
 from checkpoints import make_checkpoint, make_long_token
 from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
 from mixtures import make_mixture
-from scripted_drafters import verify_all
+from scripted_drafters import ScriptedDrafter, branching, speculate, verify_all
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.loaded_model import LoadedModel
+from stemma.runtime.schedule.request import Request
 from stemma.runtime.speculate.guesses import ModelDrafter
 
 
@@ -115,6 +116,52 @@ def test_tokens_are_identical_with_a_draft_model(
         assert accepted == drafted, "KV of the draft model is missing somewhere"
     elif kind == "rounded":
         assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("chunk", "options"),
+    [
+        (2048, {}),
+        (7, {"kernels": "cpu"}),
+        (32, {"max_total_tokens": 160}),
+    ],
+)
+def test_tokens_are_identical_whichever_branch_of_a_tree_is_right(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    chunk: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also beside requests that are aborted, with too few pages for all, and from what such steps
+    have left in the cache."""
+    loaded = load(speculate="model", draft_layers=1, chunked_prefill_size=chunk, **options)
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
+    if "max_total_tokens" in options:
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    before = scheduler.speculation
+    outputs = {job.prompt: output for job, output in zip(jobs, alone)}
+    speculate(loaded.engine, ScriptedDrafter(outputs, branching(random.Random(chunk))))
+    won: list[int] = []
+    exchange = scheduler.kv_cache.exchange
+
+    def counted(request: Request, pairs: Any, told: Any, first: int) -> None:
+        assert pairs == told
+        won.append(len(pairs))
+        exchange(request, pairs, told, first)
+
+    monkeypatch.setattr(scheduler.kv_cache, "exchange", counted)
+    try:
+        leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
+        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
+    finally:
+        scheduler.speculation = before
+    assert max(won) > 0, "no branch was ever right"
+    if jobs in (JOBS["greedy"], JOBS["sampled"]):
+        later = followed(jobs, alone)
+        assert outputs_of(serve(loaded, later)) == said_alone(load, later)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def followed(jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[Job]:
