@@ -79,6 +79,8 @@ def _branch_rows(row: Row, table: PageTable, table_row: int) -> Iterator[Row]:
             sampled_at=branch.sampled_at,
             num_drafts=0,
             num_ahead=0,
+            num_beside=0,
+            expand_at=0,
             branches=(),
         )
         paths.append((num_tokens, table_row, start))

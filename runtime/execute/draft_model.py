@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -55,6 +55,7 @@ from .inputs import InputBuilder, StepInputs, plan_attentions
 from .sampling_arrays import sampling_arrays
 
 _MAX_WAITING = 128  # tokens of an output
+_LEAST_WORTH = math.log(0.1)  # of the path to a side that is gone on behind (guess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class DraftModel:
             of_row = counted(row, result)
             own = _of_tokens(hidden, first, of_row.numbers)
             first += row.num_tokens
-            missing = self._missing(row, token_ids_of(row, of_row.numbers), own)
+            missing = self._missing(row, of_row.numbers, own)
             is_asked = row.num_ahead > 0 and of_row.token_id is not None
             if is_asked and of_row.token_id is not None:
                 missing = missing.and_token(of_row.token_id, own[-1:])
@@ -244,29 +245,38 @@ class DraftModel:
         return Followed(places, ahead, computed[torch.from_numpy(last)])
 
     def guess(self, followed: Followed) -> list[Guesses]:
-        """What may follow each of the rows, one token a pass until each has as many as it wants."""
+        """What may follow each of the rows, one token a pass until each has as many as it wants.
+        A pass also goes on behind the likeliest of what stands beside: the expansion of EAGLE-2 (Li
+        et al. 2024, arXiv:2406.16858, 4.1), two nodes a layer."""
         ahead, hidden = followed.ahead, followed.hidden
-        guesses = [Guesses(each.row.num_beside) for each in ahead]
-        wanted = np.array([each.row.num_ahead for each in ahead])
-        table_rows = np.array([each.row.table_row for each in ahead])
+        guesses = [Guesses(each.row.num_ahead, each.row.num_beside) for each in ahead]
         positions = np.array([each.position for each in ahead])
         sampling = sampling_arrays([each.sampling for each in ahead], positions)
-        going = np.arange(len(ahead))
-        for num_before in range(max(wanted, default=0)):
+        leaves, rows = [Leaf(guess) for guess in guesses], list(range(len(ahead)))
+        for place in range(max([guess.num_wanted for guess in guesses], default=0)):
             assert hidden is not None
-            parameters = {name: array[going] for name, array in sampling.items()}
-            parameters["position"] = parameters["position"] + num_before
+            parameters = {name: array[rows] for name, array in sampling.items()}
+            parameters["position"] = parameters["position"] + place
             logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
-            of_going = [guesses[i] for i in going]
-            token_ids = draw_candidates(self._kernels, logits, parameters, of_going)
-            stay = wanted[going] > num_before + 1
-            going = going[stay]
-            if not len(going):
+            draw_candidates(self._kernels, logits, parameters, leaves)
+            at = {(row, leaf.number): i for i, (row, leaf) in enumerate(zip(rows, leaves))}
+            grown = [
+                (row, leaf)
+                for row, guess in enumerate(guesses)
+                if guess.num_wanted > place + 1
+                for leaf in self._grown(guess, row, ahead[row].row)
+            ]
+            if not grown:
                 break
+            parents = torch.tensor([at[row, leaf.behind] for row, leaf in grown])
+            rows, leaves = [row for row, _ in grown], [leaf for _, leaf in grown]
+            table_rows = [self._table_row(row, leaf, ahead[row], place) for row, leaf in grown]
             inputs = self._inputs.build_decode(
-                table_rows[going], positions[going] + num_before, token_ids.numpy()[stay]
+                np.array(table_rows),
+                positions[rows] + place,
+                np.array([leaf.token_id for leaf in leaves]),
             )
-            hidden = self._compute(inputs, hidden[torch.from_numpy(stay)])
+            hidden = self._compute(inputs, hidden[parents])
         for each, guess in zip(ahead, guesses, strict=True):
             known = [each.drawn]  # behind it, what reads hidden states had its own
             if not self._reads_hidden:
@@ -274,14 +284,36 @@ class DraftModel:
             self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
         return guesses
 
-    def _missing(self, row: Row, taken: tuple[int, ...], hidden: Tensor) -> _Missing:
-        """Of a row's inputs the last ones, which are to be computed, behind those that wait.
-        hidden: of these inputs."""
+    def _grown(self, guess: Guesses, index: int, row: Row) -> Iterator[Leaf]:
+        """What to go on behind of what was guessed last of a row."""
+        yield guess.own_leaf()
+        side = guess.likeliest_side()
+        if row.expand_at and index < self._inputs.page_table.num_spare and side is not None:
+            yield side
+
+    def _table_row(self, index: int, leaf: Leaf, ahead: Ahead, place: int) -> int:
+        """That by which a leaf is computed at its place; a side's is made here."""
+        row, table = ahead.row, self._inputs.page_table
+        if leaf.number == place:
+            return row.table_row
+        entries, start = table.entries, ahead.position
+        table_row = table.first_spare_row + index
+        entries[table_row, :start] = entries[row.table_row, :start]
+        path = leaf.guesses.path_to(leaf.number)
+        pages = [start + i if number == i else row.expand_at + i for i, number in enumerate(path)]
+        entries[table_row, start : start + len(path)] = entries[row.table_row, pages]
+        return table_row
+
+    def _missing(self, row: Row, numbers: Sequence[int], hidden: Tensor) -> _Missing:
+        """Of a row's tokens with these numbers the last ones, which are to be computed, with those
+        that wait before them. hidden: of these tokens."""
         if not self._has_own_kv:
             return _NOTHING
+        taken = token_ids_of(row, numbers)
         before = self._before(row, hidden) if self._reads_hidden else None
         waiting = self._waiting.pop(row.table_row, None)
-        num_known = self._num_known(row, taken) if waiting is None else 0
+        num_own = sum([number < len(row.input_ids) for number in numbers])
+        num_known = self._num_known(row, taken[:num_own]) if waiting is None else 0
         own = () if before is None else (before[num_known:],)
         if waiting is None:
             return _Missing(taken[num_known:], own)
@@ -339,44 +371,89 @@ class DraftModel:
         return self._forward(batch)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Guesses:
-    """What is guessed of a row: the tokens ahead, and for each place so many candidates beside."""
+    """What is guessed of a row: so many tokens ahead, and candidates beside them. Numbered as in
+    `SideGuess`."""
 
-    num_beside: int
+    num_wanted: int
+    num_beside: int  # for each place
     ahead: list[TokenLogprob] = field(default_factory=list)
     beside: list[SideGuess] = field(default_factory=list)
+    worth: list[float] = field(default_factory=list)  # of `beside`: log-probability of its path
+    num_before_last: int = 0  # of `beside`: for places before the last of those ahead
+
+    def add(self, leaf: Leaf, token_id: int, logprob: float, rank: int) -> None:
+        """A candidate for behind a leaf, before which there were `rank`."""
+        if rank == 0 and leaf.number == len(self.ahead) - 1:
+            self.ahead.append(TokenLogprob(token_id, logprob))
+            self.num_before_last = len(self.beside)
+        else:
+            self.beside.append(SideGuess(leaf.number, token_id, logprob, rank))
+            self.worth.append(leaf.worth + logprob)
+
+    def own_leaf(self) -> Leaf:
+        """The last token ahead."""
+        place = len(self.ahead) - 1
+        worth = sum([token.logprob for token in self.ahead])
+        return Leaf(self, place, self.ahead[place].token_id, worth, place - 1)
+
+    def likeliest_side(self) -> Leaf | None:
+        """Of the candidates beside for the last place the one with the likeliest path, if it
+        is likely enough to go on behind it."""
+        last = range(self.num_before_last, len(self.beside))
+        best = max(last, key=self.worth.__getitem__, default=None)
+        if best is None or self.worth[best] < _LEAST_WORTH:
+            return None
+        side, number = self.beside[best], self.num_wanted + best
+        return Leaf(self, number, side.token_id, self.worth[best], side.behind)
+
+    def path_to(self, number: int) -> list[int]:
+        """The numbers of the tokens up to that one."""
+        path: list[int] = []
+        while number >= self.num_wanted:
+            path.insert(0, number)
+            number = self.beside[number - self.num_wanted].behind
+        return [*range(number + 1), *path]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A guess that is gone on behind; -1: what was drawn."""
+
+    guesses: Guesses
+    number: int = -1
+    token_id: int = 0
+    worth: float = 0.0  # log-probability of its path
+    behind: int = -1
 
 
 def draw_candidates(
     kernels: Kernels,
     logits: Tensor,
     parameters: Mapping[str, npt.NDArray[Any]],
-    guesses: Sequence[Guesses],
-) -> Tensor:
-    """Append to each of N guesses what is drawn of logits [N, vocab_size], with the parameters of
+    leaves: Sequence[Leaf],
+) -> None:
+    """Guess behind each of N leaves what is drawn of logits [N, vocab_size], with the parameters of
     SamplingRows [N], and beside it what would be if that were not there, and so on: the best by
-    logits and noise, as the model may draw one of them with that noise. Returns the tokens [N]
-    int64; changes the logits IN PLACE where any is to be beside."""
+    logits and noise, as the model may draw one of them with that noise. Changes the logits IN PLACE
+    where any is to be beside."""
     rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
-    first, _ = kernels.sample(logits, rows)
-    logprobs = kernels.token_logprobs(logits, first).tolist()
-    for guess, token_id, logprob in zip(guesses, first.tolist(), logprobs, strict=True):
-        guess.ahead.append(TokenLogprob(token_id, logprob))
-    token_ids, left = first, [1.0 - math.exp(logprob) for logprob in logprobs]
-    for rank in range(1, 1 + max(guess.num_beside for guess in guesses)):
-        logits.scatter_(1, token_ids.unsqueeze(1), -math.inf)
+    left, token_ids = [1.0] * len(leaves), None
+    for rank in range(1 + max(leaf.guesses.num_beside for leaf in leaves)):
+        if token_ids is not None:
+            logits.scatter_(1, token_ids.unsqueeze(1), -math.inf)
         token_ids, is_finite = kernels.sample(logits, rows)
-        if not is_finite.all():
+        if rank and not is_finite.all():
             break
         logprobs = kernels.token_logprobs(logits, token_ids).tolist()
-        for i, (guess, token_id) in enumerate(zip(guesses, token_ids.tolist(), strict=True)):
+        for i, (leaf, token_id) in enumerate(zip(leaves, token_ids.tolist(), strict=True)):
             share = left[i] * math.exp(logprobs[i])  # of what is left, the others gone
             left[i] -= share
-            if rank <= guess.num_beside and share > 0.0:
-                behind = len(guess.ahead) - 2
-                guess.beside.append(SideGuess(behind, token_id, math.log(share), rank))
-    return first
+            if rank == 0:
+                leaf.guesses.add(leaf, token_id, logprobs[i], rank)
+            elif rank <= leaf.guesses.num_beside and share > 0.0:
+                leaf.guesses.add(leaf, token_id, math.log(share), rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,7 @@ class PageTable:
         shape = (max_running_requests + num_spare, max_pages + num_spare)
         self.entries = np.zeros(shape, dtype=np.int32)
         self.first_spare_row = max_running_requests
+        self.num_spare = num_spare
 
     def apply(self, rows: Sequence[Row]) -> None:
         """Write the rows' updates; most are one page (decode), written in one assignment."""

@@ -21,7 +21,7 @@ from ..models.forward_batch import LayerStates
 from ..models.medusa import MedusaHeads
 from ..schedule.draft_tree import counted
 from ..schedule.plan import Guessing, Row, RowResult, StepPlan
-from .draft_model import Guesses, draw_candidates
+from .draft_model import Guesses, Leaf, draw_candidates
 from .sampling_arrays import sampling_arrays
 
 
@@ -76,11 +76,14 @@ class MedusaDrafts:
             [row.sampling for row in rows if row.sampling is not None], np.array(positions)
         )
         wanted = np.array([min(row.num_ahead, len(self._heads)) for row in rows])
-        guesses = [Guesses(row.num_beside) for row in rows]
+        guesses = [
+            Guesses(num, row.num_beside) for num, row in zip(wanted.tolist(), rows, strict=True)
+        ]
         for place in range(wanted.max()):
             going = np.flatnonzero(wanted > place)
             parameters = {name: array[going] for name, array in sampling.items()}
             parameters["position"] = parameters["position"] + place
             logits = self._heads.compute_logits(place, picked[torch.from_numpy(going)])
-            draw_candidates(self._kernels, logits, parameters, [guesses[i] for i in going])
+            leaves = [Leaf(guesses[i], place - 1) for i in going]
+            draw_candidates(self._kernels, logits, parameters, leaves)
         return guesses

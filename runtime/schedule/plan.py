@@ -141,6 +141,9 @@ class Row(NamedTuple):
     is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
     branches: tuple[Branch, ...] = ()
     num_beside: int = 0  # of each token ahead: so many other candidates, for branches
+    # With `num_beside`: the entry of the page table from which on there is a page for each token
+    # ahead but the last, for one that is gone on behind in its place; 0: none is.
+    expand_at: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -252,7 +255,7 @@ class SideGuess(NamedTuple):
     behind: int
     token_id: int
     logprob: float  # as of a TokenLogprob, by the draft model
-    rank: int  # so many candidates for the place come before it; at least 1
+    rank: int  # so many candidates for the place come before it; 0: it is behind one of these
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,15 +91,19 @@ class StepDraft:
             and request.num_new_tokens - _depth(row) > 2
         ]
         wanted = speculation.num_ahead([self._requests[index] for index in asked])
+        num_beside = speculation.num_beside() if any(wanted) else 0
         for index, num_ahead in zip(asked, wanted, strict=True):
             row, request = self.rows[index], self._requests[index]
             depth = _depth(row)
             num_ahead = min(num_ahead, request.num_new_tokens - depth - 2)
             end = row.known_end + depth + num_ahead
-            if num_ahead and self._kv_cache.reserve_for_drafts(request, end):
+            num_candidates = num_beside if self._may_branch(request) else 0
+            num_expanded = num_ahead - 1 if num_candidates else 0
+            if num_ahead and self._kv_cache.reserve_for_drafts(request, end + num_expanded):
                 self.rows[index] = row._replace(
                     num_ahead=num_ahead,
-                    num_beside=speculation.num_beside if self._may_branch(request) else 0,
+                    num_beside=num_candidates,
+                    expand_at=end if num_expanded else 0,
                     page_update=_new_pages(request, row.page_update),
                 )
 

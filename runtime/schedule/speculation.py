@@ -207,6 +207,7 @@ class Speculation:
         ]
         num_left = MAX_BRANCH_TOKENS
         for index, length in enumerate(self._budget.lengths(num_tokens, bids, room)):
+            self._note_use(guesses[index], length)
             if length:
                 request = requests[index]
                 verified = self._verifiable(request, guesses[index], length)
@@ -216,12 +217,18 @@ class Speculation:
                 self._verified[request] = verified
                 yield index, verified
 
+    def _note_use(self, guess: Guess, length: int) -> None:
+        """So much of a guess is to be verified."""
+        model = self._drafting.model
+        if model is not None and guess.sides:
+            _, sides = guess.first(length)
+            model.note_beside(bool(sides))
+
     @property
     def has_model(self) -> bool:
         """Whether the executor guesses, too."""
         return self._drafting.model is not None
 
-    @property
     def num_beside(self) -> int:
         """How many more candidates the executor is to name for each token ahead."""
         model = self._drafting.model

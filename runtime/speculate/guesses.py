@@ -29,6 +29,8 @@ _NUM_BINS = 16  # of probabilities
 _NUM_PLACES = 4  # in a draft; the last one stands for all behind it
 _NUM_RANKS = 3  # of candidates for a place; the last one stands for all behind it
 NUM_BESIDE = 2  # candidates asked for beside a place's first
+_LEAST_SHARE = 0.05  # of guesses some of whose sides were verified, to ask for more in each step
+_VAIN_BESIDE = 16  # steps, in one of which they are asked for below that
 _MAX_CROSSED = 16  # sides of a draft whose places are independent
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 256.0  # tokens of a cell, before older ones count for less
@@ -55,6 +57,8 @@ class ModelDrafter:
         self._rates: OrderedDict[Hashable, list[float]] = OrderedDict()  # by op: right, seen
         self.pass_s: float | None = None  # of all rows, a token each; None: not known
         self._num_vain = 0
+        self._beside_share = 1.0  # of the guesses with candidates beside, where any was verified
+        self._num_asked = 0
 
     def open(self, subject: Subject) -> ModelText:
         return ModelText(self, self._rate_of(subject.op_key))
@@ -106,8 +110,15 @@ class ModelDrafter:
         return [_num_worth(text, best_ahead) for text in texts]
 
     def num_beside(self) -> int:
-        """How many candidates to ask for beside each token ahead."""
-        return NUM_BESIDE
+        """How many candidates to ask for beside each token ahead in the next step: some in each
+        while any is verified now and then, else in some steps."""
+        self._num_asked += 1
+        is_vain = self._beside_share < _LEAST_SHARE and self._num_asked % _VAIN_BESIDE
+        return 0 if is_vain else NUM_BESIDE
+
+    def note_beside(self, are_verified: bool) -> None:
+        """Candidates beside a guess were known; whether any was worth verifying."""
+        self._beside_share += 0.05 * (are_verified - self._beside_share)
 
     def confidence(self, cell: int) -> float:
         right, seen = self._cells[cell]
@@ -133,7 +144,7 @@ class ModelDrafter:
 
 class Candidate(NamedTuple):
     """What else may follow guess `behind` of a text, numbered as in `Side`; `rank`: so many
-    candidates come before it, at least one."""
+    candidates come before it."""
 
     behind: int
     token_id: int

@@ -79,9 +79,9 @@ def test_guesses_are_those_of_the_published_form(
     )
     offer = ModelText.offer
 
-    def noted(text: ModelText, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def noted(text: ModelText, tokens: Sequence[int], *others: Any) -> None:
         offered.append(list(tokens))
-        offer(text, tokens, logprobs)
+        offer(text, tokens, *others)
 
     monkeypatch.setattr(ModelText, "offer", noted)
     loaded = drafting(load, made[0], chunked_prefill_size=chunk)
