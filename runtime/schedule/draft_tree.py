@@ -43,6 +43,11 @@ def draws_of(row: Row, result: RowResult) -> dict[int, RowResult]:
 def right_drafts(row: Row, follows: Sequence[int]) -> list[int]:
     """The numbers of the drafts that a row's text goes on with, if `follows` is what it has behind
     the known inputs."""
+    if not row.branches:
+        first = len(row.input_ids) - row.num_drafts
+        own = enumerate(zip(row.input_ids[first:], follows))
+        most = min(row.num_drafts, len(follows))
+        return list(range(first, first + next((i for i, (a, b) in own if a != b), most)))
     tree = _Tree(row)
     right: list[int] = []
     at: int | None = tree.num_known - 1

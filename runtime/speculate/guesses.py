@@ -28,7 +28,6 @@ NAME = "model"
 _NUM_BINS = 16  # of probabilities
 _NUM_PLACES = 4  # in a draft; the last one stands for all behind it
 _NUM_RANKS = 3  # of candidates for a place; the last one stands for all behind it
-NUM_BESIDE = 2  # candidates asked for beside a place's first
 _LEAST_SHARE = 0.05  # of guesses some of whose sides were verified, to ask for more in each step
 _VAIN_BESIDE = 16  # steps, in one of which they are asked for below that
 _MAX_CROSSED = 16  # sides of a draft whose places are independent
@@ -45,10 +44,11 @@ _VAIN = 48  # steps without guesses, behind which some are tried again
 class ModelDrafter:
     """Knows how often guesses were right, and what a pass costs."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, num_candidates: int = 0) -> None:
         """most: tokens that can be guessed at a time, each whatever the others are; None: any
-        number, each behind those before it."""
+        number, each behind those before it. num_candidates: beside each."""
         self.most = most
+        self._num_candidates = num_candidates
         self.is_independent = most is not None
         self._cells = [
             [_prior(index) * _PRIOR_WEIGHT, _PRIOR_WEIGHT]
@@ -114,7 +114,7 @@ class ModelDrafter:
         while any is verified now and then, else in some steps."""
         self._num_asked += 1
         is_vain = self._beside_share < _LEAST_SHARE and self._num_asked % _VAIN_BESIDE
-        return 0 if is_vain else NUM_BESIDE
+        return 0 if is_vain else self._num_candidates
 
     def note_beside(self, are_verified: bool) -> None:
         """Candidates beside a guess were known; whether any was worth verifying."""

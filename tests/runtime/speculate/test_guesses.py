@@ -136,7 +136,7 @@ def test_of_independent_places_the_likeliest_paths_are_sides() -> None:
 
 
 def test_candidates_are_asked_for_rarely_where_none_is_worth_verifying() -> None:
-    drafter = ModelDrafter()
+    drafter = ModelDrafter(num_candidates=2)
     assert drafter.num_beside() > 0
     for _ in range(100):
         drafter.note_beside(are_verified=False)
