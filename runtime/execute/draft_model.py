@@ -439,21 +439,23 @@ def draw_candidates(
     logits and noise, as the model may draw one of them with that noise. Changes the logits IN PLACE
     where any is to be beside."""
     rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
-    left, token_ids = [1.0] * len(leaves), None
+    token_ids, _ = kernels.sample(logits, rows)
+    logprobs = kernels.token_logprobs(logits, token_ids).double()
+    total = _logits_of(logits, token_ids) - logprobs  # what makes logits log-probabilities
     for rank in range(1 + max(leaf.guesses.num_beside for leaf in leaves)):
-        if token_ids is not None:
+        if rank:
             logits.scatter_(1, token_ids.unsqueeze(1), -math.inf)
-        token_ids, is_finite = kernels.sample(logits, rows)
-        if rank and not is_finite.all():
-            break
-        logprobs = kernels.token_logprobs(logits, token_ids).tolist()
-        for i, (leaf, token_id) in enumerate(zip(leaves, token_ids.tolist(), strict=True)):
-            share = left[i] * math.exp(logprobs[i])  # of what is left, the others gone
-            left[i] -= share
-            if rank == 0:
-                leaf.guesses.add(leaf, token_id, logprobs[i], rank)
-            elif rank <= leaf.guesses.num_beside and share > 0.0:
-                leaf.guesses.add(leaf, token_id, math.log(share), rank)
+            token_ids, _ = kernels.sample(logits, rows)
+            logprobs = _logits_of(logits, token_ids) - total
+        for each in zip(leaves, token_ids.tolist(), logprobs.tolist(), strict=True):
+            leaf, token_id, logprob = each
+            if rank <= leaf.guesses.num_beside and (rank == 0 or logprob > -math.inf):
+                leaf.guesses.add(leaf, token_id, logprob, rank)
+
+
+def _logits_of(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """logits [N, vocab_size] of one token [N] each -> [N] float64"""
+    return logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).double()
 
 
 @dataclass(frozen=True, slots=True)

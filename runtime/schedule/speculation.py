@@ -7,7 +7,7 @@
 Drafters guess (`speculate/`), the request's grammar cuts a guess where it forbids the next token
 and splices in what it forces, and a budget decides how many tokens of whose guesses the step
 computes. What is drawn decides which of them were right (`outputs.py`): no output depends on any of
-this.
+this. A draft model's guess may be a tree, whose likeliest tokens are verified (`draft_tree.py`).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class ModelDrafter:
 
     def note_beside(self, are_verified: bool) -> None:
         """Candidates beside a guess were known; whether any was worth verifying."""
-        self._beside_share += 0.05 * (are_verified - self._beside_share)
+        self._beside_share += 0.1 * (are_verified - self._beside_share)
 
     def confidence(self, cell: int) -> float:
         right, seen = self._cells[cell]

@@ -156,14 +156,23 @@ def test_tokens_are_identical_whichever_branch_of_a_tree_is_right(
     outputs = {job.prompt: output for job, output in zip(jobs, alone)}
     speculate(loaded.engine, ScriptedDrafter(outputs, branching(random.Random(chunk))))
     won: list[int] = []
-    exchange = scheduler.kv_cache.exchange
+    num_right: list[int] = []
+    exchange, note = scheduler.kv_cache.exchange, Speculation.note
 
-    def counted(request: Request, pairs: Any, told: Any, first: int) -> None:
+    def noted(
+        speculation: Speculation, request: Request, follows: Sequence[int], num: int, is_over: bool
+    ) -> None:
+        num_right.append(num)
+        note(speculation, request, follows, num, is_over)
+
+    def exchanged(request: Request, pairs: Any, told: Any, first: int) -> None:
         assert pairs == told
         won.append(len(pairs))
         exchange(request, pairs, told, first)
 
-    monkeypatch.setattr(scheduler.kv_cache, "exchange", counted)
+    monkeypatch.setattr(scheduler.kv_cache, "exchange", exchanged)
+    monkeypatch.setattr(Speculation, "note", noted)
+    num_accepted = stats.num_accepted_tokens
     try:
         leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
         assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
@@ -174,6 +183,8 @@ def test_tokens_are_identical_whichever_branch_of_a_tree_is_right(
         later = followed(jobs, alone)
         assert outputs_of(serve(loaded, later)) == said_alone(load, later)
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    if jobs is not JOBS["constrained"]:  # what is forced is not guessed
+        assert stats.num_accepted_tokens - num_accepted == sum(num_right)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
