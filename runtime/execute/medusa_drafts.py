@@ -21,7 +21,7 @@ from ..models.forward_batch import LayerStates
 from ..models.medusa import MedusaHeads
 from ..schedule.draft_tree import counted
 from ..schedule.plan import Guessing, Row, RowResult, StepPlan
-from .draft_model import Guesses, Leaf, draw_candidates
+from .candidates import Guesses, Leaf, draw_candidates
 from .sampling_arrays import sampling_arrays
 
 

@@ -45,9 +45,7 @@ def right_drafts(row: Row, follows: Sequence[int]) -> list[int]:
     the known inputs."""
     if not row.branches:
         first = len(row.input_ids) - row.num_drafts
-        own = enumerate(zip(row.input_ids[first:], follows))
-        most = min(row.num_drafts, len(follows))
-        return list(range(first, first + next((i for i, (a, b) in own if a != b), most)))
+        return list(range(first, first + num_same(row.input_ids[first:], follows)))
     tree = _Tree(row)
     right: list[int] = []
     at: int | None = tree.num_known - 1
@@ -109,6 +107,12 @@ def exchanges_by_draws(row: Row, result: RowResult) -> list[tuple[int, int]]:
     """Those of the drafts that are right by the draws alone: the executor makes these."""
     num_known = len(row.input_ids) - row.num_drafts
     return exchanges(row, counted(row, result).numbers[num_known:])
+
+
+def num_same(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(tokens, others))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(others)))
 
 
 class _Tree:

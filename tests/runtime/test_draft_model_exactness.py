@@ -238,7 +238,7 @@ def test_what_is_guessed_behind_a_side_is_what_the_draft_model_says_there(
         offer(speculation, request, result)
 
     monkeypatch.setattr(Speculation, "offer", noted)
-    monkeypatch.setattr("stemma.runtime.execute.draft_model._LEAST_WORTH", -math.inf)
+    monkeypatch.setattr("stemma.runtime.execute.candidates._LEAST_WORTH", -math.inf)
     loaded = drafting(load, draft_model=str(checkpoint))
     serve(loaded, JOBS["greedy"])
     assert len(said) > 10 and len({len(text) for text in said}) > 3

@@ -28,10 +28,10 @@ from scripted_drafters import (
 from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.errors import OutOfPages
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.guess import Guess as GuessedTree
 from stemma.runtime.schedule.plan import Row, RowResult, StepPlan
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.request import FinishReason, Request
-from stemma.runtime.schedule.speculation import Guess as GuessedTree
 from stemma.runtime.speculate.budget import Bid
 from stemma.runtime.speculate.drafter import Draft, Side, Subject
 
