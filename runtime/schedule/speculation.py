@@ -351,13 +351,13 @@ class Speculation:
         num_own, sides = guess.first(length)
         follower = request.follower
         if follower is None:
-            branches = branches_of(sides, num_own)
-            draws = tuple(range(num_own + 1))
-            return Verified(guess, tuple(guess.tokens[:num_own]), draws, (), branches)
+            own, everywhere = tuple(guess.tokens[:num_own]), tuple(range(num_own + 1))
+            return Verified(guess, own, everywhere, (), branches_of(sides, num_own))
         tokens = guess.tokens[:num_own]
         ahead = follower.look_ahead()
         assert ahead is not None, "it could say something a moment ago"
-        draws, masks = (0,), ()
+        draws: tuple[int, ...] = (0,)
+        masks: tuple[Mask, ...] = ()
         try:
             for place, token_id in enumerate(tokens, 1):
                 if not ahead.consume(token_id):
