@@ -14,11 +14,12 @@ from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
 from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
+from .guess import Verified
 from .image_rows import image_parts
 from .in_flight import InFlightStep
 from .plan import Branch, EncodeSlice, PageUpdate, Row, StepPlan, StreamedKV
 from .request import Request, Scoring
-from .speculation import Speculation, Verified
+from .speculation import Speculation
 from .tree_order import depth_first, shared_segments
 
 PLACEHOLDER = (0,)
