@@ -253,8 +253,8 @@ class EngineConfig:
         integer(0, 1024),
     )
     draft_candidates: int = flag(
-        2, "so many tokens beside each that a draft guesses, in whose place they may be right: "
-        "trees are verified where that pays; 0: none (CPU, --page-size 1)",
+        0, "so many tokens beside each that a draft guesses, in whose place they may be right: "
+        "trees are verified where that pays (CPU, --page-size 1)",
         integer(0, 8),
     )
 

@@ -64,7 +64,7 @@ def guesses_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafting(load: Load, **options: Any) -> LoadedModel:
-    loaded = load(speculate="model,grammar", **options)
+    loaded = load(speculate="model,grammar", draft_candidates=2, **options)
     assert loaded.engine.scheduler.speculation is not None
     verify_all(loaded.engine.scheduler.speculation)
     return loaded

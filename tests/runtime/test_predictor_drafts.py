@@ -61,7 +61,7 @@ def load(made: tuple[Path, Reference]) -> Iterator[Load]:
 def drafting(load: Load, folder: Path, **options: Any) -> LoadedModel:
     head = folder / "head"
     draft_model = str(head) if head.exists() else "mtp"
-    loaded = load(draft_model=draft_model, speculate="model,grammar", **options)
+    loaded = load(draft_model=draft_model, draft_candidates=2, speculate="model,grammar", **options)
     assert loaded.engine.scheduler.speculation is not None
     verify_all(loaded.engine.scheduler.speculation)
     return loaded
