@@ -260,6 +260,11 @@ class EngineConfig:
         0, "the model's first N layers guess what follows, with the KV that they have (CPU)",
         integer(0, 1024),
     )
+    draft_candidates: int = flag(
+        0, "so many tokens beside each that a draft guesses, in whose place they may be right: "
+        "trees are verified where that pays (CPU, --page-size 1)",
+        integer(0, 8),
+    )
 
     disable_jump_forward: bool = flag(
         False, "compute tokens that a grammar forces one by one (the output is the same)",

@@ -263,6 +263,7 @@ class LoadedModel:
             is_cpu=config.device == "cpu",
             has_model=config.has_draft_model,
             max_ahead=None if self.draft is None else self.draft.max_ahead,
+            num_candidates=config.draft_candidates,
         )
 
     def _draft_revision(self) -> str | None:

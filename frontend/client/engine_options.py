@@ -63,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     draft_model: str | Path | None
     draft_quantization: str
     draft_layers: int
+    draft_candidates: int
     disable_jump_forward: bool
     grammar_timeout: float
     enable_lora: bool
@@ -114,6 +115,7 @@ _SAME: Mapping[str, str] = {
     "speculative_num_draft_tokens": "speculative_num_tokens",
     "speculative_model": "draft_model",
     "speculative_draft_model_path": "draft_model",
+    "speculative_eagle_topk": "draft_candidates",
     "tp": "tp_size",
     "ep": "ep_size",
     "pp": "pp_size",

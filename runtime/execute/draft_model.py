@@ -22,31 +22,30 @@ probability of at least (1 - D) / (1 + D). No output depends on any of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...kernels.ops import KVLayer
 from ...kernels.registry import Kernels
-from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..models.eagle3 import Eagle3Head
 from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
+from ..schedule.draft_tree import counted, token_ids_of
 from ..schedule.plan import (
     Guessing,
     Row,
     RowResult,
     SharedSegment,
     StepPlan,
-    TokenLogprob,
 )
 from ..schedule.sampling_params import SamplingParams
+from .candidates import Guesses, Leaf, draw_candidates
 from .captured import CapturedForward
 from .inputs import InputBuilder, StepInputs, plan_attentions
 from .sampling_arrays import sampling_arrays
@@ -99,14 +98,6 @@ class _Waiting:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What of a row counts: so many of its inputs, and the token drawn behind them."""
-
-    num_inputs: int
-    token_id: int | None  # None: nothing was drawn
 
 
 class Guesser(Protocol):
@@ -200,8 +191,8 @@ class DraftModel:
         if not followed.ahead:
             return results, Guessing(time.perf_counter() - started)
         rows = list(results)
-        for place, tokens in zip(followed.places, self.guess(followed), strict=True):
-            rows[place] = replace(rows[place], ahead=tokens)
+        for place, guess in zip(followed.places, self.guess(followed), strict=True):
+            rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
         num_passes = max(each.row.num_ahead for each in followed.ahead)
         return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
 
@@ -218,19 +209,19 @@ class DraftModel:
         first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
             of_row = counted(row, result)
-            own = hidden[first : first + of_row.num_inputs]
-            first += len(row.input_ids)
-            missing = self._missing(row, row.input_ids[: of_row.num_inputs], own)
+            own = _of_tokens(hidden, first, of_row.numbers)
+            first += row.num_tokens
+            missing = self._missing(row, of_row.numbers, own)
             is_asked = row.num_ahead > 0 and of_row.token_id is not None
             if is_asked and of_row.token_id is not None:
                 missing = missing.and_token(of_row.token_id, own[-1:])
             elif row.is_output and 0 < len(missing.token_ids) < _MAX_WAITING:
-                start = row.start + of_row.num_inputs - len(missing.token_ids)
+                start = row.start + len(of_row.numbers) - len(missing.token_ids)
                 self._waiting[row.table_row] = _Waiting(row, start, missing)
                 continue
             if not missing.token_ids:
                 continue
-            end = row.start + of_row.num_inputs + is_asked
+            end = row.start + len(of_row.numbers) + is_asked
             rows.append(_part(row, end - len(missing.token_ids), missing.token_ids))
             before += missing.before
             if is_asked and row.sampling is not None:
@@ -248,46 +239,76 @@ class DraftModel:
         last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
         return Followed(places, ahead, computed[torch.from_numpy(last)])
 
-    def guess(self, followed: Followed) -> list[tuple[TokenLogprob, ...]]:
-        """What may follow each of the rows, one token a pass until each has as many as it wants."""
+    def guess(self, followed: Followed) -> list[Guesses]:
+        """What may follow each of the rows, one token a pass until each has as many as it wants.
+        A pass also goes on behind the likeliest of what stands beside: the expansion of EAGLE-2 (Li
+        et al. 2024, arXiv:2406.16858, 4.1), two nodes a layer."""
         ahead, hidden = followed.ahead, followed.hidden
-        guesses: list[list[TokenLogprob]] = [[] for _ in ahead]
-        wanted = np.array([each.row.num_ahead for each in ahead])
-        table_rows = np.array([each.row.table_row for each in ahead])
+        guesses = [Guesses(each.row.num_ahead, each.row.num_beside) for each in ahead]
         positions = np.array([each.position for each in ahead])
         sampling = sampling_arrays([each.sampling for each in ahead], positions)
-        going = np.arange(len(ahead))
-        for num_before in range(max(wanted, default=0)):
+        leaves, rows = [Leaf(guess) for guess in guesses], list(range(len(ahead)))
+        for place in range(max([guess.num_wanted for guess in guesses], default=0)):
             assert hidden is not None
-            parameters = {name: array[going] for name, array in sampling.items()}
-            parameters["position"] = parameters["position"] + num_before
+            parameters = {name: array[rows] for name, array in sampling.items()}
+            parameters["position"] = parameters["position"] + place
             logits = self._model.compute_logits(hidden)[:, : self._vocab_size].contiguous()
-            token_ids, logprobs = drawn(self._kernels, logits, parameters)
-            for i, token_id, logprob in zip(going, token_ids.tolist(), logprobs.tolist()):
-                guesses[i].append(TokenLogprob(token_id, logprob))
-            stay = wanted[going] > num_before + 1
-            going = going[stay]
-            if not len(going):
+            draw_candidates(self._kernels, logits, parameters, leaves)
+            at = {(row, leaf.number): i for i, (row, leaf) in enumerate(zip(rows, leaves))}
+            grown = [
+                (row, leaf)
+                for row, guess in enumerate(guesses)
+                if guess.num_wanted > place + 1
+                for leaf in self._grown(guess, row, ahead[row].row)
+            ]
+            if not grown:
                 break
+            parents = torch.tensor([at[row, leaf.behind] for row, leaf in grown])
+            rows, leaves = [row for row, _ in grown], [leaf for _, leaf in grown]
+            table_rows = [self._table_row(row, leaf, ahead[row], place) for row, leaf in grown]
             inputs = self._inputs.build_decode(
-                table_rows[going], positions[going] + num_before, token_ids.numpy()[stay]
+                np.array(table_rows),
+                positions[rows] + place,
+                np.array([leaf.token_id for leaf in leaves]),
             )
-            hidden = self._compute(inputs, hidden[torch.from_numpy(stay)])
-        for each, tokens in zip(ahead, guesses, strict=True):
+            hidden = self._compute(inputs, hidden[parents])
+        for each, guess in zip(ahead, guesses, strict=True):
             known = [each.drawn]  # behind it, what reads hidden states had its own
             if not self._reads_hidden:
-                known += [token.token_id for token in tokens[:-1]]
+                known += [token.token_id for token in guess.ahead[:-1]]
             self._known[each.row.table_row] = _Known(each.row.request_id, each.position - 1, known)
-        return [tuple(tokens) for tokens in guesses]
+        return guesses
 
-    def _missing(self, row: Row, taken: tuple[int, ...], hidden: Tensor) -> _Missing:
-        """Of a row's inputs the last ones, which are to be computed, behind those that wait.
-        hidden: of these inputs."""
+    def _grown(self, guess: Guesses, index: int, row: Row) -> Iterator[Leaf]:
+        """What to go on behind of what was guessed last of a row."""
+        yield guess.own_leaf()
+        side = guess.likeliest_side()
+        if row.expand_at and index < self._inputs.page_table.num_spare and side is not None:
+            yield side
+
+    def _table_row(self, index: int, leaf: Leaf, ahead: Ahead, place: int) -> int:
+        """That by which a leaf is computed at its place; a side's is made here."""
+        row, table = ahead.row, self._inputs.page_table
+        if leaf.number == place:
+            return row.table_row
+        entries, start = table.entries, ahead.position
+        table_row = table.first_spare_row + index
+        entries[table_row, :start] = entries[row.table_row, :start]
+        path = leaf.guesses.path_to(leaf.number)
+        pages = [start + i if number == i else row.expand_at + i for i, number in enumerate(path)]
+        entries[table_row, start : start + len(path)] = entries[row.table_row, pages]
+        return table_row
+
+    def _missing(self, row: Row, numbers: Sequence[int], hidden: Tensor) -> _Missing:
+        """Of a row's tokens with these numbers the last ones, which are to be computed, with those
+        that wait before them. hidden: of these tokens."""
         if not self._has_own_kv:
             return _NOTHING
+        taken = token_ids_of(row, numbers)
         before = self._before(row, hidden) if self._reads_hidden else None
         waiting = self._waiting.pop(row.table_row, None)
-        num_known = self._num_known(row, taken) if waiting is None else 0
+        num_own = sum([number < len(row.input_ids) for number in numbers])
+        num_known = self._num_known(row, taken[:num_own]) if waiting is None else 0
         own = () if before is None else (before[num_known:],)
         if waiting is None:
             return _Missing(taken[num_known:], own)
@@ -345,16 +366,6 @@ class DraftModel:
         return self._forward(batch)
 
 
-def drawn(
-    kernels: Kernels, logits: Tensor, parameters: Mapping[str, npt.NDArray[Any]]
-) -> tuple[Tensor, Tensor]:
-    """logits [N, vocab_size], parameters of SamplingRows [N] -> tokens [N] int64, and their
-    log-probabilities [N]"""
-    rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in parameters.items()})
-    token_ids, _ = kernels.sample(logits, rows)
-    return token_ids, kernels.token_logprobs(logits, token_ids)
-
-
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The rows of a step of which more is to be guessed, with their places in the plan and their
@@ -365,17 +376,13 @@ class Followed:
     hidden: Tensor | None
 
 
+def _of_tokens(hidden: Tensor, first: int, numbers: Sequence[int]) -> Tensor:
+    """Of the row whose tokens begin at `first`, those with these numbers."""
+    if isinstance(numbers, range):
+        return hidden[first : first + len(numbers)]
+    return hidden[torch.tensor(numbers) + first]
+
+
 def _part(row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
     kv_start = row.kv_start if start >= row.start else 0  # what has waited is nowhere else
     return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
-
-
-def counted(row: Row, result: RowResult) -> Counted:
-    """As `schedule/outputs.py` takes a row's results: a draw counts while it is what follows."""
-    num_inputs = len(row.input_ids) - row.num_drafts
-    token_id = result.token_id
-    for at, drawn in zip(row.sampled_at[1:], result.later, strict=True):
-        if token_id is None or row.input_ids[num_inputs] != token_id:
-            break
-        num_inputs, token_id = at + 1, drawn.token_id
-    return Counted(num_inputs, token_id)

@@ -118,13 +118,17 @@ class WantedLogits:
 
 
 class PageTable:
-    """Page ids by table row: `entries` [max_running_requests, max_pages] int32.
+    """Page ids by table row: `entries` [max_running_requests, max_pages] int32, and `num_spare`
+    rows, from `first_spare_row` on, and columns more.
 
     A row's entries beyond the written ones are stale and must not be read.
     """
 
-    def __init__(self, max_running_requests: int, max_pages: int) -> None:
-        self.entries = np.zeros((max_running_requests, max_pages), dtype=np.int32)
+    def __init__(self, max_running_requests: int, max_pages: int, num_spare: int = 0) -> None:
+        shape = (max_running_requests + num_spare, max_pages + num_spare)
+        self.entries = np.zeros(shape, dtype=np.int32)
+        self.first_spare_row = max_running_requests
+        self.num_spare = num_spare
 
     def apply(self, rows: Sequence[Row]) -> None:
         """Write the rows' updates; most are one page (decode), written in one assignment."""
@@ -143,6 +147,12 @@ class PageTable:
         if single_rows:
             self.entries[single_rows, single_firsts] = single_pages
 
+    def exchange(self, table_row: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Exchange entries of a row in pairs."""
+        entries = self.entries[table_row]
+        for entry, other in pairs:
+            entries[[entry, other]] = entries[[other, entry]]
+
 
 class InputBuilder:
     """Converts plans, one after the other; owns the host's page table.
@@ -150,8 +160,17 @@ class InputBuilder:
     `spare_slot`: of the KV pool, for KV that is there already; needed where rows have such.
     """
 
-    def __init__(self, *, page_size: int, max_running_requests: int, max_model_len: int) -> None:
-        self.page_table = PageTable(max_running_requests, -(-max_model_len // page_size))
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        max_running_requests: int,
+        max_model_len: int,
+        num_spare: int = 0,
+    ) -> None:
+        """num_spare: see `PageTable`."""
+        max_pages = -(-max_model_len // page_size)
+        self.page_table = PageTable(max_running_requests, max_pages, num_spare)
         self.page_size = page_size
         self.spare_slot: int | None = None
 

@@ -1,13 +1,15 @@
 """Guesses by Medusa's heads: behind a step, one pass of each head over the hidden states of what
 counts, for as many tokens as are wanted. Nothing is kept between steps.
 
-A guess is drawn as the model will draw it (see draft_model.py); what follows a head's guess does
-not depend on it, so the guesses are a chain, and not the paper's tree.
+A guess is drawn as the model will draw it (see draft_model.py), and so are others beside it. What
+follows a head's guess does not depend on it: the paper's tree is made of them by the scheduler
+(`speculate/guesses.py`), as far as it pays to verify it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +19,9 @@ from torch import Tensor
 from ...kernels.registry import Kernels
 from ..models.forward_batch import LayerStates
 from ..models.medusa import MedusaHeads
-from ..schedule.plan import Guessing, RowResult, StepPlan, TokenLogprob
-from .draft_model import counted, drawn
+from ..schedule.draft_tree import counted
+from ..schedule.plan import Guessing, Row, RowResult, StepPlan
+from .candidates import Guesses, Leaf, draw_candidates
 from .sampling_arrays import sampling_arrays
 
 
@@ -45,40 +48,42 @@ class MedusaDrafts:
         started = time.perf_counter()
         places: list[int] = []
         at: list[int] = []  # the last tokens that count, on the token axis
+        positions: list[int] = []  # of the first guesses
         first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
             of_row = counted(row, result)
             if row.num_ahead > 0 and row.sampling is not None and of_row.token_id is not None:
                 places.append(place)
-                at.append(first + of_row.num_inputs - 1)
-            first += len(row.input_ids)
+                at.append(first + of_row.numbers[-1])
+                positions.append(row.start + len(of_row.numbers) + 1)
+            first += row.num_tokens
         if not places:
             return results, Guessing(time.perf_counter() - started)
-        guesses = self._guess(plan, places, at, hidden)
+        guesses = self._guess(
+            [plan.rows[place] for place in places], positions, hidden[torch.tensor(at)]
+        )
         rows = list(results)
-        for place, tokens in zip(places, guesses, strict=True):
-            rows[place] = replace(rows[place], ahead=tuple(tokens))
-        return tuple(rows), Guessing(time.perf_counter() - started, max(map(len, guesses)))
+        for place, guess in zip(places, guesses, strict=True):
+            rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
+        num_passes = max(len(guess.ahead) for guess in guesses)
+        return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
 
     def _guess(
-        self, plan: StepPlan, places: list[int], at: list[int], hidden: Tensor
-    ) -> list[list[TokenLogprob]]:
-        """Of each of the places, behind what was drawn from the hidden state there."""
-        rows = [plan.rows[place] for place in places]
-        firsts = np.cumsum([0, *(len(row.input_ids) for row in plan.rows)])[places]
-        positions = np.array([row.start + 2 for row in rows]) + np.array(at) - firsts
+        self, rows: Sequence[Row], positions: Sequence[int], picked: Tensor
+    ) -> list[Guesses]:
+        """Of each of the rows from a position on, by a hidden state picked [rows, hidden_size]."""
         sampling = sampling_arrays(
-            [row.sampling for row in rows if row.sampling is not None], positions
+            [row.sampling for row in rows if row.sampling is not None], np.array(positions)
         )
         wanted = np.array([min(row.num_ahead, len(self._heads)) for row in rows])
-        picked = hidden[torch.tensor(at)]
-        guesses: list[list[TokenLogprob]] = [[] for _ in rows]
+        guesses = [
+            Guesses(num, row.num_beside) for num, row in zip(wanted.tolist(), rows, strict=True)
+        ]
         for place in range(wanted.max()):
             going = np.flatnonzero(wanted > place)
             parameters = {name: array[going] for name, array in sampling.items()}
             parameters["position"] = parameters["position"] + place
             logits = self._heads.compute_logits(place, picked[torch.from_numpy(going)])
-            token_ids, logprobs = drawn(self._kernels, logits, parameters)
-            for i, token_id, logprob in zip(going, token_ids.tolist(), logprobs.tolist()):
-                guesses[i].append(TokenLogprob(token_id, logprob))
+            leaves = [Leaf(guesses[i], place - 1) for i in going]
+            draw_candidates(self._kernels, logits, parameters, leaves)
         return guesses

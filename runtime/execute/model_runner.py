@@ -49,7 +49,15 @@ from ..models.layers.build import ModelBuild
 from ..models.layers.expert_loads import ExpertLoads
 from ..models.layers.ranks import ALONE, Ranks, head_share
 from ..models.layers.stage import ALL_LAYERS, Stage
-from ..schedule.plan import Adjustment, PageUpdate, PendingStep, Row, StepPlan, StepResult
+from ..schedule.plan import (
+    MAX_BRANCH_TOKENS,
+    Adjustment,
+    PageUpdate,
+    PendingStep,
+    Row,
+    StepPlan,
+    StepResult,
+)
 from ..schedule.sampling_params import SamplingParams
 from .accelerator import Accelerator, accelerator_for
 from .asynchronous import AsynchronousSteps
@@ -168,6 +176,7 @@ class ModelRunner:
             page_size=page_size,
             max_running_requests=max_running_requests,
             max_model_len=self.max_model_len,
+            num_spare=0 if draft is None else MAX_BRANCH_TOKENS,
         )
         self._adapters: AdapterTables | None = None
         if num_adapter_slots:
@@ -383,6 +392,7 @@ class ModelRunner:
             draft_model=None
             if self._drafts is None
             else self._drafts.on(self.pool, self.kernels, self._inputs, self.config),
+            segment_cost_tokens=self.segment_cost_tokens,
         )
 
     def _transfer_of(self, host_pool: HostKVPool | None) -> KVTransfer:

@@ -19,6 +19,7 @@ from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
 from ..models.layers.ranks import ALONE, Ranks
 from ..schedule.plan import NO_GUESSES, FinishedStep, StepPlan, StepResult
+from .branches import flattened, folded
 from .captured import CapturedForward
 from .draft_model import Guesser
 from .image_features import ImageFeatures, own_images
@@ -56,15 +57,17 @@ class SynchronousSteps:
         ranks: Ranks = ALONE,
         neighbours: Neighbours | None = None,
         draft_model: Guesser | None = None,
+        segment_cost_tokens: int = 0,
     ) -> None:
         """states: of a model with recurrent layers, whose passes are not recorded. draft_model:
-        guesses what follows a step's rows."""
+        guesses what follows a step's rows. segment_cost_tokens: see `flattened`."""
         self._ranks = ranks
         self._neighbours = neighbours
         self._vocabulary = vocabulary_of(kernels, config.vocab_size, ranks)
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
+        self._segment_cost_tokens = segment_cost_tokens
         self._pool = pool
         self._transfer = transfer
         self._config = config
@@ -96,11 +99,13 @@ class SynchronousSteps:
             result = StepResult(plan.step_id, (), None, transfer_s, payloads, states, errors)
             return FinishedStep(result)
         started = time.perf_counter()
-        inputs = self._inputs.build(plan)
+        table = self._inputs.page_table
+        flat = flattened(plan, table, self._segment_cost_tokens)
+        inputs = self._inputs.build(flat)
         inputs.check_sources(self._is_sampled)
-        wanted = wanted_logits(plan, inputs.layout)
-        readout = Sampler(plan, wanted, self._config.vocab_size)
-        batch = self._batch(plan, inputs)
+        wanted = wanted_logits(flat, inputs.layout)
+        readout = Sampler(flat, wanted, self._config.vocab_size)
+        batch = self._batch(flat, inputs)
         sending = None
         if plan.streams:
             assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
@@ -134,6 +139,8 @@ class SynchronousSteps:
         self._ranks.check()
         self._is_sampled = readout.is_sampled
         rows = readout.results({name: tensor.numpy() for name, tensor in answers.items()})
+        if flat is not plan:
+            rows = folded(plan, rows, table)
         guessing = NO_GUESSES
         if self._draft_model is not None:
             rows, guessing = self._draft_model.guessed(plan, rows, hidden, batch.kept)

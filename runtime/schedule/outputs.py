@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...constrained.serving.follower import Follower
+from .draft_tree import draws_of, right_drafts
 from .plan import Row, RowResult
 from .queue.admission import NewTokenEstimate
 from .request import FinishReason, Request, RequestState
@@ -38,7 +39,7 @@ class Outputs:
         if outcome.token_id is None:
             return None
         reason = self._append_drawn(request, outcome)
-        if row.num_drafts:
+        if row.num_drafts or row.branches:
             reason = self._accept(request, row, outcome, reason)
         return reason
 
@@ -47,17 +48,19 @@ class Outputs:
     ) -> FinishReason | None:
         """Take what was drawn behind drafts, as long as these are what the request has now;
         `reason` is that of the first token. All that turned out right counts as computed."""
-        known_end, num_right = row.known_end, 0
-        for at, result in zip(row.sampled_at[1:], outcome.later, strict=True):
-            if reason is not None or request.is_finished or result.error is not None:
+        draws, known_end = draws_of(row, outcome), row.known_end
+        while reason is None and not request.is_finished:
+            right = right_drafts(row, request.token_ids[known_end:])
+            drawn = draws.get(right[-1]) if right else None
+            if (
+                drawn is None
+                or drawn.error is not None
+                or request.num_tokens != known_end + len(right)
+            ):
                 break  # an error comes again, as that of a row's first token
-            num_right = _num_right(request, row, num_right)
-            end = row.start + at + 1
-            if request.num_tokens != end or known_end + num_right < end:
-                break
-            reason = self._append_drawn(request, result)
+            reason = self._append_drawn(request, drawn)
         if request.state is RequestState.RUNNING:
-            num_computed = known_end + _num_right(request, row, num_right)
+            num_computed = known_end + len(right_drafts(row, request.token_ids[known_end:]))
             if reason is None:  # what follows the last token was not drawn, or has an error
                 num_computed = min(num_computed, request.num_tokens - 1)
             request.num_computed_tokens = num_computed
@@ -124,15 +127,6 @@ class Outputs:
         if reason is None and (follower is None or follower.is_ready):
             return _reason_behind(request, follower)
         return reason
-
-
-def _num_right(request: Request, row: Row, known: int) -> int:
-    """How many of a row's drafts are tokens of its request by now; at least `known` are."""
-    token_ids, drafts = request.token_ids, row.input_ids[len(row.input_ids) - row.num_drafts :]
-    most = min(len(drafts), len(token_ids) - row.known_end)
-    while known < most and drafts[known] == token_ids[row.known_end + known]:
-        known += 1
-    return known
 
 
 def _reason_behind(request: Request, follower: Follower | None) -> FinishReason | None:

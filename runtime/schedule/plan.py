@@ -30,6 +30,8 @@ from ..memory.disk.block_file import Payload
 from ..memory.peers.wire import StreamKey
 from .sampling_params import SamplingParams
 
+MAX_BRANCH_TOKENS = 64  # of a step's drafts: those of all its branches
+
 
 class PageUpdate(NamedTuple):
     """New entries of a row's page table: `pages[i]` becomes entry `first + i`."""
@@ -85,6 +87,23 @@ class Selection(NamedTuple):
     candidates: tuple[tuple[int, int], ...] | None = None  # tokens that may be dropped; None: all
 
 
+class Branch(NamedTuple):
+    """Drafts beside a row's own: a path of the tree of all its drafts.
+
+    The inputs follow token `behind` of the row; its tokens are numbered over its inputs, then over
+    those of its branches, in order. They are computed in the same step, as a sequence that begins
+    with all up to that token. Their KV goes to the pages that the row's page table has from entry
+    `page_at` on, behind all that it can come to need in this step; pages hold one token then.
+    """
+
+    behind: int
+    input_ids: tuple[int, ...]
+    page_at: int
+    sampled_at: tuple[int, ...] = ()  # of these inputs, those to sample after; ascending
+    adjustments: tuple[Adjustment, ...] = ()  # as a row's
+    mask: int | None = None  # as a row's
+
+
 class Row(NamedTuple):
     """One request's part of a step.
 
@@ -96,7 +115,10 @@ class Row(NamedTuple):
 
     A row may carry *drafts*, guesses of the tokens that follow, as its last inputs. It then samples
     after several of them: what is sampled after a token counts only if all inputs up to that one
-    turned out right, which the scheduler finds out (`schedule/outputs.py`).
+    turned out right, which the scheduler finds out (`schedule/outputs.py`). Drafts may be a tree:
+    `branches` are then the paths beside that of the inputs. The pages of those tokens of branches
+    that are right by the draws alone become the row's at their positions, in exchange for the pages
+    there, in the executor's table, too (`schedule/draft_tree.py`).
     """
 
     request_id: int
@@ -129,6 +151,17 @@ class Row(NamedTuple):
     num_ahead: int = 0
     is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
     selection: Selection | None = None  # with at least as many inputs as the policy observes
+
+    branches: tuple[Branch, ...] = ()
+    num_beside: int = 0  # of each token ahead: so many other candidates, for branches
+    # With `num_beside`: the entry of the page table from which on there is a page for each token
+    # ahead but the last, for one that is gone on behind in its place; 0: none is.
+    expand_at: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that it computes."""
+        return len(self.input_ids) + sum([len(branch.input_ids) for branch in self.branches])
 
     @property
     def known_end(self) -> int:
@@ -218,7 +251,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all rows."""
-        return sum(len(row.input_ids) for row in self.rows)
+        return sum(row.num_tokens for row in self.rows)
 
 
 class TokenLogprob(NamedTuple):
@@ -228,11 +261,22 @@ class TokenLogprob(NamedTuple):
     logprob: float
 
 
+class SideGuess(NamedTuple):
+    """A token that may follow guess `behind` of a row in place of the one that is guessed there.
+    Guesses are numbered from 0 on, those `ahead` first; -1: what was drawn."""
+
+    behind: int
+    token_id: int
+    logprob: float  # as of a TokenLogprob, by the draft model
+    rank: int  # so many candidates for the place come before it; 0: it is behind one of these
+
+
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """The result of a row. `error` is set if only this row failed (non-finite logits).
 
-    `later`: the results after a row's other inputs of `sampled_at`, in order.
+    `later`: the results after a row's other inputs of `sampled_at`, in order. `branches`: one for
+    each of the row's, with that after its first input of `sampled_at`, and `later` of its own.
     """
 
     token_id: int | None = None
@@ -252,6 +296,8 @@ class RowResult:
     # What the draft model guesses to follow the last token that counts, at most `num_ahead`, each
     # with its log-probability by that model.
     ahead: tuple[TokenLogprob, ...] = ()
+    beside: tuple[SideGuess, ...] = ()  # what else it guesses, parents before children
+    branches: tuple[RowResult, ...] = ()
 
 
 class Guessing(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from .cache.kv_cache import KVCacheManager
 from .cache.prefix_cache import PendingCopies
 from .cache.state_cache import NO_COPIES
 from .cache.tiers import InsertedPrefix
+from .guess import Verified
 from .image_rows import image_parts
 from .in_flight import InFlightStep
-from .plan import EncodeSlice, PageUpdate, Row, Selection, StepPlan, StreamedKV
+from .plan import Branch, EncodeSlice, PageUpdate, Row, Selection, StepPlan, StreamedKV
 from .request import Request, Scoring
-from .speculation import Speculation, Verified
+from .speculation import Speculation
 from .tree_order import depth_first, shared_segments
 
 PLACEHOLDER = (0,)
@@ -75,7 +76,7 @@ class StepDraft:
         requests = [self._requests[index] for index in drafting]
         for place, verified in speculation.choose(requests, num_tokens, token_budget - num_tokens):
             request, row = requests[place], rows[drafting[place]]
-            end = row.start + len(row.input_ids) + len(verified.tokens)
+            end = row.start + len(row.input_ids) + verified.depth + verified.num_branch_tokens
             if self._kv_cache.reserve_for_drafts(request, end):
                 rows[drafting[place]] = self._with_drafts(row, request, verified)
             else:
@@ -88,16 +89,30 @@ class StepDraft:
             for index, (row, request) in enumerate(zip(self.rows, self._requests, strict=True))
             if row.sampling is not None
             and request.beam is None
-            and request.num_new_tokens - row.num_drafts > 2
+            and request.num_new_tokens - _depth(row) > 2
         ]
         wanted = speculation.num_ahead([self._requests[index] for index in asked])
+        num_beside = speculation.num_beside() if any(wanted) else 0
         for index, num_ahead in zip(asked, wanted, strict=True):
             row, request = self.rows[index], self._requests[index]
-            num_ahead = min(num_ahead, request.num_new_tokens - row.num_drafts - 2)
-            end = row.start + len(row.input_ids) + num_ahead
-            if num_ahead and self._kv_cache.reserve_for_drafts(request, end):
-                update = _new_pages(request, row.page_update)
-                self.rows[index] = row._replace(num_ahead=num_ahead, page_update=update)
+            depth = _depth(row)
+            num_ahead = min(num_ahead, request.num_new_tokens - depth - 2)
+            end = row.known_end + depth + num_ahead
+            num_candidates = num_beside if self._may_branch(request) else 0
+            num_expanded = num_ahead - 1 if num_candidates else 0
+            if num_ahead and self._kv_cache.reserve_for_drafts(request, end + num_expanded):
+                self.rows[index] = row._replace(
+                    num_ahead=num_ahead,
+                    num_beside=num_candidates,
+                    expand_at=end if num_expanded else 0,
+                    page_update=_new_pages(request, row.page_update),
+                )
+
+    def _may_branch(self, request: Request) -> bool:
+        """A branch needs pages of its own from its first token on; a recurrent state goes on behind
+        one path."""
+        is_plain = self._kv_cache.states is None and not request.images
+        return is_plain and self._kv_cache.page_size == 1
 
     def _with_drafts(self, row: Row, request: Request, verified: Verified) -> Row:
         last = len(row.input_ids) - 1
@@ -114,7 +129,27 @@ class StepDraft:
             mask=mask,
             sampled_at=tuple([last + draw for draw in verified.draws]),
             num_drafts=len(verified.tokens),
+            branches=tuple(self._branches(row, request, verified)),
         )
+
+    def _branches(self, row: Row, request: Request, verified: Verified) -> Iterator[Branch]:
+        num_known = len(row.input_ids)
+        page_at = row.start + num_known + verified.depth
+        for branch in verified.branches:
+            path, num_tokens = branch.path, len(branch.sides)
+            mask = None
+            if row.mask is not None:
+                mask = len(self._masked)
+                self._masked += branch.masks
+            yield Branch(
+                num_known + branch.behind,
+                path[-num_tokens:],
+                page_at,
+                tuple(range(num_tokens)),
+                request.adjustments_behind(path, range(len(path) - num_tokens + 1, len(path) + 1)),
+                mask,
+            )
+            page_at += num_tokens
 
     def finish(
         self,
@@ -156,6 +191,13 @@ class StepDraft:
             checkpoints=() if states is None else tuple([self._checkpoints[i] for i in order]),
             written=written,
         )
+
+
+def _depth(row: Row) -> int:
+    """How many drafts may turn out right."""
+    if not row.branches:
+        return row.num_drafts
+    return row.branches[0].page_at - row.known_end
 
 
 def _row_of(

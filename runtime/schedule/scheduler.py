@@ -38,6 +38,7 @@ from .beams import Beams
 from .cache.coming_prefixes import Here
 from .cache.kv_cache import KVCacheManager
 from .compressions import Compressions
+from .draft_tree import exchanges, exchanges_by_draws, right_drafts
 from .grammar_uptake import GrammarUptake, begin_output
 from .image_encodings import ImageEncodings
 from .in_flight import Held, InFlight, InFlightStep
@@ -515,7 +516,7 @@ class Scheduler:
                     request.stream.prove(row.known_end)
                 num_tokens = row.known_end - row.start
                 cost = num_tokens if num_tokens > 1 else row_tokens
-                self.shares.charge(request, cost + row.num_drafts)
+                self.shares.charge(request, cost + row.num_tokens - num_tokens)
         if errors:
             self._fail_rows(planned, errors)
         for request, checkpoint in zip(planned.requests, planned.checkpoints):
@@ -529,7 +530,7 @@ class Scheduler:
                     request.beam.report(request, outcome.best)
                 continue
             reason = self.outputs.take(request, row, outcome)
-            has_guesses = row.num_drafts or row.num_ahead
+            has_guesses = row.num_drafts or row.num_ahead or row.branches
             if has_guesses and request.state is RequestState.RUNNING:
                 self._take_back(request, row, outcome, is_over=reason is not None)
             self._finish_or_hold(request, reason)
@@ -554,14 +555,19 @@ class Scheduler:
         """What a row computed of wrong drafts never was; what the draft model guesses stays for the
         next plan, in the pages that it has."""
         assert self.speculation is not None
-        num_right = request.num_computed_tokens - row.known_end
-        if row.num_drafts:
-            self.speculation.note(request, num_right, is_over)
+        if row.branches:
+            right = right_drafts(row, request.token_ids[row.known_end :])
+            told = exchanges_by_draws(row, outcome)
+            self.kv_cache.exchange(request, exchanges(row, right), told, row.known_end)
+        if row.num_drafts or row.branches:
+            num_right = request.num_computed_tokens - row.known_end
+            follows = request.token_ids[row.known_end :]
+            self.speculation.note(request, follows, num_right, is_over)
             if self.kv_cache.states is not None:
                 self.kv_cache.states.accept_drafts(request, num_right)
             request.num_scheduled_tokens = request.num_computed_tokens
         if outcome.ahead:
-            self.speculation.offer(request, outcome.ahead)
+            self.speculation.offer(request, outcome)
         self.kv_cache.trim(request, len(outcome.ahead))
 
     def _finish_or_hold(self, request: Request, reason: FinishReason | None) -> None:

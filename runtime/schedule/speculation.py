@@ -7,14 +7,14 @@
 Drafters guess (`speculate/`), the request's grammar cuts a guess where it forbids the next token
 and splices in what it forces, and a budget decides how many tokens of whose guesses the step
 computes. What is drawn decides which of them were right (`outputs.py`): no output depends on any of
-this.
+this. A draft model's guess may be a tree, whose likeliest tokens are verified (`draft_tree.py`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,14 @@ import numpy as np
 from ...constrained.matcher import Mask
 from ...constrained.serving.follower import Follower
 from ..speculate import prediction
-from ..speculate.budget import Bid, DraftBudget
+from ..speculate.budget import DraftBudget
 from ..speculate.drafter import NO_DRAFT, Draft, DraftText
 from ..speculate.drafting import Drafting
-from ..speculate.guesses import ModelText
+from ..speculate.guesses import Candidate, ModelText
 from ..speculate.step_times import StepTimes
-from .plan import StepPlan, StepResult, TokenLogprob
+from .draft_tree import num_same
+from .guess import Guess, SideToken, Verified, VerifiedBranch, branches_of
+from .plan import MAX_BRANCH_TOKENS, RowResult, StepPlan, StepResult
 from .program_record import ProgramRecord
 from .request import Request
 from .stats import SchedulerStats
@@ -40,45 +42,6 @@ _LEAST_EXPECTED = 0.2
 # in every third, and so on up to MAX_REST: where nothing can be guessed, asking is what it costs.
 _PATIENCE = 4
 _MAX_REST = 12
-
-
-@dataclass(slots=True)
-class Guess:
-    """What may follow a request's last token. `chances[i]`: that tokens 0 to i are right;
-    `is_forced[i]`: the grammar forces token i, once those before it are right."""
-
-    tokens: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    is_forced: list[bool] = field(default_factory=list)
-    # Whose guesses these are, in order, with the place of each one's first token.
-    parts: list[tuple[DraftText, Draft, int]] = field(default_factory=list)
-
-    def append(self, token_id: int, chance: float, forced: Sequence[int]) -> None:
-        """One more token, and what it forces."""
-        self.tokens += (token_id, *forced)
-        self.chances += [chance] * (1 + len(forced))
-        self.is_forced += [False, *[True] * len(forced)]
-
-    def extend(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        """More tokens, none of them forced."""
-        self.tokens += tokens
-        self.chances += chances
-        self.is_forced += [False] * len(tokens)
-
-    def num_guessed(self, first: int, end: int) -> int:
-        """Tokens from `first` to `end` that are not forced."""
-        return max(0, end - first) - sum(self.is_forced[first:end])
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The part of a guess that a step verifies. `draws`: behind how many of the tokens it samples,
-    from 0 on; `masks`: for each draw but the first, if there is a grammar."""
-
-    guess: Guess
-    tokens: tuple[int, ...]
-    draws: tuple[int, ...]
-    masks: tuple[Mask, ...]
 
 
 class Speculation:
@@ -107,19 +70,40 @@ class Speculation:
         least = self._budget.least_chance(num_tokens, len(requests))
         if least >= 1.0 or room <= 0:
             return
-        guesses = [self._guess(request, max(least, _LEAST_CHANCE)) for request in requests]
-        bids = list(map(Bid, (guess.chances for guess in guesses), _weights(requests)))
+        least = max(least, _LEAST_CHANCE)
+        guesses = [self._guess(request, least) for request in requests]
+        bids = [
+            guess.bid(least, weight)
+            for guess, weight in zip(guesses, _weights(requests), strict=True)
+        ]
+        num_left = MAX_BRANCH_TOKENS
         for index, length in enumerate(self._budget.lengths(num_tokens, bids, room)):
+            self._note_use(guesses[index], length)
             if length:
                 request = requests[index]
                 verified = self._verifiable(request, guesses[index], length)
+                if verified.num_branch_tokens > num_left:
+                    verified = replace(verified, branches=())
+                num_left -= verified.num_branch_tokens
                 self._verified[request] = verified
                 yield index, verified
+
+    def _note_use(self, guess: Guess, length: int) -> None:
+        """So much of a guess is to be verified."""
+        model = self._drafting.model
+        if model is not None and guess.sides:
+            _, sides = guess.first(length)
+            model.note_beside(bool(sides))
 
     @property
     def has_model(self) -> bool:
         """Whether the executor guesses, too."""
         return self._drafting.model is not None
+
+    def num_beside(self) -> int:
+        """How many more candidates the executor is to name for each token ahead."""
+        model = self._drafting.model
+        return 0 if model is None else model.num_beside()
 
     def num_ahead(self, requests: Sequence[Request]) -> list[int]:
         """How many tokens the executor is to guess of each behind the step that is planned."""
@@ -133,10 +117,11 @@ class Speculation:
         wanted = model.num_ahead(texts, self.times.curve, room, self.times.is_known)
         return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
 
-    def offer(self, request: Request, guess: Sequence[TokenLogprob]) -> None:
+    def offer(self, request: Request, result: RowResult) -> None:
         """The executor guesses what follows the tokens that it has computed and drawn."""
-        text = self._model_text(request)
-        text.offer([each.token_id for each in guess], [each.logprob for each in guess])
+        text, guess = self._model_text(request), result.ahead
+        sides = [Candidate(*each) for each in result.beside]
+        text.offer([each.token_id for each in guess], [each.logprob for each in guess], sides)
         forced = request.token_ids[request.num_computed_tokens + 1 :]
         text.extend(forced)
 
@@ -149,25 +134,52 @@ class Speculation:
         """There is no room for what was chosen for it."""
         del self._verified[request]
 
-    def note(self, request: Request, num_right: int, is_over: bool) -> None:
-        """Of the request's row, so many tokens of the guess were right, and the next one wrong;
-        `is_over`: the request has ended with them, which says nothing of the next one."""
+    def note(self, request: Request, follows: Sequence[int], num_right: int, is_over: bool) -> None:
+        """Of the request's row a path of so many guessed tokens was right: the first of `follows`,
+        the text behind what was known; `is_over`: the request has ended with them, which says
+        nothing of the next one."""
         verified = self._verified.pop(request)
         if num_right:
             self._texts[request].wake()
-        num_tokens = num_right if is_over else len(verified.tokens)
         self._stats.num_drafts += 1
         guess = verified.guess
+        num_own = num_same(verified.tokens, follows[:num_right])
+        num_tokens = num_own if is_over and num_own == num_right else len(verified.tokens)
         ends = [first for _, _, first in guess.parts[1:]] + [num_tokens]
         for (text, draft, first), end in zip(guess.parts, ends, strict=True):
             num_guessed = guess.num_guessed(first, min(end, num_tokens))
             if not num_guessed:
                 break
-            num_accepted = guess.num_guessed(first, min(end, num_right))
+            num_accepted = guess.num_guessed(first, min(end, num_own))
             self._count(request, draft.source, num_guessed, num_accepted)
             text.note(draft.first(num_guessed), num_accepted)
             if num_accepted < num_guessed:
                 break
+        if guess.sides:
+            self._note_sides(request, verified, follows, num_right, is_over)
+
+    def _note_sides(
+        self,
+        request: Request,
+        verified: Verified,
+        follows: Sequence[int],
+        num_right: int,
+        is_over: bool,
+    ) -> None:
+        """Whether a token was right in another's place is known where all before it was, be it
+        verified or not."""
+        model = self._texts_of(request).model
+        for side in verified.guess.sides:
+            *before, token_id = side.path
+            place = len(before)
+            is_known = place <= min(num_right, len(follows) - 1) and before == [*follows[:place]]
+            if model is not None and is_known:
+                model.note_side(side.cell, token_id == follows[place])
+        for branch in verified.branches:
+            num_before = len(branch.path) - len(branch.sides)
+            num_accepted = max(0, num_same(branch.path, follows[:num_right]) - num_before)
+            num_guessed = num_accepted if is_over else len(branch.sides)
+            self._count(request, branch.sides[0].source, num_guessed, num_accepted)
 
     def _count(self, request: Request, source: str, num_guessed: int, num_accepted: int) -> None:
         request.num_drafted_tokens += num_guessed
@@ -251,14 +263,44 @@ class Speculation:
         if request.follower is None:
             self._draft_freely(guess, texts, request, room, least)
             return guess
-        ahead = request.follower.look_ahead()
+        return self._draft_under_grammar(guess, texts, request, request.follower, room, least)
+
+    def _draft_under_grammar(
+        self,
+        guess: Guess,
+        texts: _Texts,
+        request: Request,
+        follower: Follower,
+        room: int,
+        least: float,
+    ) -> Guess:
+        ahead = follower.look_ahead()
         if ahead is not None:
             try:
                 while self._draft_along(ahead, guess, texts, request, room, least):
                     pass
             finally:
                 ahead.close()
+        guess.add_sides(request.stop_ids)
+        if guess.sides:
+            self._keep_allowed(guess, follower, room, least)
         return guess
+
+    def _keep_allowed(self, guess: Guess, follower: Follower, room: int, least: float) -> None:
+        """Drop the sides that the grammar forbids, behind which it forces something, or whose
+        parents are dropped. One that is not local has not been asked about them."""
+        kept: dict[SideToken | None, None] = {None: None}
+        for side in guess.sides if follower.is_local else ():
+            if side.parent in kept and side.chance >= least and len(side.path) <= room:
+                ahead = follower.look_ahead()
+                assert ahead is not None, "it is local"
+                try:
+                    is_allowed = all(map(ahead.consume, side.path))
+                    if is_allowed and not ahead.is_finished and not ahead.forced_run():
+                        kept[side] = None
+                finally:
+                    ahead.close()
+        guess.sides = [side for side in guess.sides if side in kept]
 
     def _draft_freely(
         self, guess: Guess, texts: _Texts, request: Request, room: int, least: float
@@ -273,6 +315,7 @@ class Speculation:
         if not request.stop_ids.isdisjoint(draft.tokens[:end]):
             end = next(i for i, token_id in enumerate(draft.tokens) if token_id in request.stop_ids)
         guess.extend(draft.tokens[:end], chances[:end])
+        guess.add_sides(request.stop_ids)
 
     def _draft_along(
         self,
@@ -304,14 +347,17 @@ class Speculation:
         return False
 
     def _verifiable(self, request: Request, guess: Guess, length: int) -> Verified:
-        """The first `length` tokens of a guess, with where to sample."""
-        tokens = guess.tokens[:length]
+        """The `length` likeliest tokens of a guess, with where to sample."""
+        num_own, sides = guess.first(length)
         follower = request.follower
         if follower is None:
-            return Verified(guess, tuple(tokens), tuple(range(length + 1)), ())
+            own, everywhere = tuple(guess.tokens[:num_own]), tuple(range(num_own + 1))
+            return Verified(guess, own, everywhere, (), branches_of(sides, num_own))
+        tokens = guess.tokens[:num_own]
         ahead = follower.look_ahead()
         assert ahead is not None, "it could say something a moment ago"
-        draws, masks = [0], []
+        draws: tuple[int, ...] = (0,)
+        masks: tuple[Mask, ...] = ()
         try:
             for place, token_id in enumerate(tokens, 1):
                 if not ahead.consume(token_id):
@@ -320,13 +366,34 @@ class Speculation:
                 is_inside = place < len(guess.tokens) and guess.is_forced[place]
                 if is_inside or ahead.is_finished or ahead.forced_run():
                     continue
-                mask = np.zeros(self._num_mask_words, np.uint32)
-                ahead.mask(mask)
-                draws.append(place)
-                masks.append(mask)
+                draws += (place,)
+                masks += (self._mask(ahead),)
         finally:
             ahead.close()
-        return Verified(guess, tuple(tokens), tuple(draws), tuple(masks))
+        branches = branches_of(
+            [side for side in sides if side.leaves_at < len(tokens)], len(tokens)
+        )
+        branches = tuple([self._masked(branch, follower) for branch in branches])
+        return Verified(guess, tuple(tokens), draws, masks, branches)
+
+    def _masked(self, branch: VerifiedBranch, follower: Follower) -> VerifiedBranch:
+        ahead = follower.look_ahead()
+        assert ahead is not None, "its sides were allowed a moment ago"
+        masks = []
+        try:
+            for place, token_id in enumerate(branch.path, len(branch.sides) - len(branch.path)):
+                is_allowed = ahead.consume(token_id)
+                assert is_allowed, "its sides were allowed a moment ago"
+                if place >= 0:
+                    masks.append(self._mask(ahead))
+        finally:
+            ahead.close()
+        return replace(branch, masks=tuple(masks))
+
+    def _mask(self, ahead: Follower) -> Mask:
+        mask = np.zeros(self._num_mask_words, np.uint32)
+        ahead.mask(mask)
+        return mask
 
 
 class _Texts:

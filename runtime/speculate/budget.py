@@ -24,7 +24,8 @@ PROMISE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A request's draft: `chances[i]` that token i and all before it are right, falling."""
+    """A request's draft: `chances[i]` that token i and all before it on its path are right,
+    falling; of a tree's tokens, parents before children."""
 
     chances: Sequence[float]
     weight: float = 1.0

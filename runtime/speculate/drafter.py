@@ -14,14 +14,25 @@ from operator import mul
 from typing import NamedTuple, Protocol
 
 
+class Side(NamedTuple):
+    """A guess in place of another. It follows token `behind` of a draft, numbered over the draft's
+    tokens and then over its sides, or, at -1, the text. `confidence`: as of a draft's token."""
+
+    behind: int
+    token_id: int
+    confidence: float
+    cell: int = 0  # for its drafter: what the confidence rests on
+
+
 class Draft(NamedTuple):
     """Guessed tokens; `confidences[i]`: the probability that token i is right, given that those
-    before it are; in [0, 1]."""
+    before it are; in [0, 1]. With `sides` they are a tree, of which at most one path is right."""
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     source: str = ""  # for counters: the drafter, or the part of it that knew
     evidence: tuple[int, ...] = ()  # for its drafter: what each confidence rests on
+    sides: tuple[Side, ...] = ()  # parents before children
 
     @property
     def chances(self) -> list[float]:
@@ -29,7 +40,7 @@ class Draft(NamedTuple):
         return list(accumulate(self.confidences, mul))
 
     def first(self, num_tokens: int) -> Draft:
-        """The draft without what comes behind so many tokens."""
+        """So many of its tokens, without sides."""
         return Draft(
             self.tokens[:num_tokens],
             self.confidences[:num_tokens],

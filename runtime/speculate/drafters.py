@@ -41,9 +41,10 @@ def make_drafting(
     is_cpu: bool,
     has_model: bool = False,
     max_ahead: int | None = None,
+    num_candidates: int = 0,
 ) -> Drafting | None:
     """What `--speculate` asks for; None: nothing. has_model: the executor has a draft model, which
-    guesses at most `max_ahead` tokens. Raises InvalidRequest."""
+    guesses at most `max_ahead` tokens, and `num_candidates` beside each. Raises InvalidRequest."""
     names = chosen_drafters(speculate)
     is_automatic = names is None
     if names is None:
@@ -53,7 +54,7 @@ def make_drafting(
         names = tuple(name for name in names if name != MODEL or has_model)
     if not names or not max_tokens:
         return None
-    of_model = ModelDrafter(max_ahead) if MODEL in names else None
+    of_model = ModelDrafter(max_ahead, num_candidates) if MODEL in names else None
     try:
         drafters = _drafters(names)
     except BuildError as error:

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate, count
 from operator import mul
+from typing import NamedTuple
 
 from .budget import MIN_GAIN, PROMISE
-from .drafter import NO_DRAFT, Draft, Subject
+from .drafter import NO_DRAFT, Draft, Side, Subject
 from .step_times import MAX_TOKENS
 
 NAME = "model"
 _NUM_BINS = 16  # of probabilities
 _NUM_PLACES = 4  # in a draft; the last one stands for all behind it
+_NUM_RANKS = 3  # of candidates for a place; the last one stands for all behind it
+_LEAST_SHARE = 0.05  # of guesses some of whose sides were verified, to ask for more in each step
+_VAIN_BESIDE = 16  # steps, in one of which they are asked for below that
+_MAX_CROSSED = 16  # sides of a draft whose places are independent
 _PRIOR_WEIGHT = 3.0
 _MEMORY = 256.0  # tokens of a cell, before older ones count for less
 _PRIOR_RATE = 0.7  # guess, until an op's first outputs
@@ -40,17 +46,22 @@ _MOST_VAIN = 16 * _VAIN
 class ModelDrafter:
     """Knows how often guesses were right, and what a pass costs."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """most: tokens that can be guessed at a time; None: any number."""
+    def __init__(self, most: int | None = None, num_candidates: int = 0) -> None:
+        """most: tokens that can be guessed at a time, each whatever the others are; None: any
+        number, each behind those before it. num_candidates: beside each."""
         self.most = most
+        self._num_candidates = num_candidates
+        self.is_independent = most is not None
         self._cells = [
-            [_prior(index % _NUM_BINS) * _PRIOR_WEIGHT, _PRIOR_WEIGHT]
-            for index in range(_NUM_PLACES * _NUM_BINS)
+            [_prior(index) * _PRIOR_WEIGHT, _PRIOR_WEIGHT]
+            for index in range(_NUM_RANKS * _NUM_PLACES * _NUM_BINS)
         ]
         self._rates: OrderedDict[Hashable, list[float]] = OrderedDict()  # by op: right, seen
         self.pass_s: float | None = None  # of all rows, a token each; None: not known
         self._num_vain = 0
         self._patience = _VAIN
+        self._beside_share = 1.0  # of the guesses with candidates beside, where any was verified
+        self._num_asked = 0
 
     def open(self, subject: Subject) -> ModelText:
         return ModelText(self, self._rate_of(subject.op_key))
@@ -101,6 +112,17 @@ class ModelDrafter:
         self._num_vain, self._patience = 0, _VAIN
         return [_num_worth(text, best_ahead) for text in texts]
 
+    def num_beside(self) -> int:
+        """How many candidates to ask for beside each token ahead in the next step: some in each
+        while any is verified now and then, else in some steps."""
+        self._num_asked += 1
+        is_vain = self._beside_share < _LEAST_SHARE and self._num_asked % _VAIN_BESIDE
+        return 0 if is_vain else self._num_candidates
+
+    def note_beside(self, are_verified: bool) -> None:
+        """Candidates beside a guess were known; whether any was worth verifying."""
+        self._beside_share += 0.1 * (are_verified - self._beside_share)
+
     def confidence(self, cell: int) -> float:
         right, seen = self._cells[cell]
         return right / seen
@@ -123,16 +145,34 @@ class ModelDrafter:
         return rate
 
 
+class Candidate(NamedTuple):
+    """What else may follow guess `behind` of a text, numbered as in `Side`; `rank`: so many
+    candidates come before it."""
+
+    behind: int
+    token_id: int
+    logprob: float
+    rank: int = 1
+
+
+class _Node(NamedTuple):
+    """A guess, which follows another one, or, at -1, the text."""
+
+    behind: int
+    token_id: int
+    cell: int
+
+
 class ModelText:
-    """One output, and what was guessed to follow it."""
+    """One output, and what was guessed to follow it: a tree, parents before children, and before
+    their siblings the tokens that each were guessed first."""
 
     def __init__(self, drafter: ModelDrafter, of_op: list[float]) -> None:
         self._drafter = drafter
         self._of_op = of_op
         self._right, self._seen = _OWN_WEIGHT * of_op[0] / of_op[1], _OWN_WEIGHT
         self.share = 1.0  # of its guesses, how many were preferred to those of others
-        self._tokens: tuple[int, ...] = ()
-        self._cells: tuple[int, ...] = ()
+        self._nodes: tuple[_Node, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -142,24 +182,42 @@ class ModelText:
     @property
     def has_guess(self) -> bool:
         """Whether it knows what may follow now."""
-        return bool(self._tokens)
+        return bool(self._nodes)
 
-    def offer(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """These may follow; logprobs: the draft model's. What is not a number ends the guess."""
+    def offer(
+        self, tokens: Sequence[int], logprobs: Sequence[float], beside: Sequence[Candidate] = ()
+    ) -> None:
+        """These may follow, or others beside them; logprobs: the draft model's. What is not a
+        number ends the guess."""
         end = next((i for i, each in enumerate(logprobs) if math.isnan(each)), len(tokens))
-        self._tokens = tuple(tokens[:end])
-        self._cells = tuple(map(_cell, range(end), logprobs))
+        cells = map(_cell, range(end), logprobs)
+        nodes = [_Node(i - 1, *each) for i, each in enumerate(zip(tokens[:end], cells))]
+        numbers = {i: i for i in range(-1, end)}
+        depths = {i: i for i in range(-1, end)}
+        for number, each in enumerate(beside, len(tokens)):
+            if each.behind in numbers and each.logprob > -math.inf:
+                depths[number] = depths[each.behind] + 1
+                numbers[number] = len(nodes)
+                cell = _cell(depths[number], each.logprob, each.rank)
+                nodes.append(_Node(numbers[each.behind], each.token_id, cell))
+        self._nodes = tuple(nodes)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._cells = self._behind(tokens)
+        self._nodes = self._behind(tokens)
 
     def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
-        tokens, cells = self._behind(tail)
-        if not tokens:
+        nodes = self._behind(tail)
+        if not nodes:
             return NO_DRAFT
-        cells = cells[:room]
+        own = _first_path(nodes)[:room]
+        cells = tuple([nodes[number].cell for number in own])
         confidences = tuple(map(self._drafter.confidence, cells))
-        return Draft(tokens[:room], confidences, NAME, cells)
+        tokens = tuple([nodes[number].token_id for number in own])
+        sides: tuple[Side, ...] = ()
+        if len(nodes) > len(own):
+            beside = self._crossed if self._drafter.is_independent else self._beside
+            sides = tuple(beside(nodes, own, room))
+        return Draft(tokens, confidences, NAME, cells, sides)
 
     def note_choice(self, is_chosen: bool) -> None:
         """Its guess was verified, or another's in its place."""
@@ -175,15 +233,86 @@ class ModelText:
         self._right += num_accepted
         self._seen += num_seen
 
+    def note_side(self, cell: int, is_right: bool) -> None:
+        """Of a side whose predecessors are right."""
+        self._drafter.learn(cell, is_right)
+
     def close(self) -> None:
         pass
 
-    def _behind(self, tail: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _behind(self, tokens: Sequence[int]) -> tuple[_Node, ...]:
         """What is left of the guess behind these tokens: nothing unless it begins with them."""
-        num = len(tail)
-        if self._tokens[:num] != tuple(tail):
-            return (), ()
-        return self._tokens[num:], self._cells[num:]
+        nodes = self._nodes
+        for token_id in tokens:
+            nodes = _below(nodes, token_id, self._drafter.is_independent)
+            if not nodes:
+                break
+        return nodes
+
+    def _beside(self, nodes: Sequence[_Node], own: Sequence[int], room: int) -> Iterator[Side]:
+        """The nodes that are not on a draft's own path, as its sides."""
+        numbers = {number: place for place, number in enumerate(own)} | {-1: -1}
+        depths = {place: place for place in range(-1, len(own))}
+        num_given = len(own)
+        for number, node in enumerate(nodes):
+            behind = numbers.get(node.behind)
+            if number not in numbers and behind is not None and depths[behind] + 1 < room:
+                numbers[number], depths[num_given] = num_given, depths[behind] + 1
+                num_given += 1
+                yield Side(behind, node.token_id, self._drafter.confidence(node.cell), node.cell)
+
+    def _crossed(self, nodes: Sequence[_Node], own: Sequence[int], room: int) -> Iterator[Side]:
+        """The likeliest sides where each place has its candidates whatever stands before it."""
+        places = [[nodes[number]] for number in own]
+        for number, node in enumerate(nodes):
+            if number not in own and node.behind + 1 < len(places):
+                places[node.behind + 1].append(node)
+        confidence = self._drafter.confidence
+        chances = [1.0, *accumulate([confidence(place[0].cell) for place in places], mul)]
+        # What may come next: (-chance, an order, behind, place, node).
+        order = count()
+        open_: list[tuple[float, int, int, int, _Node]] = []
+
+        def put(behind: int, chance: float, place: int, candidates: Sequence[_Node]) -> None:
+            for node in candidates:
+                worth = -chance * confidence(node.cell)
+                heappush(open_, (worth, next(order), behind, place, node))
+
+        for place, candidates in enumerate(places):
+            put(place - 1, chances[place], place, candidates[1:])
+        for number in range(len(own), len(own) + _MAX_CROSSED):
+            if not open_:
+                break
+            worth, _, behind, place, node = heappop(open_)
+            yield Side(behind, node.token_id, confidence(node.cell), node.cell)
+            if place + 1 < len(places):
+                put(number, -worth, place + 1, places[place + 1])
+
+
+def _below(nodes: Sequence[_Node], token_id: int, is_independent: bool) -> tuple[_Node, ...]:
+    """What is guessed behind a first token. is_independent: it is so behind any."""
+    tops = [number for number, node in enumerate(nodes) if node.behind == -1]
+    top = next((number for number in tops if nodes[number].token_id == token_id), None)
+    if top is None:
+        return ()
+    numbers = {tops[0] if is_independent else top: -1}
+    kept: list[_Node] = []
+    for number, node in enumerate(nodes):
+        if node.behind in numbers:
+            numbers[number] = len(kept)
+            kept.append(node._replace(behind=numbers[node.behind]))
+    return tuple(kept)
+
+
+def _first_path(nodes: Sequence[_Node]) -> list[int]:
+    """The numbers of the first node, of the first one behind it, and so on."""
+    path: list[int] = []
+    at = -1
+    for number, node in enumerate(nodes):
+        if node.behind == at:
+            path.append(number)
+            at = number
+    return path
 
 
 def _num_worth(text: ModelText, most: int) -> int:
@@ -191,11 +320,14 @@ def _num_worth(text: ModelText, most: int) -> int:
     return sum(chance >= _LEAST_WORTH for chance in chances)
 
 
-def _cell(place: int, logprob: float) -> int:
+def _cell(place: int, logprob: float, rank: int = 0) -> int:
     bin_ = min(_NUM_BINS - 1, int(math.exp(min(0.0, logprob)) * _NUM_BINS))
-    return min(place, _NUM_PLACES - 1) * _NUM_BINS + bin_
+    row = min(rank, _NUM_RANKS - 1) * _NUM_PLACES + min(place, _NUM_PLACES - 1)
+    return row * _NUM_BINS + bin_
 
 
-def _prior(bin_: int) -> float:
-    """How often a token is right that the draft model takes for so likely: a guess."""
-    return 0.3 + 0.7 * (bin_ + 0.5) / _NUM_BINS
+def _prior(cell: int) -> float:
+    """How often a token is right that the draft model takes for so likely: a guess. One beside the
+    first at most as often as that says."""
+    share = (cell % _NUM_BINS + 0.5) / _NUM_BINS
+    return 0.3 + 0.7 * share if cell < _NUM_PLACES * _NUM_BINS else share / 2

@@ -3,6 +3,7 @@ its own draft is always right, wherever its KV comes from: so the draft's KV is 
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 from adapters import make_adapter
 from checkpoints import make_checkpoint, make_long_token
-from exactness_jobs import JOBS, Job, Load, loading, outputs_of, said_alone, serve
+from exactness_jobs import GREEDY, JOBS, Job, Load, loading, outputs_of, said_alone, serve
 from mixtures import make_mixture
-from scripted_drafters import verify_all
+from scripted_drafters import ScriptedDrafter, branching, speculate, verify_all
 
 from stemma.errors import InvalidRequest
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.loaded_model import LoadedModel
-from stemma.runtime.speculate.guesses import ModelDrafter
+from stemma.runtime.schedule.plan import RowResult
+from stemma.runtime.schedule.request import Request
+from stemma.runtime.schedule.speculation import Speculation
+from stemma.runtime.speculate.drafter import Draft, Side
+from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +64,16 @@ def guesses_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafting(load: Load, **options: Any) -> LoadedModel:
-    loaded = load(speculate="model,grammar", **options)
+    loaded = load(speculate="model,grammar", draft_candidates=2, **options)
     assert loaded.engine.scheduler.speculation is not None
     verify_all(loaded.engine.scheduler.speculation)
     return loaded
+
+
+@pytest.fixture
+def chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is guessed beside what is likeliest: all of it can be right."""
+    monkeypatch.setattr(ModelDrafter, "num_beside", lambda _: 0)
 
 
 def counts(loaded: LoadedModel) -> tuple[int, int]:
@@ -101,6 +112,8 @@ def test_tokens_are_identical_with_a_draft_model(
         "rounded": {"draft_model": str(checkpoint), "draft_quantization": "int4"},
         "layers": {"draft_layers": 1},
     }[kind]
+    if kind == "itself":
+        monkeypatch.setattr(ModelDrafter, "num_beside", lambda _: 0)
     loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **draft, **options)
     scheduler = loaded.engine.scheduler
     if "max_total_tokens" in options:
@@ -117,6 +130,127 @@ def test_tokens_are_identical_with_a_draft_model(
         assert accepted > 0
 
 
+@pytest.mark.parametrize(
+    ("chunk", "options"),
+    [
+        (2048, {}),
+        (24, {"kernels": "cpu"}),
+        (32, {"max_total_tokens": 160}),
+    ],
+)
+def test_tokens_are_identical_whichever_branch_of_a_tree_is_right(
+    load: Load,
+    jobs: list[Job],
+    alone: list[list[int]],
+    chunk: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also beside requests that are aborted, with too few pages for all, and from what such steps
+    have left in the cache."""
+    loaded = load(speculate="model", draft_layers=1, chunked_prefill_size=chunk, **options)
+    scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
+    if "max_total_tokens" in options:
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    before = scheduler.speculation
+    outputs = {job.prompt: output for job, output in zip(jobs, alone)}
+    speculate(loaded.engine, ScriptedDrafter(outputs, branching(random.Random(chunk))))
+    won: list[int] = []
+    num_right: list[int] = []
+    exchange, note = scheduler.kv_cache.exchange, Speculation.note
+
+    def noted(
+        speculation: Speculation, request: Request, follows: Sequence[int], num: int, is_over: bool
+    ) -> None:
+        num_right.append(num)
+        note(speculation, request, follows, num, is_over)
+
+    def exchanged(request: Request, pairs: Any, told: Any, first: int) -> None:
+        assert pairs == told
+        won.append(len(pairs))
+        exchange(request, pairs, told, first)
+
+    monkeypatch.setattr(scheduler.kv_cache, "exchange", exchanged)
+    monkeypatch.setattr(Speculation, "note", noted)
+    num_accepted = stats.num_accepted_tokens
+    try:
+        leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
+        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
+    finally:
+        scheduler.speculation = before
+    assert won, "no branch was verified"
+    if jobs in (JOBS["greedy"], JOBS["sampled"]):
+        later = followed(jobs, alone)
+        assert outputs_of(serve(loaded, later)) == said_alone(load, later)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    if (
+        jobs is not JOBS["constrained"]
+    ):  # what is forced is not guessed, and a parser takes its time
+        assert max(won) > 0, "no branch was ever right"
+        assert stats.num_accepted_tokens - num_accepted == sum(num_right)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_the_draft_models_kv_is_there_behind_branches(
+    load: Load, checkpoint: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose tokens its own guesses are, beside a wrong one."""
+    propose, note = ModelText.propose, Speculation.note
+
+    def turned(text: ModelText, room: int, tail: Sequence[int] = ()) -> Draft:
+        draft = propose(text, room, tail)
+        if not draft.tokens:
+            return draft
+        behind = (-1, *range(1, len(draft.tokens)))
+        sides = map(Side, behind, draft.tokens, draft.confidences, draft.evidence)
+        wrong = (draft.tokens[0] ^ 1,)
+        return Draft(wrong, (0.9,), draft.source, draft.evidence[:1], tuple(sides))
+
+    num_right: list[int] = []
+
+    def noted(
+        speculation: Speculation, request: Request, follows: Sequence[int], num: int, is_over: bool
+    ) -> None:
+        branches = speculation._verified[request].branches
+        assert is_over or all(num == len(branch.path) for branch in branches)
+        num_right.append(num)
+        note(speculation, request, follows, num, is_over)
+
+    monkeypatch.setattr(ModelText, "propose", turned)
+    monkeypatch.setattr(Speculation, "note", noted)
+    loaded = drafting(load, draft_model=str(checkpoint), chunked_prefill_size=90)
+    assert outputs_of(serve(loaded, JOBS[kind])) == said_alone(load, JOBS[kind])
+    assert sum(num_right) > 20
+
+
+def test_what_is_guessed_behind_a_side_is_what_the_draft_model_says_there(
+    load: Load, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[tuple[int, ...], int] = {}  # behind a text, and behind which it is said
+    offer = Speculation.offer
+
+    def noted(speculation: Speculation, request: Request, result: RowResult) -> None:
+        num_own = len(result.ahead)
+        paths = {-1: tuple(request.token_ids)}
+        for place, own in enumerate(result.ahead):
+            paths[place] = (*paths[place - 1], own.token_id)
+        for number, side in enumerate(result.beside, num_own):
+            paths[number] = (*paths[side.behind], side.token_id)
+            if side.rank == 0:
+                said[paths[side.behind]] = side.token_id
+        offer(speculation, request, result)
+
+    monkeypatch.setattr(Speculation, "offer", noted)
+    monkeypatch.setattr("stemma.runtime.execute.candidates._LEAST_WORTH", -math.inf)
+    loaded = drafting(load, draft_model=str(checkpoint))
+    serve(loaded, JOBS["greedy"])
+    assert len(said) > 10 and len({len(text) for text in said}) > 3
+    sampling = replace(GREEDY[0].sampling, max_tokens=1)
+    texts = list(said)[:20]
+    later = serve(load(), [Job(text, sampling) for text in texts])
+    assert outputs_of(later) == [[said[text]] for text in texts]
+
+
 def followed(jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[Job]:
     """Each job's output and a few tokens more: another turn of the same conversations."""
     return [
@@ -124,6 +258,7 @@ def followed(jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[Job]
     ]
 
 
+@pytest.mark.usefixtures("chains")
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_outputs_leave_the_draft_models_kv_for_the_next_turn(
     load: Load, checkpoint: Path, kind: str
@@ -141,6 +276,7 @@ def test_outputs_leave_the_draft_models_kv_for_the_next_turn(
     assert computed < sum(len(job.prompt) for job in later) / 2
 
 
+@pytest.mark.usefixtures("chains")
 def test_a_restart_finds_the_draft_models_kv_on_disk(
     load: Load, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def load(made: tuple[Path, Reference]) -> Iterator[Load]:
 def drafting(load: Load, folder: Path, **options: Any) -> LoadedModel:
     head = folder / "head"
     draft_model = str(head) if head.exists() else "mtp"
-    loaded = load(draft_model=draft_model, speculate="model,grammar", **options)
+    loaded = load(draft_model=draft_model, draft_candidates=2, speculate="model,grammar", **options)
     assert loaded.engine.scheduler.speculation is not None
     verify_all(loaded.engine.scheduler.speculation)
     return loaded
@@ -80,9 +80,9 @@ def test_guesses_are_those_of_the_published_form(
     )
     offer = ModelText.offer
 
-    def noted(text: ModelText, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def noted(text: ModelText, tokens: Sequence[int], *others: Any) -> None:
         offered.append(list(tokens))
-        offer(text, tokens, logprobs)
+        offer(text, tokens, *others)
 
     monkeypatch.setattr(ModelText, "offer", noted)
     loaded = drafting(load, made[0], chunked_prefill_size=chunk)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stemma.runtime.engine import Engine
 from stemma.runtime.schedule.speculation import Speculation
-from stemma.runtime.speculate.drafter import Draft, Subject
+from stemma.runtime.speculate.drafter import Draft, Side, Subject
 from stemma.runtime.speculate.drafting import Drafting
 
-Guess = Callable[[Sequence[int]], Sequence[int]]  # from what follows to what is guessed
+# From what follows to what is guessed.
+Guess = Callable[[Sequence[int]], "Sequence[int] | Draft"]
 
 
 class ScriptedDrafter:
@@ -39,7 +40,10 @@ class ScriptedText:
         self._num_seen += len(tokens)
 
     def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
-        tokens = tuple(self._guess(self._output[self._num_seen + len(tail) :]))[:room]
+        guessed = self._guess(self._output[self._num_seen + len(tail) :])
+        if isinstance(guessed, Draft):
+            return guessed if len(guessed.tokens) <= room else guessed.first(room)
+        tokens = tuple(guessed)[:room]
         return Draft(tokens, (0.9,) * len(tokens), "scripted")
 
     def note(self, draft: Draft, num_accepted: int) -> None:
@@ -62,6 +66,29 @@ def sometimes_right(rng: random.Random) -> Guess:
     def guess(follows: Sequence[int]) -> Sequence[int]:
         wanted = follows[: rng.randrange(8)]
         return [t if rng.random() < 0.8 else rng.randrange(256) for t in wanted]
+
+    return guess
+
+
+def branching(rng: random.Random) -> Guess:
+    """Trees of tokens of which at most one path is right, wherever it runs."""
+
+    def guess(follows: Sequence[int]) -> Draft:
+        num_own, num_sides = rng.randrange(4), rng.randrange(1, 6)
+        nodes: list[tuple[int, int]] = []  # what each is behind, and its token
+        right = [-1]  # those that are right, each behind the one before
+        for number in range(num_own + num_sides):
+            behind = number - 1
+            if number >= num_own:
+                behind = rng.choice((right[-1], rng.randrange(-1, number)))
+            token_id = rng.randrange(256)
+            if behind == right[-1] and len(right) <= len(follows) and rng.random() < 0.7:
+                token_id = follows[len(right) - 1]
+                right.append(number)
+            nodes.append((behind, token_id))
+        own = tuple([token_id for _, token_id in nodes[:num_own]])
+        sides = tuple([Side(*node, 0.5) for node in nodes[num_own:]])
+        return Draft(own, (0.9,) * num_own, "scripted", sides=sides)
 
     return guess
 

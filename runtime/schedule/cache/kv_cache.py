@@ -244,6 +244,21 @@ class KVCacheManager(PrefixCache):
             del request.pages[num_pages:]
             request.num_sent_pages = min(request.num_sent_pages, num_pages)
 
+    def exchange(
+        self,
+        request: Request,
+        pairs: Sequence[tuple[int, int]],
+        told: Sequence[tuple[int, int]],
+        first: int,
+    ) -> None:
+        """Exchange entries of the request's page table, from `first` on: pages of one token of a
+        branch for those at its position. The executor has done so with the pairs `told`."""
+        pages = request.pages
+        for entry, other in pairs:
+            pages[entry], pages[other] = pages[other], pages[entry]
+        if pairs != told:
+            request.num_sent_pages = min(request.num_sent_pages, first)
+
     def break_pins(self, num_tokens: int) -> bool:
         """Free room for `num_tokens` more tokens, evicting pins too, so that a live request does
         not starve; whether it succeeded."""

@@ -28,11 +28,12 @@ from scripted_drafters import (
 from stemma.constrained.serving.grammar_state import GrammarState, PendingGrammar
 from stemma.errors import OutOfPages
 from stemma.runtime.schedule.cache.kv_cache import KVCacheOptions
+from stemma.runtime.schedule.guess import Guess as GuessedTree
 from stemma.runtime.schedule.plan import Row, RowResult, StepPlan
 from stemma.runtime.schedule.program_record import ProgramRecord
 from stemma.runtime.schedule.request import FinishReason, Request
 from stemma.runtime.speculate.budget import Bid
-from stemma.runtime.speculate.drafter import Subject
+from stemma.runtime.speculate.drafter import Draft, Side, Subject
 
 HOUSES = houses(kv_cache=st.sampled_from([None, KVCacheOptions(num_host_pages=40)]))
 
@@ -107,6 +108,18 @@ def test_what_was_wrong_keeps_no_page() -> None:
     harness.run()
     assert_right(request)
     assert request.num_accepted_tokens == 0 < request.num_drafted_tokens
+
+
+def test_of_a_tree_the_tokens_most_likely_right_are_verified() -> None:
+    sides = (Side(-1, 7, 0.3), Side(3, 8, 0.9), Side(0, 9, 0.1), Side(1, 2, 1.0))
+    draft = Draft((4, 5, 6), (0.6, 0.5, 0.5), sides=sides)
+    guess = GuessedTree(parts=[(ScriptedText((), oracle), draft, 0)])
+    guess.extend(draft.tokens, draft.chances)
+    guess.add_sides(stop_ids={2})
+    assert guess.bid(0.1, 1.0).chances == pytest.approx([0.6, 0.3, 0.3, 0.27, 0.15])
+    num_own, beside = guess.first(4)
+    assert num_own == 2 and [side.path for side in beside] == [(7,), (7, 8)]
+    assert guess.first(6)[0] == 3 and guess.first(6)[1][-1].path == (4, 9)
 
 
 def test_no_lease_is_broken_for_a_guess() -> None:

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from stemma.runtime.speculate.guesses import ModelDrafter, ModelText
+from stemma.runtime.speculate.drafter import Draft
+from stemma.runtime.speculate.guesses import Candidate, ModelDrafter, ModelText
 
 CURVE = [1.0 + 0.1 * max(0, tokens - 8) for tokens in range(513)]  # flat up to 8 tokens
 
@@ -111,3 +112,46 @@ def test_a_size_that_was_not_measured_is_tried_where_much_is_expected_of_it(
     assert drafter.num_ahead([text], curve, 8, known) == [min(num_right, 1)]
     assert drafter.num_ahead([text], curve, 8, lambda size: size != 3) == [num_tried]
     assert drafter.num_ahead([text], curve, 8, lambda size: size != 4) == [min(num_right, 1)]
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """What is guessed up to each token."""
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for number, token_id in enumerate(draft.tokens):
+        paths[number] = (*paths[number - 1], token_id)
+    for number, side in enumerate(draft.sides, len(draft.tokens)):
+        paths[number] = (*paths[side.behind], side.token_id)
+    return list(paths.values())[1:]
+
+
+def test_candidates_stand_beside_a_guess_and_what_the_text_goes_on_with_remains() -> None:
+    text = opened(ModelDrafter())
+    beside = [Candidate(-1, 7, -1.0), Candidate(0, 8, -1.0), Candidate(2, 9, -1.0)]
+    text.offer([5, 6], [-0.1] * 2, [*beside, Candidate(1, 4, -math.inf)])
+    assert paths(text.propose(8)) == [(5,), (5, 6), (7,), (5, 8), (7, 9)]
+    assert paths(text.propose(1)) == [(5,), (7,)]
+    assert paths(text.propose(8, (5,))) == [(6,), (8,)]
+    text.extend([7])
+    assert paths(text.propose(8)) == [(9,)]
+
+
+def test_of_independent_places_the_likeliest_paths_are_sides() -> None:
+    """As of Medusa's heads: behind any candidate of a place come those of the next one."""
+    text = opened(ModelDrafter(most=2))
+    text.offer([5, 6], [-0.1] * 2, [Candidate(-1, 7, -0.7), Candidate(0, 8, -2.5)])
+    draft = text.propose(8)
+    assert sorted(paths(draft)) == [(5,), (5, 6), (5, 8), (7,), (7, 6), (7, 8)]
+    assert paths(draft)[2:] == [(7,), (7, 6), (5, 8), (7, 8)], "the likeliest come first"
+    text.extend([7])
+    assert paths(text.propose(8)) == [(6,), (8,)]
+
+
+def test_candidates_are_asked_for_rarely_where_none_is_worth_verifying() -> None:
+    drafter = ModelDrafter(num_candidates=2)
+    assert drafter.num_beside() > 0
+    for _ in range(100):
+        drafter.note_beside(are_verified=False)
+    assert sum(drafter.num_beside() > 0 for _ in range(160)) == 10
+    for _ in range(3):
+        drafter.note_beside(are_verified=True)
+    assert all(drafter.num_beside() > 0 for _ in range(160))
