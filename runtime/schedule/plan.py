@@ -151,7 +151,6 @@ class Row(NamedTuple):
     num_ahead: int = 0
     is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
     selection: Selection | None = None  # with at least as many inputs as the policy observes
-
     branches: tuple[Branch, ...] = ()
     num_beside: int = 0  # of each token ahead: so many other candidates, for branches
     # With `num_beside`: the entry of the page table from which on there is a page for each token
