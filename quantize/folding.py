@@ -12,7 +12,7 @@ behind it are multiplied by exactly what it was divided by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..runtime.checkpoint.config.model_config import ModelConfig
+from ..runtime.checkpoint.safetensors.checkpoint import CheckpointWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,33 @@ def folds_of(config: ModelConfig, layer: str, groups: Iterable[tuple[str, ...]])
     return folds
 
 
-def divided_norm(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [size] as stored -> the same divided by the scales, and by what exactly it was,
-    float32; numbers that the division would lose stay."""
-    divided = (weight.double() / scales.double()).to(weight.dtype)
-    is_kept = (divided == 0) | ~divided.isfinite()
-    divided = torch.where(is_kept, weight, divided)
-    exact = (weight.double() / divided.double()).float()
-    return divided, torch.where(is_kept | (weight == 0), torch.ones_like(exact), exact)
+def fold_in(
+    fold: Fold,
+    scales: Tensor,
+    linear: Callable[[str], Tensor],
+    source: CheckpointWeights,
+    changed: dict[str, Tensor],
+) -> Tensor:
+    """The scales [in_features] by which the inputs are divided from now on, which are those that
+    were given but for a norm's rounding.
+
+    linear: the weight of a module [out_features, in_features] float32, which is multiplied or
+    divided IN PLACE; changed: gets norms and biases by tensor name, as the checkpoint stores them.
+    """
+    if fold.norm is not None:
+        weight = f"{fold.norm}.weight"
+        changed[weight], scales = _divided_norm(source.read(weight), scales)
+        divisors, bias = scales, f"{fold.norm}.bias"
+    else:
+        assert fold.rows is not None, "scales go into a norm or into rows"
+        divisors, bias = fold.of_rows(scales), f"{fold.rows}.bias"
+        linear(fold.rows).div_(divisors[:, None])
+    if bias in source:
+        divided = source.read(bias).double() / divisors
+        changed[bias] = divided.to(source.dtype_of(bias))
+    for name in fold.names:
+        linear(name).mul_(scales)
+    return scales
 
 
 def require_foldable(config: ModelConfig, method: str) -> None:
@@ -86,3 +106,13 @@ def require_foldable(config: ModelConfig, method: str) -> None:
         why = f"the norms of {config.architecture} multiply by 1 + weight"
     if why is not None:
         raise InvalidRequest.of("method", method, f"for this model gptq or rtn: {why}")
+
+
+def _divided_norm(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [size] as stored -> the same divided by the scales, and by what exactly it was,
+    float32; numbers that the division would lose stay."""
+    divided = (weight.double() / scales.double()).to(weight.dtype)
+    is_kept = (divided == 0) | ~divided.isfinite()
+    divided = torch.where(is_kept, weight, divided)
+    exact = (weight.double() / divided.double()).float()
+    return divided, torch.where(is_kept | (weight == 0), torch.ones_like(exact), exact)

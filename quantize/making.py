@@ -40,7 +40,7 @@ from ..runtime.checkpoint.safetensors.checkpoint import CheckpointWeights
 from ..runtime.checkpoint.safetensors.safetensors_writer import SafetensorsWriter
 from ..runtime.checkpoint.weight_source import ModelTensors
 from .awq import awq_scales, smooth_scales
-from .folding import Fold, divided_norm, folds_of, require_foldable
+from .folding import Fold, fold_in, folds_of, require_foldable
 from .gptq import InputOrder, gptq_numbers
 from .grids import grid_of
 from .inputs import InputStatistics
@@ -248,13 +248,10 @@ class _Job:
         if self._recipe.method in ("awq", "smoothquant"):
             for fold in folds_of(self._config, self._runs.layer_name(index), found):
                 if fold.rows is None or fold.rows in self._rounded:
-                    weights = [linear(name) for name in fold.names]
-                    scales = self._fold(fold, found[fold.names], weights)
-                    for weight in weights:
-                        weight.mul_(scales)
-                    found[fold.names].divide(scales)
-                    if fold.rows is not None:
-                        linear(fold.rows).div_(fold.of_rows(scales)[:, None])
+                    inputs = found[fold.names]
+                    scales = self._scales(fold, inputs, [linear(name) for name in fold.names])
+                    scales = fold_in(fold, scales, linear, self._source, self._weights.changed)
+                    inputs.divide(scales)
         for names, statistics in found.items():
             order = InputOrder(statistics.take_gram()) if statistics.gram is not None else None
             for name in names:
@@ -264,35 +261,14 @@ class _Job:
                 self._weights.weights[name] = quantized
                 del linears[name]
 
-    def _fold(self, fold: Fold, inputs: InputStatistics, weights: list[Tensor]) -> Tensor:
-        """The scales [in_features] of a linear's inputs, by which these are divided from now on,
-        but for the rows of a linear."""
-        recipe, plan = self._recipe, self._rounded[fold.names[0]]
-        if recipe.method == "awq":
-            scales = awq_scales(
-                weights,
-                inputs.mean,
-                inputs.sample,
-                recipe.layout.bits,
-                plan.group_size,
-                fold.tied,
-            )
-        else:
-            scales = smooth_scales(weights, inputs.peak, recipe.strength, fold.tied)
-        source, changed = self._source, self._weights.changed
-        if fold.norm is None:
-            bias = f"{fold.rows}.bias"
-            if bias in source:
-                changed[bias] = (source.read(bias).float() / fold.of_rows(scales)).to(
-                    source.dtype_of(bias)
-                )
-            return scales
-        weight = f"{fold.norm}.weight"
-        changed[weight], scales = divided_norm(source.read(weight), scales)
-        bias = f"{fold.norm}.bias"
-        if bias in source:
-            changed[bias] = (source.read(bias).float() / scales).to(source.dtype_of(bias))
-        return scales
+    def _scales(self, fold: Fold, inputs: InputStatistics, weights: list[Tensor]) -> Tensor:
+        """[in_features], by which the inputs are to be divided."""
+        recipe = self._recipe
+        if recipe.method == "smoothquant":
+            return smooth_scales(weights, inputs.peak, recipe.strength, fold.tied)
+        size = self._rounded[fold.names[0]].group_size
+        mean, sample = inputs.mean, inputs.sample
+        return awq_scales(weights, mean, sample, recipe.layout.bits, size, fold.tied)
 
     def _quantized(
         self, name: str, weight: Tensor, importance: Tensor, order: InputOrder | None
