@@ -94,10 +94,9 @@ def add_parser(commands: Commands) -> None:
     add(
         "--strength",
         type=float,
-        default=0.5,
         metavar="X",
         help="of smoothquant, from 0 to 1: how much of the inputs' peaks weights take over "
-        "(default: %(default)s)",
+        "(default: what is best for each linear)",
     )
     add("--seed", type=int, default=0, metavar="N", help="fixes all draws (default: %(default)s)")
     add("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
@@ -136,7 +135,7 @@ def _require_flags(args: argparse.Namespace) -> None:
         raise of("bits", args.bits, "8 of smoothquant, or --method gptq or awq for fewer")
     if args.method == "rtn" and args.bits == 3:
         raise of("bits", args.bits, "4 or 8 of rtn, or --method gptq or awq for 3")
-    if not 0.0 <= args.strength <= 1.0:
+    if args.strength is not None and not 0.0 <= args.strength <= 1.0:
         raise of("strength", args.strength, "a number from 0 to 1")
     if args.calibrate is not None:
         require_new(args.out)

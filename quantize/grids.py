@@ -54,6 +54,13 @@ class Grid:
             numbers[own] = self.numbers(columns[own], group)
         return numbers
 
+    def values(self, numbers: Tensor) -> Tensor:
+        """numbers [in_features, out_features] -> what they stand for, IN PLACE."""
+        for group in range(len(self.scales)):
+            own = slice(group * self.group_size, (group + 1) * self.group_size)
+            numbers[own].sub_(self.zeros[group]).mul_(self.scales[group])
+        return numbers
+
     def packed(self, numbers: Tensor, activations: Literal["exact", "int8"]) -> QuantizedWeight:
         """numbers [in_features, out_features], floating -> the weight. 3 bits are held as 4."""
         scales = self.scales.t().contiguous()

@@ -57,7 +57,7 @@ class Recipe:
 
     method: Method
     layout: Layout
-    strength: float = 0.5  # SmoothQuant's alpha
+    strength: float | None = None  # SmoothQuant's alpha; None: the best for each input
 
 
 @dataclass(slots=True)
@@ -265,10 +265,9 @@ class _Job:
         """[in_features], by which the inputs are to be divided."""
         recipe = self._recipe
         if recipe.method == "smoothquant":
-            return smooth_scales(weights, inputs.peak, recipe.strength, fold.tied)
+            return smooth_scales(weights, inputs, recipe.strength, fold.tied)
         size = self._rounded[fold.names[0]].group_size
-        mean, sample = inputs.mean, inputs.sample
-        return awq_scales(weights, mean, sample, recipe.layout.bits, size, fold.tied)
+        return awq_scales(weights, inputs, recipe.layout.bits, size, fold.tied)
 
     def _quantized(
         self, name: str, weight: Tensor, importance: Tensor, order: InputOrder | None
