@@ -30,13 +30,13 @@ class InputOrder:
     """G's Cholesky factor, its inputs in the order of their diagonal."""
 
     def __init__(self, gram: Tensor) -> None:
-        """gram [in_features, in_features] float32."""
+        """gram [in_features, in_features] float32, which is ordered and damped IN PLACE: with the
+        factor there are never more than two of its size."""
         self.order = gram.diagonal().argsort(stable=True)
-        ordered = gram[self.order]
-        ordered = ordered[:, self.order]
-        diagonal = ordered.diagonal()
+        torch.index_select(gram[self.order], 1, self.order, out=gram)
+        diagonal = gram.diagonal()
         diagonal += (DAMPING * diagonal.mean()).clamp_(min=1e-12)
-        self.factor = torch.linalg.cholesky(ordered)  # [in_features, in_features], lower
+        self.factor = torch.linalg.cholesky(gram)  # [in_features, in_features], lower
 
 
 def gptq_numbers(columns: Tensor, grid: Grid, inputs: InputOrder) -> Tensor:
