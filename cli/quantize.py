@@ -26,8 +26,8 @@ from .connect import Commands
 from .program_work import require_work, work_of
 
 if TYPE_CHECKING:
+    from ..runtime.checkpoint.config.model_config import ModelConfig
     from ..runtime.checkpoint.quantized.quantized_copy import CopyReport
-    from ..runtime.models.model_config import ModelConfig
     from ..training.texts import Text
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant")
