@@ -39,6 +39,7 @@ from ..runtime.checkpoint.quantized.rounding import round_to_4_bits, round_to_8_
 from ..runtime.checkpoint.safetensors.checkpoint import CheckpointWeights
 from ..runtime.checkpoint.safetensors.safetensors_writer import SafetensorsWriter
 from ..runtime.checkpoint.weight_source import ModelTensors
+from ..runtime.models.layers.embedding import EMBEDDING_NAME
 from .awq import awq_scales, smooth_scales
 from .folding import Fold, fold_in, folds_of, require_foldable
 from .gptq import InputOrder, gptq_numbers
@@ -220,6 +221,10 @@ class _Job:
     def finish(self) -> Report:
         """What remains is the output projection."""
         self._writer.close()
+        table = f"{self._config.weight_prefix}{EMBEDDING_NAME}"
+        if table in self._source:  # which both vocabularies then share
+            shape = self._source.shape(table)
+            self._weights.changed[table] = self._source.take(table, shape)
         norm, vocabulary = self._runs.final_norm(), self._runs.vocabulary()
         rounding = QuantizingWeights(self._weights, "int8", torch.float32)
         rounded_logits = self._runs.vocabulary(rounding).logits
