@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidRequest, StemmaError
+from ..errors import InvalidRequest
 from ..flags import count
-from ..frontend.backend import set_default_backend
-from ..frontend.client.backend import Backend
 from ..frontend.client.progress import byte_progress
 from ..runtime.checkpoint.location import EMBEDDED_MODEL, locate_model
 from ..runtime.checkpoint.new_folder import require_new
@@ -24,7 +20,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.execute.threads import configure_threads
 from ..runtime.models.model_config import read_model_config
 from .connect import Commands
-from .program_file import own_traceback, run_script
+from .program_work import require_work, work_of
 
 if TYPE_CHECKING:
     from ..training.making import Report
@@ -78,8 +74,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record, train, write; say how often guesses were right before and are now."""
     require_new(args.out)
-    if not args.programs.is_file():
-        raise InvalidRequest.of("programs", str(args.programs), "an existing file")
+    require_work(args.programs, "programs")
     if args.max_minutes is not None and not args.max_minutes > 0:
         raise InvalidRequest.of("max_minutes", args.max_minutes, "a number above 0")
     with byte_progress(sys.stderr, f"fetching {args.model}") as on_progress:
@@ -92,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = Recipe(args.kind, args.steps, args.max_minutes, args.held_out, args.seed)
     require_trainable(config, recipe)
-    work = _work(args.programs)
+    work = work_of(args.programs, "programs")
     loaded = LoadedModel(EngineConfig(model=str(folder), speculate="off"))
     started = time.monotonic()
     programs = record(loaded, work, str(args.programs))
@@ -101,33 +96,6 @@ def run(args: argparse.Namespace) -> int:
     report = make_draft(loaded, programs, args.out, recipe, _Shown(args.steps).step)
     print(json.dumps(_summary(args, report)) if args.json else _text(args, report))
     return 0
-
-
-def _work(file: Path) -> Callable[[Backend], None]:
-    """Runs what a file asks. Raises InvalidRequest for a file that cannot be read."""
-    if file.suffix == ".py":
-        return lambda backend: _run_file(file, backend)
-    from ..training.chats import read_chats, run_chats
-
-    chats = read_chats(file)
-    if not chats:
-        raise InvalidRequest.of("programs", str(file), "a file with at least one chat or prompt")
-    return lambda backend: run_chats(chats, backend)
-
-
-def _run_file(file: Path, backend: Backend) -> None:
-    set_default_backend(backend)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what is printed here is the report
-            run_script(file)
-    except StemmaError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and not error.code:
-            return
-        raise InvalidRequest(f"{file} failed:\n{own_traceback(error, file)}") from error
-    finally:
-        set_default_backend(None)
 
 
 class _Shown:

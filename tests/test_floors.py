@@ -31,6 +31,7 @@ BELOW = {  # what each room above the pillars may import
     "runtime": (*GROUND, *PILLARS),
     "server": (*GROUND, "frontend", "runtime"),
     "training": (*GROUND, *PILLARS, "runtime"),
+    "quantize": (*GROUND, *PILLARS, "runtime"),
     "cluster": (*GROUND, "frontend", "radix", "runtime"),
     "planning": (*GROUND, *PILLARS, "runtime", "cluster"),
     "bench": (*GROUND, *PILLARS, "runtime", "server", "cluster", "planning", "training"),
@@ -42,6 +43,7 @@ BELOW = {  # what each room above the pillars may import
         "cluster",
         "planning",
         "training",
+        "quantize",
         "bench",
     ),
 }

@@ -75,9 +75,11 @@ def require_trainable(config: ModelConfig, recipe: Recipe) -> None:
         raise InvalidRequest.of("held_out", recipe.held_out, "a number between 0 and 1")
 
 
-def record(loaded: LoadedModel, run: Callable[[Backend], None], name: str) -> list[list[Text]]:
+def record(
+    loaded: LoadedModel, run: Callable[[Backend], None], name: str, field: str = "programs"
+) -> list[list[Text]]:
     """What programs of the file `name` and the model write while `run` runs them, by program.
-    Raises InvalidRequest where that is too little."""
+    Raises InvalidRequest, of this field, where that is too little."""
     with recording(loaded) as (backend, recorder):
         run(backend)
     programs = recorded_texts(recorder)
@@ -88,7 +90,7 @@ def record(loaded: LoadedModel, run: Callable[[Backend], None], name: str) -> li
             f"tokens or more; {len(programs)} did (a Python file runs as `python FILE` does: its "
             "main block starts them, and leaves the engine to this command)"
         )
-        raise InvalidRequest.of("programs", name, allowed)
+        raise InvalidRequest.of(field, name, allowed)
     return programs
 
 

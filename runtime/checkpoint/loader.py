@@ -121,7 +121,7 @@ def _rounded_alike(
 def _as_rounded(config: PackedConfig) -> Quantization:
     if config.activations == "int8":
         return "w8a8"
-    return "int4" if config.bits == 4 else "int8"
+    return "int8" if config.bits == 8 else "int4"
 
 
 _STD = 0.02  # Llama's initializer_range

@@ -32,21 +32,26 @@ def gptq_shapes(
     }
 
 
-def gptq_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """The tensors of the module `name`, whose weight comes from `rounding`: its scales fit float16,
-    and its zero points are integers."""
+def gptq_tensors(name: str, weight: QuantizedWeight, bits: int | None = None) -> dict[str, Tensor]:
+    """The tensors of the module `name`, whose scales fit float16, and whose zero points are
+    integers. bits: 3 of a weight of 4 bits whose numbers lie in [-8, -1]; None: the weight's."""
+    bits = weight.bits if bits is None else bits
     words = weight.values if weight.bits == 4 else weight.values.view(torch.uint8) ^ 0x80
     middle = 1 << (weight.bits - 1)
     zeros = torch.full_like(weight.scales, middle)
     if weight.offsets is not None:
         zeros -= weight.offsets / weight.scales
     octets = (zeros.round_() - ZERO_SHIFT).to(torch.uint8).t().contiguous()
-    if weight.bits == 4:
-        octets = octets[:, ::2] | octets[:, 1::2] << 4
+    if bits == 3:
+        halves = torch.stack((words & 15, words >> 4), -1).flatten(1)
+        packed, packed_zeros = words_of_3_bits(halves), words_of_3_bits(octets)
+    else:
+        octets = octets[:, ::2] | octets[:, 1::2] << 4 if bits == 4 else octets
+        packed, packed_zeros = _as_words(words), _as_words(octets)
     groups = torch.arange(weight.in_features, dtype=torch.int32) // weight.group_size
     return {
-        f"{name}.qweight": _as_words(words).t().contiguous(),
-        f"{name}.qzeros": _as_words(octets),
+        f"{name}.qweight": packed.t().contiguous(),
+        f"{name}.qzeros": packed_zeros,
         f"{name}.scales": weight.scales.t().to(torch.float16).contiguous(),
         f"{name}.g_idx": groups,
     }
@@ -55,3 +60,28 @@ def gptq_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 def _as_words(octets: Tensor) -> Tensor:
     """[N, 4 * M] uint8 -> [N, M] int32, lowest byte first."""
     return octets.contiguous().view(-1).view(torch.int32).view(len(octets), -1)
+
+
+def words_of_3_bits(numbers: Tensor) -> Tensor:
+    """[N, 32 * M] uint8 -> [N, 3 * M] int32: a stream of bits, the lowest first."""
+    runs = numbers.view(len(numbers), -1, 32).long()
+    words = torch.zeros(*runs.shape[:2], 3, dtype=torch.int64)
+    for place in range(32):
+        word, shift = divmod(3 * place, 32)
+        words[..., word] |= runs[..., place] << shift & 0xFFFFFFFF
+        if shift > 29:
+            words[..., word + 1] |= runs[..., place] >> 32 - shift
+    return words.flatten(1).to(torch.int32)
+
+
+def numbers_of_3_bits(words: Tensor) -> Tensor:
+    """[N, 3 * M] int32 -> [N, 32 * M] uint8."""
+    runs = words.reshape(len(words), -1, 3).long() & 0xFFFFFFFF
+    numbers = torch.empty(*runs.shape[:2], 32, dtype=torch.uint8)
+    for place in range(32):
+        word, shift = divmod(3 * place, 32)
+        bits = runs[..., word] >> shift
+        if shift > 29:
+            bits |= runs[..., word + 1] << 32 - shift
+        numbers[..., place] = bits & 7
+    return numbers.flatten(1)

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores in 4 or 8 bits (GPTQ, AWQ, compressed-tensors), passed on as
+"""Weights that a checkpoint stores in 3, 4 or 8 bits (GPTQ, AWQ, compressed-tensors), passed on as
 they are: numbers are rearranged for `QuantizedWeight`, and never become floating in the model's
 linears.
 
@@ -25,6 +25,7 @@ from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from ..weight_source import WeightSource
+from .gptq_layout import numbers_of_3_bits
 from .mxfp4 import has_mxfp4, read_mxfp4
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
@@ -123,15 +124,25 @@ class PackedWeights(WeightSource):
 def read_gptq(
     source: CheckpointWeights, name: str, shape: tuple[int, int], zero_shift: int
 ) -> QuantizedWeight:
-    """qweight [in * bits / 32, out] int32, packed along inputs; qzeros [groups, out * bits / 32]
-    int32, packed along outputs, each less `zero_shift`; scales [groups, out]; perhaps g_idx [in],
-    the group of each input."""
+    """qweight [in * bits / 32, out] int32, packed along inputs (3, 4 or 8 bits); qzeros
+    [groups, out * bits / 32] int32, packed along outputs, each less `zero_shift`; scales
+    [groups, out]; perhaps g_idx [in], the group of each input."""
     num_outputs, num_inputs = shape
     packed = source.read(f"{name}.qweight")
-    bits = _bits_of(source, f"{name}.qweight", packed, (0, num_inputs), (1, num_outputs))
+    bits = _bits_of(
+        source, f"{name}.qweight", packed, (0, num_inputs), (1, num_outputs), allowed=(3, 4, 8)
+    )
     scales = _scales(source, f"{name}.scales")
     group_size = _group_size_of(source, f"{name}.scales", scales, (0, num_inputs), num_outputs)
     order = _input_order(source, f"{name}.g_idx", num_inputs, group_size)
+    if bits == 3:  # as 4: the same numbers, in half bytes
+        zeros = numbers_of_3_bits(_words(source, f"{name}.qzeros"))
+        _require_shape(source, f"{name}.qzeros", zeros, scales.shape)
+        numbers = numbers_of_3_bits(packed.t())
+        values = numbers[:, ::2] | numbers[:, 1::2] << 4
+        zeros = zeros.t().float() + zero_shift
+        weight = _affine(4, group_size, values, scales.t().contiguous(), zeros)
+        return _sorted_by_group(weight, order)
     zeros = _unpacked(_words(source, f"{name}.qzeros"), bits)
     _require_shape(source, f"{name}.qzeros", zeros, scales.shape)
     # Packed along inputs, little-endian: of a row's int32s, the bytes are in the right order.

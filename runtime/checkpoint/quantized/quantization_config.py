@@ -19,10 +19,10 @@ from .modules_to_not_convert import (
 )
 
 SUPPORTED = (
-    "gptq (4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, int-quantized), "
-    "mxfp4 (of experts) and fp8 (in blocks, or a scale a weight)"
+    "gptq (3, 4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, "
+    "int-quantized), mxfp4 (of experts) and fp8 (in blocks, or a scale a weight)"
 )
-OUR_QUANTIZER = "stemma"  # in GPTQModel's meta.quantizer
+OUR_QUANTIZER = "stemma"  # in meta.quantizer, as GPTQModel has it
 GROUP_SIZE = 32  # of MXFP4
 _FIELD = "quantization_config"
 _MAX_BLOCK = 1 << 16  # guess, far above any format's
@@ -96,16 +96,20 @@ def _gptq(section: Fields) -> PackedConfig:
     if layout not in ("gptq", "gptq_v2"):
         raise section.fail("checkpoint_format", "'gptq' or 'gptq_v2'")
     shift = 1 if layout == "gptq" else 0
-    meta = section.nested("meta")
-    quantizers = meta.get("quantizer") if meta is not None else None
     return PackedConfig(
         "gptq",
-        _bits(section, (4, 8)),
+        _bits(section, (3, 4, 8)),
         _group_size(section),
         kept_by_gptq(section),
         zero_shift=shift,
-        rounds_rest=str(quantizers).find(f"'{OUR_QUANTIZER}:") >= 0,
+        rounds_rest=_is_ours(section),
     )
+
+
+def _is_ours(section: Fields) -> bool:
+    meta = section.nested("meta")
+    quantizers = meta.get("quantizer") if meta is not None else None
+    return str(quantizers).find(f"'{OUR_QUANTIZER}:") >= 0
 
 
 def _awq(section: Fields) -> PackedConfig:
@@ -144,7 +148,14 @@ def _compressed(section: Fields) -> PackedConfig:
     if inputs.get("dynamic") is not True or inputs.get("strategy") != "token":
         raise scheme.fail("input_activations", "null, or dynamic with a scale a token")
     bits = _bits(weights, (8,), "num_bits")
-    return PackedConfig("compressed-tensors", bits, size, kept, activations="int8")
+    return PackedConfig(
+        "compressed-tensors",
+        bits,
+        size,
+        kept,
+        activations="int8",
+        rounds_rest=_is_ours(section),
+    )
 
 
 def _bits(section: Fields, allowed: tuple[int, ...], field: str = "bits") -> int:

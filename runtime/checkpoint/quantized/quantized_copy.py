@@ -7,9 +7,8 @@ unchanged, for engines that read no other, and rounded when it is loaded here.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +25,10 @@ from ..new_folder import new_folder, require_new
 from ..safetensors.checkpoint import CheckpointWeights
 from ..safetensors.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ..weight_source import ModelTensors
-from .gptq_layout import fits_gptq, gptq_shapes, gptq_tensors
-from .quantization_config import OUR_QUANTIZER, packed_config
-from .quantizing import QuantizingWeights, bits_for, is_output
-from .rounding import MAX_GROUP_SIZE, group_size_for
+from .layouts import Layout, PlannedLinear
+from .quantization_config import packed_config
+from .quantizing import QuantizingWeights, is_output
+from .rounding import MAX_GROUP_SIZE
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -44,15 +43,6 @@ class CopyReport:
     num_kept: int = 0  # tensors copied unchanged
     bytes_before: int = 0
     bytes_after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Rounded:
-    """How a module is written."""
-
-    bits: Literal[8, 4]
-    group_size: int
-    shape: tuple[int, int]
 
 
 def write_quantized_copy(
@@ -79,7 +69,8 @@ def write_quantized_copy(
     config = packed_config(folder)
     if config is not None:
         raise ModelLoadError(f"{folder} is quantized already ({config.method})")
-    rounded = _plan(model.linears, bits, group_size)
+    layout = Layout(bits, group_size)
+    rounded = layout.plan(model.linears)
     kept = [name for name in model.linears if name not in rounded and not is_output([name])]
     with closing(
         CheckpointWeights(folder, torch.float32, on_progress=on_progress, has_stored_weights=True)
@@ -88,38 +79,24 @@ def write_quantized_copy(
             source.require(name, shape)
         with new_folder(out) as draft:
             report = _write_weights(source, draft, rounded, bits, group_size, shard_bytes)
-            _copy_others(folder, draft)
-            section = _quantization_config(rounded, kept, bits, group_size, version)
-            _write_config(folder, draft, section)
+            copy_others(folder, draft)
+            write_config(folder, draft, layout.section(rounded, kept, version))
     return report
-
-
-def _plan(
-    linears: Mapping[str, tuple[int, int]], bits: Literal[8, 4], group_size: int
-) -> dict[str, _Rounded]:
-    rounded = {}
-    for name, (num_outputs, num_inputs) in linears.items():
-        size = num_inputs if bits == 8 else group_size_for(num_inputs, group_size)
-        is_rounded = bits_for([name], num_inputs, "int4" if bits == 4 else "int8") is not None
-        if is_output([name]) or not is_rounded or size is None:
-            continue
-        if fits_gptq(num_outputs, num_inputs, bits):
-            rounded[name] = _Rounded(bits, size, (num_outputs, num_inputs))
-    return rounded
 
 
 def _write_weights(
     source: CheckpointWeights,
     out: Path,
-    rounded: Mapping[str, _Rounded],
+    rounded: Mapping[str, PlannedLinear],
     bits: Literal[8, 4],
     group_size: int,
     shard_bytes: int,
 ) -> CopyReport:
-    writer = SafetensorsWriter(out, _announced(source, rounded), shard_bytes)
+    names = source.names()
+    writer = SafetensorsWriter(out, announced(source, names, rounded), shard_bytes)
     rounder = QuantizingWeights(source, "int4" if bits == 4 else "int8", source.dtype, group_size)
     report = CopyReport(bytes_after=writer.total_bytes)
-    for tensor in source.names():
+    for tensor in names:
         report.bytes_before += source.num_bytes(tensor)
         name = tensor.removesuffix(".weight")
         plan = rounded.get(name) if tensor.endswith(".weight") else None
@@ -131,33 +108,35 @@ def _write_weights(
         assert isinstance(weight, Tensor)
         quantized = rounder.rounded([name], weight)
         assert isinstance(quantized, QuantizedWeight)
-        report.errors[name] = _relative_error(quantized, weight)
-        writer.write(gptq_tensors(name, quantized))
+        report.errors[name] = relative_error(quantized, weight)
+        writer.write(plan.tensors(name, quantized))
     writer.close()
     return report
 
 
-def _announced(
-    source: CheckpointWeights, rounded: Mapping[str, _Rounded]
+def announced(
+    source: CheckpointWeights, names: Iterable[str], rounded: Mapping[str, PlannedLinear]
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """What is written for the source's tensors of these names, in this order."""
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for tensor in source.names():
+    for tensor in names:
         name = tensor.removesuffix(".weight")
         plan = rounded.get(name) if tensor.endswith(".weight") else None
         if plan is None:
             shapes[tensor] = (source.shape(tensor), source.dtype_of(tensor))
         else:
-            shapes.update(gptq_shapes(name, *plan.shape, plan.bits, plan.group_size))
+            shapes.update(plan.shapes(name))
     return shapes
 
 
-def _relative_error(quantized: QuantizedWeight, weight: Tensor) -> float:
+def relative_error(quantized: QuantizedWeight, weight: Tensor) -> float:
+    """|rounded - weight| / |weight|."""
     exact = weight.float()
     norm = float(exact.norm())
     return float((dequantize(quantized, torch.float32) - exact).norm()) / norm if norm else 0.0
 
 
-def _copy_others(folder: Path, out: Path) -> None:
+def copy_others(folder: Path, out: Path) -> None:
     """Copy tokenizer, templates, licence: all files except weights and hidden ones."""
     for file in folder.rglob("*"):
         place = file.relative_to(folder)
@@ -170,37 +149,7 @@ def _copy_others(folder: Path, out: Path) -> None:
         shutil.copyfile(file, out / place)
 
 
-def _write_config(folder: Path, out: Path, section: dict[str, Any]) -> None:
+def write_config(folder: Path, out: Path, section: dict[str, Any]) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = section
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _quantization_config(
-    rounded: Mapping[str, _Rounded],
-    kept: Sequence[str],
-    bits: int,
-    group_size: int,
-    version: str,
-) -> dict[str, Any]:
-    """GPTQModel's fields; `dynamic` names the linears that stay floating, and those whose inputs no
-    full group divides."""
-    usual = -1 if bits == 8 else group_size
-    dynamic: dict[str, dict[str, int]] = {f"-:^{re.escape(name)}$": {} for name in kept}
-    dynamic |= {
-        f"+:^{re.escape(name)}$": {"group_size": plan.group_size}
-        for name, plan in rounded.items()
-        if bits == 4 and plan.group_size != group_size
-    }
-    return {
-        "quant_method": "gptq",
-        "checkpoint_format": "gptq",
-        "bits": bits,
-        "group_size": usual,
-        "sym": bits == 8,
-        "desc_act": False,
-        "lm_head": False,
-        "true_sequential": False,
-        **({"dynamic": dynamic} if dynamic else {}),
-        "meta": {"quantizer": [f"{OUR_QUANTIZER}:{version}"]},
-    }

@@ -40,7 +40,7 @@ def round_to_8_bits(
     scales = torch.empty(num_outputs, 1, dtype=torch.float32, device=weight.device)
     for rows in _chunks(weight):
         wide = weight[rows].float()
-        scale = _as_float16(wide.abs().amax(1, keepdim=True) / 127)
+        scale = as_float16(wide.abs().amax(1, keepdim=True) / 127)
         values[rows] = (wide / scale).round_().clamp_(-127, 127).to(torch.int8)
         scales[rows] = scale
     return QuantizedWeight(8, num_inputs, values, scales, None, activations)
@@ -75,7 +75,7 @@ def _best_4_bits(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     least: Tensor | None = None
     work = torch.empty_like(groups)
     for shrink in _SHRINKS:
-        scale = _as_float16((high - low) * (shrink / 15))
+        scale = as_float16((high - low) * (shrink / 15))
         zero = (-low * shrink / scale).round_().clamp_(1.0, 15.0)
         _numbers_into(work, groups, scale, zero).sub_(zero).mul_(scale).sub_(groups)
         error = work.square_().sum(1, keepdim=True)
@@ -93,7 +93,7 @@ def _numbers_into(work: Tensor, groups: Tensor, scale: Tensor, zero: Tensor) -> 
     return torch.div(groups, scale, out=work).add_(zero).round_().clamp_(0.0, 15.0)
 
 
-def _as_float16(scale: Tensor) -> Tensor:
+def as_float16(scale: Tensor) -> Tensor:
     """Rounded to float16, never 0, in float32; infinite beyond float16's range."""
     return scale.clamp_(min=_SMALLEST_SCALE).half().float()
 

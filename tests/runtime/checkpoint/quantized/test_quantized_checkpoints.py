@@ -371,10 +371,10 @@ def test_groups_of_the_wrong_size_are_refused(tmp_path: Path, groups: list[int])
         ({"quant_method": "bitsandbytes"}, "found 'bitsandbytes'"),
         (
             {"quant_method": "fbgemm_fp8"},
-            r"expected one of gptq \(4 and 8 bits\), awq.*--quantization",
+            r"expected one of gptq \(3, 4 and 8 bits\), awq.*--quantization",
         ),
         ({}, "'quant_method': .*found nothing"),
-        ({**GPTQ, "bits": 3}, "'bits': expected 4 or 8, found 3"),
+        ({**GPTQ, "bits": 2}, "'bits': expected 3 or 4 or 8, found 2"),
         ({**GPTQ, "group_size": 100}, "'group_size': expected -1, or a power of two.*found 100"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "'checkpoint_format': .*found 'marlin'"),
         ({**AWQ, "version": "gemv"}, "'version': expected 'gemm'.*found 'gemv'"),
