@@ -402,7 +402,11 @@ class LoadedModel:
         elif self.draft is not None:
             refusal = "an engine with a draft model keeps all KV"
         return CompressedPrefixes(
-            config.page_size, config.chunked_prefill_size, self.engine.max_model_len, refusal
+            config.page_size,
+            config.chunked_prefill_size,
+            self.engine.max_model_len,
+            self.engine.scheduler.kv_cache.num_pages,
+            refusal,
         )
 
     def _encoder(self) -> Encoder | None:

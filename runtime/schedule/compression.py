@@ -77,12 +77,14 @@ class CompressedPrefixes:
         page_size: int = 1,
         max_observed: int = MAX_WINDOW,
         max_tokens: int = sys.maxsize,
+        max_pages: int = sys.maxsize,
         refusal: str | None = None,
     ) -> None:
-        """max_observed: tokens of a chunk. max_tokens: of a context. refusal: why none can be made
-        here; None: they can."""
+        """max_observed: tokens of a chunk. max_tokens: of a context. max_pages: of the pool.
+        refusal: why none can be made here; None: they can."""
         self._page_size = page_size
         self._max_tokens = max_tokens
+        self._max_pages = max_pages
         self._max_observed = max_observed
         self._refusal = refusal
         self._known: OrderedDict[bytes, int] = OrderedDict()
@@ -110,6 +112,7 @@ class CompressedPrefixes:
         num_slots += -num_slots % self._page_size
         if num_slots >= len(ids):
             return behind, 0 if behind is None else behind.num_slots
+        self._require_room(policy, len(ids), num_slots)
         return self._prefix(policy, num_slots, ids, behind, ranges), len(ids)
 
     def _streamed(
@@ -171,6 +174,20 @@ class CompressedPrefixes:
             if most > self._max_tokens:
                 allowed = f"so few that half as many more fit the context of {self._max_tokens}"
                 raise InvalidRequest.of("kv_policy.keep", policy.keep, allowed)
+            num_slots = int(policy.keep) + -int(policy.keep) % self._page_size
+            self._require_room(policy, num_slots + policy.num_dropped_at_once, num_slots)
+
+    def _require_room(self, policy: KVPolicy, num_tokens: int, num_slots: int) -> None:
+        """Raises InvalidRequest where the pool cannot have the tokens that a prefix is made of and
+        what is kept of them at once."""
+        num_tokens += -num_tokens % self._page_size
+        most = self._max_pages * self._page_size
+        if num_tokens + num_slots > most:
+            allowed = (
+                f"so few that these {num_slots} fit the pool of {most} (max_total_tokens) beside "
+                f"the {num_tokens} of which they are kept"
+            )
+            raise InvalidRequest.of("kv_policy.keep", policy.keep, allowed)
 
     def _id_of(self, digest: bytes) -> int:
         with self._lock:

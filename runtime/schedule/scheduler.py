@@ -436,8 +436,7 @@ class Scheduler:
                     self._in_flight.close()
                     self._is_short = True
                     return False
-                num_missing = end - request.num_scheduled_tokens
-                if len(self.running) == 1 and self.kv_cache.break_pins(num_missing):
+                if len(self.running) == 1 and self.kv_cache.break_pins(request, end):
                     continue
                 victim = next(r for r in reversed(self.running) if r not in planned)
                 self.new_tokens.note_preemption()

@@ -147,3 +147,24 @@ def test_a_model_that_cannot_says_why(tmp_path: Path, embedded: st.Engine) -> No
 
     with pytest.raises(st.ProgramError, match="beam"):
         _ = searched.run(backend=embedded)["x"]
+
+
+def test_what_the_pool_cannot_hold_beside_its_prompt_is_refused() -> None:
+    @st.function
+    def ask(s: st.ProgramState, keep: float) -> None:
+        s += DOCUMENTS + st.gen("x", max_tokens=4, temperature=0, kv_policy=st.snapkv(keep))
+
+    with st.Engine(max_total_tokens=640) as engine:
+        with pytest.raises(st.ProgramError, match=r"kv_policy\.keep=0\.9.*pool of 640"):
+            _ = ask.run(0.9, backend=engine)["x"]
+        assert ask.run(0.3, backend=engine).get_meta_info("x")["dropped_tokens"]
+        with pytest.raises(st.ProgramError, match=r"kv_policy\.keep=300.*pool of 640"):
+            _ = ask.run(backend=engine, keep=0.3)["x"] + _stream(engine, 300)
+
+
+def _stream(engine: st.Engine, keep: int) -> str:
+    @st.function
+    def ask(s: st.ProgramState) -> None:
+        s += "Text: Ada." + st.gen("x", max_tokens=4, kv_policy=st.streaming(keep))
+
+    return str(ask.run(backend=engine)["x"])

@@ -183,8 +183,7 @@ class KVCacheManager(PrefixCache):
 
         Raises OutOfPages if there are not enough; the request's own pages are then unchanged.
         """
-        missing = max(0, -(-num_tokens // self.page_size) - len(request.pages))
-        kept = self._num_pages_to_keep(request, num_tokens)
+        missing, kept = self._num_missing_pages(request, num_tokens)
         if missing + kept > self.allocator.num_free:
             self._beneficiary = request
             self._make_room(missing + kept)
@@ -195,12 +194,14 @@ class KVCacheManager(PrefixCache):
             assert request.compaction is not None
             request.compaction.pages = pages[missing:]
 
-    def _num_pages_to_keep(self, request: Request, num_tokens: int) -> int:
-        """Of a compressed prefix that a chunk up to there makes, unless it has them."""
+    def _num_missing_pages(self, request: Request, num_tokens: int) -> tuple[int, int]:
+        """For its first tokens up to there, and for the compressed prefix that a chunk up to there
+        makes."""
+        missing = max(0, -(-num_tokens // self.page_size) - len(request.pages))
         compaction = request.compaction
         if compaction is None or compaction.pages or num_tokens < request.num_tokens:
-            return 0
-        return compaction.prefix.num_slots // self.page_size
+            return missing, 0
+        return missing, compaction.prefix.num_slots // self.page_size
 
     def has_compressed(self, request: Request) -> bool:
         """Whether all of a request's compressed prefix is cached, here or on the host."""
@@ -259,10 +260,10 @@ class KVCacheManager(PrefixCache):
         if pairs != told:
             request.num_sent_pages = min(request.num_sent_pages, first)
 
-    def break_pins(self, num_tokens: int) -> bool:
-        """Free room for `num_tokens` more tokens, evicting pins too, so that a live request does
-        not starve; whether it succeeded."""
-        num_pages = -(-num_tokens // self.page_size)
+    def break_pins(self, request: Request, num_tokens: int) -> bool:
+        """Free room for all that `reserve` would take, evicting pins too, so that a live request
+        does not starve; whether it succeeded."""
+        num_pages = sum(self._num_missing_pages(request, num_tokens))
         self._make_room(num_pages, also_pins=True)
         return self.allocator.num_free >= num_pages
 

@@ -211,7 +211,7 @@ class Admission:
             return NotAdmitted.PARKED
         room = self._kv_cache.num_available_pages * self._kv_cache.page_size
         if may_break_pins and not running and request.num_missing > room:
-            self._kv_cache.break_pins(request.num_missing)
+            self._kv_cache.break_pins(request, request.num_tokens)
         try:
             self._require_room(request, running, cut)
             self._kv_cache.load(request)
