@@ -20,16 +20,16 @@ def require_work(file: Path, field: str) -> None:
 
 
 def work_of(file: Path, field: str) -> Callable[[Backend], None]:
-    """Runs what a file asks: a Python file's main block, or JSON lines. Raises InvalidRequest for a
-    file that cannot be read."""
+    """Runs what a file asks: a Python file's main block, or JSON lines. Raises InvalidRequest, of
+    this field, for a file that cannot be read, or a line that fails."""
     if file.suffix == ".py":
         return lambda backend: _run_file(file, backend)
     from ..training.chats import read_chats, run_chats
 
-    chats = read_chats(file)
+    chats = read_chats(file, field)
     if not chats:
         raise InvalidRequest.of(field, str(file), "a file with at least one chat or prompt")
-    return lambda backend: run_chats(chats, backend)
+    return lambda backend: run_chats(chats, backend, field)
 
 
 def _run_file(file: Path, backend: Backend) -> None:

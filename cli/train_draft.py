@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     work = work_of(args.programs, "programs")
     loaded = LoadedModel(EngineConfig(model=str(folder), speculate="off"))
     started = time.monotonic()
-    programs = record(loaded, work, str(args.programs))
+    programs = record(loaded, work, str(args.programs), "programs")
     num_tokens = sum(text.num_guessed for texts in programs for text in texts)
     _say(f"recorded {len(programs)} programs, {num_tokens} tokens to guess", started)
     report = make_draft(loaded, programs, args.out, recipe, _Shown(args.steps).step)

@@ -32,9 +32,9 @@ class Chat:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def read_chats(file: Path) -> list[Chat]:
+def read_chats(file: Path, field: str) -> list[Chat]:
     """An object a line: `messages` and perhaps `tools`, or `prompt`; what else it has are options
-    of `gen`. Raises InvalidRequest, which names the line."""
+    of `gen`. Raises InvalidRequest, of this field, which names the line."""
     chats = []
     for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if line.strip():
@@ -43,13 +43,13 @@ def read_chats(file: Path) -> list[Chat]:
                 chats.append(_chat(place, json.loads(line.decode("utf-8-sig"))))
             except ValueError as error:
                 allowed = f'lines such as {{"messages": [...]}} or {{"prompt": "..."}} ({error})'
-                raise InvalidRequest.of("programs", place, allowed) from error
+                raise InvalidRequest.of(field, place, allowed) from error
     return chats
 
 
-def run_chats(chats: list[Chat], backend: Backend) -> None:
-    """All of them, so many at once. Raises InvalidRequest, which names the first line that fails,
-    and ProgramError."""
+def run_chats(chats: list[Chat], backend: Backend, field: str) -> None:
+    """All of them, so many at once. Raises InvalidRequest, of this field, which names the first
+    line that fails, and ProgramError."""
     for first in range(0, len(chats), _AT_ONCE):
         batch = chats[first : first + _AT_ONCE]
         try:
@@ -57,7 +57,7 @@ def run_chats(chats: list[Chat], backend: Backend) -> None:
         except BatchError as failed:
             index, error = min(failed.errors.items())
             allowed = f"lines that the model can answer: {error}"
-            raise InvalidRequest.of("programs", batch[index].place, allowed) from error
+            raise InvalidRequest.of(field, batch[index].place, allowed) from error
 
 
 @function

@@ -76,7 +76,7 @@ def require_trainable(config: ModelConfig, recipe: Recipe) -> None:
 
 
 def record(
-    loaded: LoadedModel, run: Callable[[Backend], None], name: str, field: str = "programs"
+    loaded: LoadedModel, run: Callable[[Backend], None], name: str, field: str
 ) -> list[list[Text]]:
     """What programs of the file `name` and the model write while `run` runs them, by program.
     Raises InvalidRequest, of this field, where that is too little."""

@@ -96,6 +96,18 @@ def test_programs_are_run_for_what_they_say(
 
 
 @pytest.mark.parametrize(
+    "line", ['{"prompt": 1}', '{"prompt": "?", "n": 0}'], ids=["no prompt", "what gen refuses"]
+)
+def test_a_line_that_is_wrong_is_named_as_calibrates(
+    line: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "prompts.jsonl", str(tmp_path / "out")
+    file.write_text(f"{line}\n")
+    assert run_command(["quantize", str(model), "--calibrate", str(file), "--out", out]) == 1
+    assert f"calibrate='{file}:1' is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--method", "gptq"], "method='gptq' is not allowed; allowed: with --calibrate FILE"),

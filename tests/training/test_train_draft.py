@@ -216,7 +216,7 @@ def test_chats_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
     told = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}], "seed": 3}
     file = tmp_path / "chats.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + json.dumps(told, ensure_ascii=False).encode() + b"\r\n\r\n")
-    (chat,) = read_chats(file)
+    (chat,) = read_chats(file, "programs")
     assert [each["content"] for each in chat.messages] == ["a\u2028\x85b", None]
     assert chat.options == {"seed": 3}
 
