@@ -11,9 +11,7 @@ engines draft from predictions alone, which a cascade makes of the small model's
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.limits import model_costs
 from ..harness.process_meter import ProcessMeter
 from ..harness.report import write_report
-from .conversations import Conversation, converse
+from .conversations import Extraction, converse, extractions, is_answer
 
 RULES = (
     "mean_logprob(-0.2)", "mean_logprob(-0.05)", "mean_logprob(-0.02)", "mean_logprob(-0.01)",
@@ -52,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     rules = {text: rule_named(text) for text in args.rule or RULES}
-    cases = _cases(args.samples)
+    cases = extractions(args.samples)
     options: dict[str, Any] = {"speculate": "prediction", "num_threads": 1}
     with (
         Engine(args.small, quantization=args.small_quantization, **options) as small,
@@ -74,12 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    conversation: Conversation
-    answers: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Side:
     """An engine, and the weights of its layers and of its head."""
 
@@ -96,19 +88,12 @@ class _Measured:
     counts: dict[str, int]  # of the small model
 
 
-def _cases(num: int) -> list[_Case]:
-    text = files(__package__).joinpath("data/extractions.json").read_text()
-    told = [dict(fields) for fields in json.loads(text)][:num]
-    return [_Case(answers=fields.pop("answers"), conversation=Conversation(**fields))
-            for fields in told]  # fmt: skip
-
-
 def _costs(model: str) -> tuple[int, int]:
     costs = model_costs(Path(model))
     return costs.body_weights, costs.head_weights
 
 
-def _measured(backend: Backend, cases: list[_Case], both: list[_Side]) -> _Measured:
+def _measured(backend: Backend, cases: list[Extraction], both: list[_Side]) -> _Measured:
     for side in both:
         side.engine.flush_cache()
     before = [side.engine.get_server_info()["stats"] for side in both]
@@ -121,14 +106,14 @@ def _measured(backend: Backend, cases: list[_Case], both: list[_Side]) -> _Measu
         new = side.engine.get_server_info()["stats"]
         flop += _flop(side, {name: new[name] - old[name] for name in new}, counted)
     right = [
-        _is_right(state[f"reply{turn}"], answer)
+        is_answer(state[f"reply{turn}"], answer)
         for case, state in zip(cases, states, strict=True)
         for turn, answer in enumerate(case.answers)
     ]
     return _Measured(sum(right), len(right), flop, one.cpu_s + other.cpu_s, of_sides[0])
 
 
-def _converse_all(backend: Backend, cases: list[_Case]) -> list[ProgramState]:
+def _converse_all(backend: Backend, cases: list[Extraction]) -> list[ProgramState]:
     arguments = [{"case": case.conversation, "temperature": 0.0} for case in cases]
     states: list[ProgramState] = converse.run_batch(arguments, backend=backend)
     return states
@@ -140,13 +125,6 @@ def _flop(side: _Side, stats: dict[str, int], counted: dict[str, int]) -> int:
     drawn = stats["num_generated_tokens"] - stats["num_jumped_tokens"] + wrong
     scored = counted.get("num_scored_tokens", 0) - counted.get("num_kept_tokens", 0)
     return 2 * body * stats["num_computed_tokens"] + 2 * head * (drawn + scored)
-
-
-def _is_right(reply: str, answer: str) -> bool:
-    try:
-        return bool(json.loads(reply) == json.loads(answer))
-    except ValueError:
-        return False
 
 
 def _row(name: str, measured: _Measured, alone: _Measured) -> dict[str, Any]:

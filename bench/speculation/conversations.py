@@ -57,6 +57,32 @@ def conversations(num_each: int | None = None) -> dict[str, list[Conversation]]:
     return by_skill
 
 
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """A conversation in which JSON is asked for, and the right reply to each turn."""
+
+    conversation: Conversation
+    answers: list[str]
+
+
+def extractions(num: int) -> list[Extraction]:
+    """At most so many; always the same ones."""
+    text = files(__package__).joinpath("data/extractions.json").read_text()
+    told = json.loads(text)[:num]
+    return [Extraction(answers=case.pop("answers"), conversation=Conversation(**case))
+            for case in told]  # fmt: skip
+
+
+def is_answer(said: str | None, answer: str | None) -> bool:
+    """The same text, or JSON of the same value."""
+    if said is None or answer is None or not answer.startswith(("{", "[")):
+        return said == answer
+    try:
+        return bool(json.loads(said) == json.loads(answer))
+    except ValueError:
+        return False
+
+
 @function
 def converse(s: ProgramState, case: Conversation, temperature: float) -> None:
     for text in case.system:

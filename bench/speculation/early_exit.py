@@ -35,7 +35,7 @@ from ...runtime.execute.threads import configure_threads, default_num_threads
 from ...runtime.models.model_config import read_model_config
 from ..harness.limits import model_costs
 from ..harness.report import print_table, write_report
-from .conversations import MAX_ACTIONS, Conversation
+from .conversations import MAX_ACTIONS, Conversation, is_answer
 from .oracle import probability
 
 if TYPE_CHECKING:  # they import torch
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(_row(f"{sure:g}", early, whole, args.model, config))
     if not args.json:
         print_table("layers", layers)
-    write_report("early_exit", rows, args, layers=layers)
+    write_report("early-exit", rows, args, layers=layers)
     return 0
 
 
@@ -139,7 +139,7 @@ def _carried_out(
         states = _converse(cases, backend)
         texts = [state.text() for state in states]
         right = [
-            _is_same(said, answer)
+            is_answer(said, answer)
             for case, state in zip(cases, states, strict=True)
             if case.answers is not None
             for said, answer in zip_longest(_said(case, state), case.answers)
@@ -177,16 +177,6 @@ def _said(case: Case, state: ProgramState) -> list[str]:
         names.append(f"reply{turn}")
         names += [f"step{turn}.{step}" for step in range(MAX_ACTIONS + 1)]
     return [state[name] for name in names if name in state]
-
-
-def _is_same(said: str | None, answer: str | None) -> bool:
-    """The same text, or JSON of the same value."""
-    if said is None or answer is None or not answer.startswith("{"):
-        return said == answer
-    try:
-        return bool(json.loads(said) == json.loads(answer))
-    except ValueError:
-        return False
 
 
 def _row(

@@ -121,7 +121,7 @@ class States:
 @torch.no_grad()
 def states_of(loaded: LoadedModel, run: Callable[[Backend], None]) -> States:
     """In the programs that `run` runs. The engine must not be used behind it."""
-    programs = record(loaded, run, "conversations")
+    programs = record(loaded, run, "conversations", "conversations")
     loaded.runner.model = model = exiting(loaded)
     target, found = Target(loaded.runner), []
     for text in (text for texts in programs for text in texts):

@@ -30,6 +30,7 @@ from ...frontend.dsl.function import function
 from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.speculate.choice import MODEL, chosen_drafters
 from ..harness.process_meter import ProcessMeter
 from ..harness.report import write_report
 from .conversations import Conversation, conversations
@@ -42,9 +43,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="checkpoint (default: the embedded model)")  # fmt: skip
     add("--speculate", default="auto", metavar="LIST", help="(default: %(default)s)")
     add("--against", default="off", metavar="LIST", help="by these alone (default: %(default)s)")
-    add("--draft-model", metavar="FOLDER", help="of the one side; --against has none")
+    add("--draft-model", metavar="FOLDER", help="of --against, too, where that names model")
     add("--draft-quantization", default="none")
     add("--draft-layers", type=int, default=0, metavar="N")
+    add("--draft-candidates", type=int, default=0, metavar="N",
+        help="trees, of the one side: chains with --against model")  # fmt: skip
     add("--speculative-num-tokens", type=count, default=8, metavar="N")
     add("--dtype", default="auto")
     add("--skills", help="comma-separated (default: all)")
@@ -116,8 +119,10 @@ def _repeat(
     options = {"dtype": args.dtype, "num_threads": args.num_threads}
     options["speculative_num_tokens"] = args.speculative_num_tokens
     drafts = {name: getattr(args, name) for name in _DRAFT_FLAGS if getattr(args, name)}
+    against = drafts if MODEL in (chosen_drafters(args.against) or ()) else {}
+    drafts = {**drafts, "draft_candidates": args.draft_candidates}
     engines = [
-        Engine(args.model, speculate=args.against, **options),
+        Engine(args.model, speculate=args.against, **options, **against),
         Engine(args.model, speculate=args.speculate, **options, **drafts),
     ]
     try:

@@ -78,9 +78,9 @@ def test_outputs_are_the_same_and_guesses_are_better_than_chance(
     drawn: list[int] = []
     offer, extend = ModelText.offer, ModelText.extend
 
-    def noted(text: ModelText, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def noted(text: ModelText, tokens: Sequence[int], *others: Any) -> None:
         offered.append((len(drawn), list(tokens)))
-        offer(text, tokens, logprobs)
+        offer(text, tokens, *others)
 
     def extended(text: ModelText, tokens: Sequence[int]) -> None:
         drawn.extend(tokens)

@@ -95,4 +95,5 @@ def _add_texts(texts: ModelText, nodes: list[dict[str, Any]]) -> None:
     several engines have it."""
     for node in nodes:
         if "token_ids" in node:
-            node["text"] = texts.decode(node["token_ids"], skip_special=False)
+            ids = [each for each in node["token_ids"] if each >= 0]  # others have no text
+            node["text"] = texts.decode(ids, skip_special=False)

@@ -100,7 +100,7 @@ def test_layers_that_add_nothing_know_what_the_last_knows(
     ]
     command += ["--model", str(first_layers), "--file", str(tmp_path / "cases.json")]
     subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True)
-    report = json.loads((tmp_path / "early_exit.json").read_text())
+    report = json.loads((tmp_path / "early-exit.json").read_text())
     lens = [row["lens"] for row in report["layers"]]
     assert lens[NUM_FIRST - 1 :] == [1.0] * (NUM_LAYERS - NUM_FIRST + 1)
     assert max(lens[: NUM_FIRST - 1]) < 1.0

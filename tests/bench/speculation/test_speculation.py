@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stemma.bench.speculation import speculation
 from stemma.cli.parser import run_command
+from stemma.frontend.backend import Engine
 
 
 def test_each_program_is_a_row_and_all_of_them_one(
@@ -22,3 +25,22 @@ def test_each_program_is_a_row_and_all_of_them_one(
     assert both["drafted"] == extraction["drafted"] + choice["drafted"] > 0
     for side in ("off, s", "on, s"):
         assert both[side] == pytest.approx(extraction[side] + choice[side])
+
+
+def test_trees_are_held_against_chains_of_the_same_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides: list[dict[str, Any]] = []
+
+    def engine(model: Path, **options: Any) -> Engine:
+        sides.append(options)
+        return Engine(model, **options)
+
+    monkeypatch.setattr(speculation, "Engine", engine)
+    few = ["--skills", "extract", "--conversations", "1", "--repeats", "1", "--out", str(tmp_path)]
+    drafts = ["--draft-model", "stemma-tiny-draft", "--draft-candidates", "2"]
+    by_model = ["--speculate", "model,grammar", "--against", "model,grammar"]
+    assert run_command(["bench", "speculation", *few, *drafts, *by_model]) == 0
+    chains, trees = sides
+    assert trees == chains | {"draft_candidates": 2}
+    assert chains["draft_model"] == "stemma-tiny-draft" and "draft_candidates" not in chains

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from stemma.kernels.gumbel import gumbel
 from stemma.kernels.native.bindings import why_not_native
+from stemma.kernels.sampling_rows import SamplingRows
 from stemma.runtime.checkpoint.draft_checkpoint import DraftCheckpoint
 from stemma.runtime.checkpoint.draft_heads import read_eagle3
-from stemma.runtime.execute.draft_model import DraftModel, drawn
+from stemma.runtime.execute.draft_model import DraftModel
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.execute.sampling_arrays import sampling_arrays
 from stemma.runtime.models.eagle3 import Eagle3Head
@@ -70,7 +71,9 @@ def test_a_draw_of_a_reduced_vocabulary_sees_the_noise_of_the_models_ids(tmp_pat
     logits = model.compute_logits(hidden)
     positions = np.arange(50)
     params = [SamplingParams(temperature=2.0, seed=seed) for seed in range(50)]
-    token_ids, _ = drawn(runner.kernels, logits, sampling_arrays(params, positions))
+    arrays = sampling_arrays(params, positions)
+    rows = SamplingRows(**{name: torch.from_numpy(each) for name, each in arrays.items()})
+    token_ids, _ = runner.kernels.sample(logits, rows)
     assert read.token_ids is not None and len(read.token_ids) < config.vocab_size
     own = logits[:, torch.from_numpy(read.token_ids)].numpy()
     for row, token_id in enumerate(token_ids.tolist()):
