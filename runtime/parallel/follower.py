@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Carry out the orders; ends the process by itself when its parent has gone."""
+    # Whoever stops all processes at once (systemd) lets the engine end what runs, with its ranks.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     gc.disable()  # see runtime/__main__.py
     import_torch()

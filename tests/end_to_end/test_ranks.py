@@ -99,6 +99,19 @@ def test_ranks_end_with_their_engine_however_it_ends(division: dict[str, int]) -
     engine.shutdown()
 
 
+def test_a_signal_to_all_processes_at_once_lets_requests_end(tmp_path: Path) -> None:
+    """As systemd stops a unit. The ranks are needed until the engine needs them no more."""
+    with ServerProcess(tmp_path / "server", *FLAGS, "--tp-size", "2") as server:
+        engine = server.engine_pid
+        ranks = ranks_of(engine)
+        with server.stream(100, prompt=PROMPT) as events:
+            for pid in (server.process.pid, engine, *ranks):
+                os.kill(pid, signal.SIGTERM)
+            assert list(events)[-1] == {"done": True}
+        assert server.process.wait(PATIENCE_S) == 0, server.log
+    wait_until(lambda: not any(map(is_alive, ranks)))
+
+
 def test_what_lies_where_it_is_started_is_no_module_of_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
