@@ -51,8 +51,8 @@ class SentExperts:
         num_choices = weights.shape[1]
         widths = [x.shape[1] * x.itemsize, num_choices * 4, num_choices * weights.itemsize]
         rows = torch.cat(list(received)).view(-1, sum(widths))
-        own, chosen, own_weights = (
-            column.contiguous().view(dtype)
+        own, chosen, own_weights = (  # cloned: one row alone is contiguous, wherever it begins
+            column.clone(memory_format=torch.contiguous_format).view(dtype)
             for column, dtype in zip(
                 torch.split(rows, widths, 1), (x.dtype, torch.int32, weights.dtype), strict=True
             )

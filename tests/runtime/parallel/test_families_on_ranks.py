@@ -26,6 +26,7 @@ from torch import Tensor
 from stemma.errors import InvalidRequest
 from stemma.runtime.checkpoint.gguf.convert import convert_gguf
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.models.layers.expert_dispatch import SentExperts
 from stemma.runtime.models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from stemma.runtime.models.layers.expert_share import OwnExperts, require_groups
 from stemma.runtime.models.layers.ranks import Ranks, head_share
@@ -204,6 +205,22 @@ def test_log_probabilities_are_those_of_one_rank_where_tokens_are_sent_to_their_
     ):
         for found, expected in zip(of_rank, whole, strict=True):
             assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_rank_that_is_sent_a_single_token_computes_it(dtype: torch.dtype) -> None:
+    """Whose bytes begin anywhere: three choices of 4 bytes are before weights of 8."""
+
+    def own(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return (x[:, None] * (ids >= 0)[..., None] * weights[..., None]).sum(1).to(x.dtype)
+
+    def run(ranks: ThreadCommunicator) -> Tensor:
+        x = torch.full((1, 3), 1.0 + ranks.rank, dtype=dtype)
+        ids = torch.tensor([[0, 1, 2]]) + 3 * (1 - ranks.rank)  # all of them the other's
+        weights = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
+        return SentExperts(own, 3, ranks)(x, ids, weights)
+
+    assert [found.tolist() for found in on_ranks(2, run)] == [[[7.0] * 3], [[14.0] * 3]]
 
 
 SMALL = {"experts too small to be cut": _mixture("DeepseekV3", moe_intermediate_size=1)}
