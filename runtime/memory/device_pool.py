@@ -24,6 +24,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from ...errors import InvalidRequest
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
 from .kv_layout import KVLayout
@@ -44,12 +45,13 @@ class DeviceKVPool:
         device: torch.device | str = "cpu",
         num_spare_pages: int = 0,
     ) -> None:
-        """num_spare_pages: extra pages after the usable ones, for writes that are discarded."""
+        """num_spare_pages: extra pages after the usable ones, for writes that are discarded. Raises
+        InvalidRequest, see `zeroed_parts`."""
         self.layout = layout
         self.num_pages = num_pages
         self.page_size = page_size
         num_slots = (num_pages + num_spare_pages) * page_size
-        self.parts = zeroed_parts(layout, num_slots, torch.device(device))
+        self.parts = zeroed_parts(layout, num_slots, torch.device(device), "max_total_tokens")
         of_layer: list[dict[str, Tensor]] = [{} for _ in range(layout.num_layers)]
         for part, tensors in zip(layout.parts, self.parts, strict=True):
             for layer, tensor in zip(layout.layers_of(part), tensors, strict=True):
@@ -66,16 +68,27 @@ class DeviceKVPool:
 
 
 def zeroed_parts(
-    layout: KVLayout, num_slots: int, device: torch.device
+    layout: KVLayout, num_slots: int, device: torch.device, field: str
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """For each part and layer that has it: [num_vectors, num_slots, vector_bytes] uint8."""
-    return tuple(
-        tuple(
-            zeros((part.num_vectors, num_slots, part.vector_bytes), device)
-            for _ in layout.layers_of(part)
+    """For each part and layer that has it: [num_vectors, num_slots, vector_bytes] uint8.
+
+    Raises InvalidRequest, which names `field`, where the system does not give a CPU so much memory.
+    """
+    try:
+        return tuple(
+            tuple(
+                zeros((part.num_vectors, num_slots, part.vector_bytes), device)
+                for _ in layout.layers_of(part)
+            )
+            for part in layout.parts
         )
-        for part in layout.parts
-    )
+    except OSError as error:
+        size = num_slots * layout.bytes_per_token / 2**30
+        raise InvalidRequest(
+            f"{num_slots:,} tokens of KV take {size:,.1f} GiB here, which the system does not give "
+            f"({error.strerror}): lower {field}",
+            field,
+        ) from None
 
 
 def zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:

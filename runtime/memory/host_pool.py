@@ -23,11 +23,13 @@ class HostKVPool:
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:
+        """Raises InvalidRequest where the system does not give so much memory."""
         device = device_pool.parts[0][0].device
         assert device.type == "cpu", "a GPU's host pool is pinned"
         self.num_pages = num_pages
         self.page_size = device_pool.page_size
-        self.parts = zeroed_parts(device_pool.layout, num_pages * self.page_size, device)
+        num_slots = num_pages * self.page_size
+        self.parts = zeroed_parts(device_pool.layout, num_slots, device, "host_kv_tokens")
 
     @property
     def num_bytes(self) -> int:

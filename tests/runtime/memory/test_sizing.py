@@ -15,6 +15,7 @@ from stemma.runtime.execute.encoder_runner import encoder_dtype
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.memory import sizing
 from stemma.runtime.memory.device_pool import DeviceKVPool
+from stemma.runtime.memory.host_pool import HostKVPool
 from stemma.runtime.memory.kv_layout import KVLayout
 
 CONFIG = ModelConfig(
@@ -162,3 +163,13 @@ def test_processes_that_have_a_share_of_the_pages_each_have_more_together() -> N
 def _pages(**options: Any) -> int:
     defaults = {"page_size": 1, "max_running_requests": 4, "max_model_len": 100}
     return sizing.num_pages_for(LAYOUT, **{**defaults, **options})
+
+
+def test_memory_that_the_system_does_not_give_is_told_by_the_name_of_its_flag() -> None:
+    layout = KVLayout.of(CONFIG, "float32")
+    with pytest.raises(InvalidRequest, match=r"\d GiB here.*: lower max_total_tokens") as refused:
+        DeviceKVPool(layout, num_pages=1 << 44, page_size=1)
+    assert refused.value.field == "max_total_tokens"
+    pool = DeviceKVPool(layout, num_pages=1, page_size=1)
+    with pytest.raises(InvalidRequest, match="lower host_kv_tokens"):
+        HostKVPool(pool, 1 << 44)
