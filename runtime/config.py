@@ -337,7 +337,7 @@ class EngineConfig:
         fits = self.ep_extra_experts == 0 or self.ep_loads is not None
         _require("ep_extra_experts", self.ep_extra_experts, fits, "0 without ep_loads")
         if self.kv_store is not None:
-            self._require_whole_tokens("kv_store")
+            self._require_whole_kv("kv_store")
         num_before = 1
         for name in ("tp_size", "cp_size", "pp_size"):
             size: int = getattr(self, name)
@@ -404,13 +404,11 @@ class EngineConfig:
         _require(name, value, self.device == "cpu", "none but with device=cpu")
         _require(name, value, self.num_processes == 1, f"none with {self._divided}")
 
-    def _require_whole_tokens(self, field: str) -> None:
-        """Raises InvalidRequest where KV cannot leave the engine, or enter it: rank 0 joins that
-        of ranks which have some heads each."""
-        value, fits = getattr(self, field), self.num_processes == self.tp_size
-        _require(field, value, fits, f"none with {self._divided}: tp_size alone divides it")
-        fits = self.tp_size == 1 or self.device == "cpu"
-        _require(field, value, fits, "none with tp_size > 1 but with device=cpu")
+    def _require_whole_kv(self, field: str) -> None:
+        """Raises InvalidRequest where KV cannot leave the engine, or enter it: its process joins
+        what others have."""
+        value, fits = getattr(self, field), self.num_processes == 1 or self.device == "cpu"
+        _require(field, value, fits, f"none with {self._divided} but with device=cpu")
 
     def _check_prefills(self) -> None:
         """Raises InvalidRequest."""
@@ -418,7 +416,7 @@ class EngineConfig:
         for field, value in named.items():
             if value:
                 _require(field, value, self.device == "cpu", "none but with device=cpu")
-                self._require_whole_tokens(field)
+                self._require_whole_kv(field)
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
                 fits = BLOCK_TOKENS % self.page_size == 0

@@ -444,7 +444,7 @@ class LoadedModel:
             "cp_size": self.config.cp_size,
             "kv_cache_dtype": self.config.kv_cache_dtype,
             "shares_kv": str(self.config.kv_store).startswith(REMOTE_SCHEMES),
-            "kv_bytes_per_token": self.runner.kv_layout.bytes_per_token,
+            "kv_bytes_per_token": self.runner.whole_kv_layout.bytes_per_token,
             "vocab_size": model.vocab_size,
             "max_model_len": self.engine.max_model_len,
             "max_running_requests": self.config.max_running_requests,
@@ -484,8 +484,6 @@ def _require_states_fit(config: EngineConfig, model: ModelConfig) -> None:
             raise InvalidRequest.of("host_kv_tokens", config.host_kv_tokens, f"0: {why}")
         if store is not None:
             raise InvalidRequest.of("kv_store", str(store), f"none: {why}")
-    if store is not None and config.num_processes > 1:
-        raise InvalidRequest.of("kv_store", str(store), f"none with tp_size > 1: {why}")
     for field in ("prefill_endpoint", "prefill_engines"):
         if value := getattr(config, field):
             raise InvalidRequest.of(field, value, f"none: {why}, whose states are not sent")

@@ -16,7 +16,7 @@ from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import Bytes, Slots, slots_of
 from ..memory.device_pool import DeviceKVPool
 from ..memory.peers.wire import MAX_PIECE_BYTES, StreamKey
-from ..memory.ranked_transfer import JoinedHeads
+from ..memory.whole_kv import WholeKV
 from ..schedule.plan import StreamedKV
 
 
@@ -35,11 +35,14 @@ class LayerStreams:
         pool: DeviceKVPool,
         config: ModelConfig,
         sink: KVSink | None,
-        heads: JoinedHeads | None = None,
+        whole: WholeKV | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        """heads: where ranks have some each, rank 0 sends all of them, and has the sink."""
+        """whole: where other processes have other parts of the KV; the engine's sends all of it,
+        and has the sink. numbers: of all layers' pieces this stage's; None: it has all."""
         self._sink = sink
-        self._heads = heads
+        self._whole = whole
+        self._messages = None if whole is None else whole.messages
         self._page_size = pool.page_size
         self._memory: list[Bytes] = [each.numpy() for part in pool.parts for each in part]
         self._of_layer: dict[int, list[int]] = {}  # of the decoder's layers: their pieces
@@ -50,9 +53,15 @@ class LayerStreams:
                 name = own[layer] if layer < len(own) else config.num_layers + layer
                 self._of_layer.setdefault(name, []).append(piece)
                 piece += 1
+        self._numbers = range(piece) if numbers is None else numbers
 
     def begin(self, streams: Sequence[StreamedKV]) -> LayersToSend:
-        """Of a step."""
+        """Of a step, whose residual stream has not been received yet: the KV of the stages before
+        is passed on first."""
+        messages = self._messages
+        if messages is not None and messages.has_previous:
+            while (piece := messages.receive()) is not None:
+                self._give(*piece)
         sent = [(each, self._slots(each)) for each in streams]
 
         def send(layer: int) -> None:
@@ -60,7 +69,11 @@ class LayerStreams:
                 for stream, slots in sent:
                     self._send(stream, piece, slots)
 
-        return LayersToSend(list(self._of_layer), send)
+        def end() -> None:
+            if messages is not None and messages.has_next:
+                messages.send(None)
+
+        return LayersToSend(list(self._of_layer), send, end)
 
     def _slots(self, stream: StreamedKV) -> Slots:
         first = stream.start % self._page_size
@@ -68,26 +81,35 @@ class LayerStreams:
         return slots[first : first + stream.end - stream.start]
 
     def _send(self, stream: StreamedKV, piece: int, slots: Slots) -> None:
-        pool, heads = self._memory[piece], self._heads
+        pool, whole = self._memory[piece], self._whole
         num_own, _, width = pool.shape
-        num_vectors = num_own if heads is None else heads.num_vectors(num_own)
+        num_vectors = num_own if whole is None else whole.num_vectors(num_own)
         most = max(1, MAX_PIECE_BYTES // (num_vectors * width))
         for start in range(0, len(slots), most):
-            kv = _copied(pool, slots[start : start + most])
-            if heads is not None:
-                kv = heads.join(kv.ravel(), [kv.shape[1] * width])
-            if self._sink is not None:
-                kv = kv.reshape(num_vectors, -1, width)
-                self._sink.send_kv(stream.key, piece, stream.start + start, kv)
+            own = slots[start : start + most]
+            if whole is None:
+                kv = _copied(pool, own)
+            else:
+                (kv,) = whole.join([_copied(pool, whole.own_slots(own))], own)
+            self._give(stream.key, self._numbers[piece], stream.start + start, kv)
+
+    def _give(self, key: StreamKey, piece: int, start: int, kv: Bytes) -> None:
+        """To the engine, or whoever is nearer to it."""
+        if self._sink is not None:
+            self._sink.send_kv(key, piece, start, kv)
+        elif self._messages is not None:
+            self._messages.send((key, piece, start, kv))
 
 
 class LayersToSend:
     """One step's layers, each of which is sent once: when the model has computed it, or at the
     end."""
 
-    def __init__(self, layers: Sequence[int], send: Callable[[int], None]) -> None:
+    def __init__(
+        self, layers: Sequence[int], send: Callable[[int], None], on_end: Callable[[], None]
+    ) -> None:
         self._left = dict.fromkeys(layers)
-        self._send = send
+        self._send, self._on_end = send, on_end
 
     def layer_is_done(self, layer: int) -> None:
         """The model has computed a layer, and will not change its KV."""
@@ -99,11 +121,12 @@ class LayersToSend:
         """The model has computed all of them."""
         for layer in list(self._left):
             self.layer_is_done(layer)
+        self._on_end()
 
 
 def _copied(pool: Bytes, slots: Slots) -> npt.NDArray[np.uint8]:
     """[num_vectors, len(slots), vector_bytes]."""
-    first, length = int(slots[0]), len(slots)
+    first, length = int(slots[0]) if len(slots) else 0, len(slots)
     if np.array_equal(slots, np.arange(first, first + length)):
         return pool[:, first : first + length].copy()
     return np.ascontiguousarray(pool[:, slots])

@@ -38,17 +38,17 @@ from ..memory.device_pool import DeviceKVPool
 from ..memory.divided_transfer import DividedKVTransfer
 from ..memory.host_pool import HostKVPool, PinnedKVPool
 from ..memory.kv_layout import KVLayout
-from ..memory.ranked_transfer import JoinedHeads, RankedKVTransfer
 from ..memory.sizing import num_host_state_slots, num_pages_for, num_state_slots, step_bytes
 from ..memory.state_layout import StateLayout
 from ..memory.state_pool import StatePool
 from ..memory.transfer import KVTransfer
+from ..memory.whole_kv import HeadPlaces, KVMessages, StagePieces, WholeKV
 from ..models.language_model import LanguageModel, build_model
 from ..models.layers.adapter_tables import AdapterTables
 from ..models.layers.build import ModelBuild
 from ..models.layers.expert_loads import ExpertLoads
 from ..models.layers.ranks import ALONE, Ranks, head_share
-from ..models.layers.stage import ALL_LAYERS, Stage
+from ..models.layers.stage import ALL_LAYERS, Stage, config_of_stage
 from ..schedule.plan import (
     MAX_BRANCH_TOKENS,
     Adjustment,
@@ -115,6 +115,7 @@ class ModelRunner:
         ranks: Ranks = ALONE,
         stage: Stage = ALL_LAYERS,
         neighbours: Neighbours | None = None,
+        kv_messages: KVMessages | None = None,
         draft: Draft | None = None,
     ) -> None:
         """Loads the weights, allocates tables for `num_adapter_slots` adapters (0: none served),
@@ -136,7 +137,6 @@ class ModelRunner:
         self._neighbours = neighbours
         self._whole_config = model_config
         self.expert_loads: ExpertLoads | None = None  # None: the model has no experts
-        self._heads = _joined_heads(model_config, ranks)
         share = head_share(model_config, ranks)
         self.config = model_config = replace(
             model_config, num_heads=share.num_heads, num_kv_heads=share.num_kv_heads
@@ -148,14 +148,19 @@ class ModelRunner:
         self._drafts = None if draft is None else Drafts(draft, model_config)
         name = dtype_name(self.dtype)
         self.kv_layout = KVLayout.of(model_config, name, kv_cache_dtype)
-        # Of all ranks' heads, as stores and other engines know it.
-        self.whole_kv_layout = KVLayout.of(
-            self._whole_config if share.is_divided else model_config, name, kv_cache_dtype
-        )
+        # Of all processes' heads and layers, as stores and other engines know it.
+        whole = stage.model or self._whole_config
+        self.whole_kv_layout = KVLayout.of(whole, name, kv_cache_dtype)
+        self.stage_pieces: StagePieces | None = None  # None: there is one stage
+        if stage.num_stages > 1:
+            of_stages = [config_of_stage(whole, run) for run in stage.runs]
+            layouts = [KVLayout.of(each, name, kv_cache_dtype) for each in of_stages]
+            self.stage_pieces = StagePieces.of(self.whole_kv_layout, layouts)
         if self._drafts is not None and self._drafts.config is not None:
             of_draft = KVLayout.of(self._drafts.config, name, kv_cache_dtype)
             self.kv_layout = self.whole_kv_layout = self.kv_layout.with_draft(of_draft)
         self.page_size = page_size
+        self._whole_kv = self._whole_kv_of(kv_messages)
         self.max_model_len = _checked_model_len(max_model_len, model_config)
         self.kernels: Kernels = (
             kernels if isinstance(kernels, Kernels) else select_kernels(self.dtype, device, kernels)
@@ -256,9 +261,14 @@ class ModelRunner:
             return self.expert_loads.describe()
 
     def stream_to(self, sink: KVSink | None) -> None:
-        """From now on plans may stream KV there. On a CPU. sink: None on ranks other than 0."""
+        """From now on plans may stream KV there. On a CPU. sink: None in processes other than the
+        engine's."""
         assert isinstance(self.steps, SynchronousSteps), "KV is streamed from a CPU"
-        self.steps.streams = LayerStreams(self.pool, self.config, sink, self._heads)
+        numbers = None
+        if self.stage_pieces is not None:
+            number = [first for first, _ in self._stage.runs].index(self._stage.first_layer)
+            numbers = self.stage_pieces.numbers[number]
+        self.steps.streams = LayerStreams(self.pool, self.config, sink, self._whole_kv, numbers)
 
     @property
     def adapter_modules(self) -> Mapping[str, ModuleShape]:
@@ -398,10 +408,25 @@ class ModelRunner:
     def _transfer_of(self, host_pool: HostKVPool | None) -> KVTransfer:
         context, pages = self.ranks.context, self.ranks.pages
         if context is not None and pages is not None:
-            return DividedKVTransfer(self.pool, host_pool, pages, context.all_gather)
-        if self._heads is not None:
-            return RankedKVTransfer(self.pool, host_pool, self._heads)
-        return KVTransfer(self.pool, host_pool)
+            gather = context.all_gather
+            return DividedKVTransfer(self.pool, host_pool, pages, gather, self._whole_kv)
+        return KVTransfer(self.pool, host_pool, self._whole_kv)
+
+    def _whole_kv_of(self, messages: KVMessages | None) -> WholeKV | None:
+        """None: this process has all of the KV."""
+        ranks, heads, tokens = self.ranks, None, None
+        if ranks.communicator is not None:
+            shares = [
+                head_share(self._whole_config, replace(ranks, rank=rank))
+                for rank in range(ranks.num_ranks)
+            ]
+            kv_heads = [share.kv_heads for share in shares]
+            heads = HeadPlaces.of(ranks.communicator, kv_heads, self._whole_config.num_kv_heads)
+        if ranks.context is not None and ranks.pages is not None:
+            tokens = ranks.context, ranks.pages
+        if heads is None and tokens is None and self._stage.num_stages == 1:
+            return None
+        return WholeKV(self.page_size, heads, tokens, messages, self.stage_pieces)
 
     def _queued(
         self,
@@ -568,16 +593,6 @@ def has_fast_bfloat16() -> bool:
     # Private in torch 2.11 to 2.13, so its presence is checked.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, probe, bool)()) for probe in probes)
-
-
-def _joined_heads(config: ModelConfig, ranks: Ranks) -> JoinedHeads | None:
-    """None: this process has all heads."""
-    if ranks.communicator is None:
-        return None
-    kv_heads = [
-        head_share(config, replace(ranks, rank=rank)).kv_heads for rank in range(ranks.num_ranks)
-    ]
-    return JoinedHeads(ranks.communicator, kv_heads, config.num_kv_heads)
 
 
 def _pageable(num_bytes: int) -> torch.Tensor:

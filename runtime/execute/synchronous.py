@@ -105,11 +105,12 @@ class SynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(flat, inputs.layout)
         readout = Sampler(flat, wanted, self._config.vocab_size)
-        batch = self._batch(flat, inputs)
         sending = None
         if plan.streams:
             assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
             sending = self.streams.begin(plan.streams)
+        batch = self._batch(flat, inputs)
+        if sending is not None:
             batch = replace(batch, on_layer=sending.layer_is_done)
         selects = any(row.selection is not None for row in plan.rows)
         if selects:

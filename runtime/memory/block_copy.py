@@ -31,10 +31,11 @@ def slots_of(pages: Sequence[int], page_size: int) -> Slots:
 
 
 def gather_block(memory: Sequence[Bytes], slots: Slots) -> Payload:
-    """A copy of the bytes of the block in 256 slots; `memory` by part, then layer."""
-    payload = np.empty(sum(map(_block_bytes, memory)), dtype=np.uint8)
+    """A copy of the bytes of the block in 256 slots; `memory` by part, then layer. Of other numbers
+    of slots likewise."""
+    payload = np.empty(sum(_num_bytes(pool, len(slots)) for pool in memory), dtype=np.uint8)
     runs = _runs(slots)
-    for pool, block in _pieces(memory, payload):
+    for pool, block in _pieces(memory, payload, len(slots)):
         if runs is None:
             block[:] = pool[:, slots]
         else:
@@ -45,13 +46,18 @@ def gather_block(memory: Sequence[Bytes], slots: Slots) -> Payload:
 
 
 def scatter_block(
-    memory: Sequence[Bytes], slots: Slots, payload: Payload, first_token: int = 0
+    memory: Sequence[Bytes],
+    slots: Slots,
+    payload: Payload,
+    first_token: int = 0,
+    num_tokens: int = BLOCK_TOKENS,
 ) -> None:
-    """Write the block's tokens from `first_token` on to the same number of distinct slots."""
-    expected = sum(map(_block_bytes, memory))
+    """Write the tokens from `first_token` on, of a block of so many, to the same number of distinct
+    slots."""
+    expected = sum(_num_bytes(pool, num_tokens) for pool in memory)
     assert payload.size == expected, f"{payload.size} bytes for a block of {expected}"
     runs = _runs(slots)
-    for pool, block in _pieces(memory, payload):
+    for pool, block in _pieces(memory, payload, num_tokens):
         tokens = block[:, first_token : first_token + len(slots)]
         if runs is None:
             pool[:, slots] = tokens
@@ -61,18 +67,20 @@ def scatter_block(
                 pool[:, first : first + end - start] = tokens[:, start:end]
 
 
-def _pieces(memory: Sequence[Bytes], payload: Payload) -> Iterator[tuple[Bytes, Bytes]]:
-    """Each tensor of the pool with its place in a block, [num_vectors, 256, vector_bytes]."""
+def _pieces(
+    memory: Sequence[Bytes], payload: Payload, num_tokens: int
+) -> Iterator[tuple[Bytes, Bytes]]:
+    """Each tensor of the pool with its place, [num_vectors, num_tokens, vector_bytes]."""
     start = 0
     for pool in memory:
         num_vectors, _, vector_bytes = pool.shape
-        end = start + _block_bytes(pool)
-        yield pool, payload[start:end].reshape(num_vectors, BLOCK_TOKENS, vector_bytes)
+        end = start + _num_bytes(pool, num_tokens)
+        yield pool, payload[start:end].reshape(num_vectors, num_tokens, vector_bytes)
         start = end
 
 
-def _block_bytes(pool: Bytes) -> int:
-    size: int = pool.shape[0] * BLOCK_TOKENS * pool.shape[2]
+def _num_bytes(pool: Bytes, num_tokens: int) -> int:
+    size: int = pool.shape[0] * num_tokens * pool.shape[2]
     return size
 
 
@@ -81,4 +89,6 @@ def _runs(slots: Slots) -> list[tuple[int, int]] | None:
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     if len(breaks) >= _MAX_RUNS:
         return None
+    if not len(slots):
+        return []
     return list(pairwise([0, *breaks.tolist(), len(slots)]))

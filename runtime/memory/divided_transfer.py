@@ -19,6 +19,7 @@ from .copies import Transfer
 from .device_pool import DeviceKVPool
 from .host_pool import HostKVPool
 from .transfer import KVTransfer
+from .whole_kv import WholeKV
 
 AllGather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 Ids = npt.NDArray[np.int32]
@@ -33,9 +34,10 @@ class DividedKVTransfer(KVTransfer):
         host_pool: HostKVPool | None,
         pages: PageShare,
         all_gather: AllGather,
+        whole: WholeKV | None = None,
     ) -> None:
         """all_gather: see `ops.Communicator`."""
-        super().__init__(device_pool, host_pool)
+        super().__init__(device_pool, host_pool, whole)
         self._pages = pages
         self._all_gather = all_gather
 

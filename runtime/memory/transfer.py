@@ -19,12 +19,20 @@ from .copies import BlockRestore, BlockSave, TierCopy, Transfer
 from .device_pool import DeviceKVPool
 from .disk.block_file import Payload
 from .host_pool import HostKVPool
+from .whole_kv import WholeKV
 
 
 class KVTransfer:
     """Executes the copies of one device's plans, in their order."""
 
-    def __init__(self, device_pool: DeviceKVPool, host_pool: HostKVPool | None) -> None:
+    def __init__(
+        self,
+        device_pool: DeviceKVPool,
+        host_pool: HostKVPool | None,
+        whole: WholeKV | None = None,
+    ) -> None:
+        """whole: where other processes have other parts of the KV, for blocks are of all."""
+        self._whole = whole
         self._page_size = device_pool.page_size
         self._device = _memory_of(device_pool)
         self._host = None if host_pool is None else _memory_of(host_pool)
@@ -53,10 +61,16 @@ class KVTransfer:
                     device[:, here] = host[:, there]
 
     def _save(self, save: BlockSave) -> Payload:
-        return gather_block(self._device, slots_of(save.pages, self._page_size))
+        slots = slots_of(save.pages, self._page_size)
+        if self._whole is not None:
+            return self._whole.save(self._device, slots)
+        return gather_block(self._device, slots)
 
     def _restore(self, restore: BlockRestore) -> None:
         slots = slots_of(restore.pages, self._page_size)
+        if self._whole is not None:
+            self._whole.restore(self._device, slots, restore.payload, restore.first_token)
+            return
         scatter_block(self._device, slots, restore.payload, restore.first_token)
 
     def _runs(self, transfer: Transfer) -> Iterator[tuple[int, int, int]]:

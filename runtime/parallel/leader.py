@@ -24,19 +24,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ...errors import RankLost
 from ..checkpoint.config.model_config import ModelConfig
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, StoredTensor
 from ..execute.layer_streams import KVSink
 from ..execute.model_runner import GraphProgress, ModelRunner
+from ..memory.copies import BlockRestore
 from ..memory.sizing import DEFAULT_CPU_MEM_FRACTION
+from ..memory.whole_kv import StagePieces
 from ..schedule.plan import PendingStep, StepPlan, StepResult
-from .orders import PlanWriter, frame, write_all
+from .orders import PlanWriter, frame, num_blocks, with_blocks, write_all
 from .places import Division, OpenedPlaces, Place
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_NOTHING = np.empty(0, dtype=np.uint8)
 _GRACE_S = 0.5  # for an engine to end by itself
 _END_S = 5.0  # for a rank to end once its input has ended
 
@@ -117,7 +122,10 @@ class Leader:
         return self.runner.can_overlap
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        self._order(self._plans.frame(plan))
+        if self.runner.stage_pieces is None or not num_blocks(plan):
+            self._order(self._plans.frame(plan))
+        else:
+            plan = self._order_with_blocks(plan, self.runner.stage_pieces)
         if self._num_stages == 1 or not self._is_on_cpu:
             return self._guarded(lambda: self.runner.submit(plan))
         step = _StagedStep(plan, self._compute)
@@ -157,6 +165,17 @@ class Leader:
         self.collect()
         for process in self._processes:
             self._write(process, order)
+
+    def _order_with_blocks(self, plan: StepPlan, pieces: StagePieces) -> StepPlan:
+        """Rank 0 of each stage gets its layers of the blocks; returns the plan with those of this
+        one. Within a stage they cross in the step."""
+        blocks = [each.payload for each in plan.transfers if isinstance(each, BlockRestore)]
+        *before, own = zip(*map(pieces.cut, blocks), strict=True)
+        *frames, without = self._plans.frames(plan, [*before, [_NOTHING] * len(blocks)])
+        self.collect()
+        for process, place in zip(self._processes, self._opened.others, strict=True):
+            self._write(process, frames[place.stage] if place.rank == 0 else without)
+        return with_blocks(plan, own)
 
     def _guarded(self, run: Callable[[], T]) -> T:
         """An error here would leave the others waiting."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import select
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from ...errors import RankLost
 from ...kernels.native.communicator import anonymous_file
 
 _COUNT = b"\0"
+_LENGTH_BYTES = 8  # of a message's length
 _GONE = "a stage of the model has ended: the engine cannot go on without it"
 
 
@@ -92,6 +95,52 @@ class _Ring:
     def close(self) -> None:
         del self._bytes
         self._end.close()
+
+
+class ChannelMessages:
+    """See `memory.whole_kv.KVMessages`. Owns the ends. A message goes in as many slots as it takes,
+    its length before it."""
+
+    def __init__(
+        self, previous: ChannelEnd | None, behind: ChannelEnd | None, lost: int | None = None
+    ) -> None:
+        """See `ChannelNeighbours`."""
+        self._inbox = None if previous is None else _Ring(previous, previous.filled, lost)
+        self._outbox = None if behind is None else _Ring(behind, behind.free, lost)
+        self._previous, self._behind = previous, behind
+        self.has_previous = previous is not None
+        self.has_next = behind is not None
+
+    def send(self, message: Any) -> None:
+        """See `KVMessages`."""
+        assert self._outbox is not None and self._behind is not None
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload
+        for first in range(0, len(data), self._behind.slot_bytes):
+            part = np.frombuffer(data, dtype=np.uint8)[first : first + self._behind.slot_bytes]
+            self._outbox.next().numpy()[: len(part)] = part
+            self._outbox.count(self._behind.filled)
+
+    def receive(self) -> Any:
+        """See `KVMessages`."""
+        data = self._received()
+        size = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+        while len(data) < size:
+            data += self._received()
+        return pickle.loads(memoryview(data)[_LENGTH_BYTES:size])
+
+    def close(self) -> None:
+        """Nobody uses it any more."""
+        for ring in (self._inbox, self._outbox):
+            if ring is not None:
+                ring.close()
+
+    def _received(self) -> bytearray:
+        """A slot."""
+        assert self._inbox is not None and self._previous is not None
+        data = bytearray(self._inbox.next().numpy())
+        self._inbox.count(self._previous.free)
+        return data
 
 
 class ChannelNeighbours:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...piped_process import framed
-from ..memory.copies import BlockRestore
-from ..memory.ranked_transfer import without_payload
+from ..memory.copies import BlockRestore, StateRestore, TierCopy
+from ..memory.disk.block_file import Payload
 from ..schedule.plan import ImageSource, PageUpdate, Row, StepPlan
 from ..schedule.sampling_params import SamplingParams
 from .places import Place
@@ -27,6 +27,7 @@ _SENT_BEFORE = 0  # in place of sampling parameters
 # From so many bytes on, those of a prompt: to deflate them takes a thousandth of its step.
 _LARGE = 4096
 _DEFLATED = 0x78  # how zlib begins, and a pickle does not
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 Order = tuple[Any, ...]
 """A method's name, then its arguments."""
@@ -34,10 +35,12 @@ Order = tuple[Any, ...]
 EXECUTE = "execute"  # whose argument is written by a `PlanWriter`
 
 
-def frame(message: Place | Order) -> bytes:
-    """As it is written to a rank, which is a process of this package: pickled."""
+def frame(message: Place | Order, *, deflates: bool = True) -> bytes:
+    """As it is written to a rank, which is a process of this package: pickled. deflates: what is
+    large; KV would only take time."""
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return framed(zlib.compress(payload, 1) if len(payload) >= _LARGE else payload)
+    is_deflated = deflates and len(payload) >= _LARGE
+    return framed(zlib.compress(payload, 1) if is_deflated else payload)
 
 
 def message_of(payload: bytes) -> Any:
@@ -74,6 +77,23 @@ class _ReadImage:
         return self.values
 
 
+def num_blocks(plan: StepPlan) -> int:
+    """That it copies into pages."""
+    return sum(isinstance(each, BlockRestore) for each in plan.transfers)
+
+
+def with_blocks(plan: StepPlan, payloads: Sequence[Payload]) -> StepPlan:
+    """The plan with these in place of the blocks that it copies into pages."""
+    if not payloads:
+        return plan
+    left = iter(payloads)
+    transfers: tuple[TierCopy, ...] = tuple(
+        each._replace(payload=next(left)) if isinstance(each, BlockRestore) else each
+        for each in plan.transfers
+    )
+    return replace(plan, transfers=transfers)
+
+
 class PlanWriter:
     """Plans as they are sent, one after the other, to readers that get all of them.
 
@@ -85,18 +105,27 @@ class PlanWriter:
         self._sent: dict[int, SamplingParams] = {}  # by table row
 
     def frame(self, plan: StepPlan) -> bytes:
-        """The order to execute it."""
+        """The order to execute it, without blocks: these cross in the step."""
+        (common,) = self.frames(plan, [[_NOTHING] * num_blocks(plan)])
+        return common
+
+    def frames(self, plan: StepPlan, blocks: Sequence[Sequence[Payload]]) -> list[bytes]:
+        """The order to execute it, one for each list of what is said of the blocks that it copies
+        into pages."""
         rows = [self._written(row) for row in plan.rows]
         encodes = tuple(
             part if part.source is None else replace(part, source=_ReadImage.of(part.source))
             for part in plan.encodes
         )
-        transfers = tuple(  # payloads cross in the step, see there
-            without_payload(each) if isinstance(each, BlockRestore) else each
-            for each in plan.transfers
-        )
-        sent = replace(plan, rows=(), encodes=encodes, transfers=transfers)
-        return frame((EXECUTE, sent, rows))
+        sent = replace(plan, rows=(), encodes=encodes)
+        has_states = any(isinstance(each, StateRestore) for each in plan.state_loads)
+        return [
+            frame(
+                (EXECUTE, with_blocks(sent, own), rows),
+                deflates=not has_states and not any(each.size for each in own),
+            )
+            for own in blocks
+        ]
 
     def _written(self, row: Row) -> tuple[Any, ...]:
         update, sampling = row.page_update, row.sampling

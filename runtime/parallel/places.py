@@ -29,12 +29,20 @@ from ..models.layers.expert_placement import ONE_GROUP, ExpertGroups
 from ..models.layers.ranks import Ranks
 from ..models.layers.stage import Stage, config_of_stage
 from .meeting import Groups, Joined, Meeting, OpenedMeeting
-from .neighbours import ChannelEnd, ChannelNeighbours, open_channel, slot_bytes
+from .neighbours import (
+    ChannelEnd,
+    ChannelMessages,
+    ChannelNeighbours,
+    open_channel,
+    slot_bytes,
+)
 from .stages import stages_of
 from .torch_neighbours import TorchNeighbours
 
 # Messages to the stage behind, beside those of steps in flight: one is read, one is written.
 _SPARE_SLOTS = 2
+# Room for KV on its way to the engine; memory that is never used takes none.
+_KV_SLOTS, _KV_SLOT_BYTES = 64, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,14 @@ class Place:
     division: Division
     stage: int
     rank: int
-    layers: Range
+    runs: Sequence[Range]  # the layers of each stage
     meeting: Meeting
     previous: ChannelEnd | None  # from the stage before, on a CPU
     behind: ChannelEnd | None  # to the one behind, on a CPU
+    kv_previous: ChannelEnd | None  # the same of rank 0, for KV
+    kv_behind: ChannelEnd | None
     model_folder: Path
-    model_config: ModelConfig  # of the stage's layers
+    model_config: ModelConfig
     options: Mapping[str, Any]  # of `ModelRunner`
 
     @property
@@ -84,14 +94,27 @@ class Place:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What its process must be given."""
-        ends = [end.descriptors for end in (self.previous, self.behind) if end is not None]
-        return (*self.meeting.descriptors, *sum(ends, ()))
+        return (*self.meeting.descriptors, *sum((end.descriptors for end in self.ends), ()))
+
+    @property
+    def ends(self) -> list[ChannelEnd]:
+        """Its ends of channels."""
+        ends = (self.previous, self.behind, self.kv_previous, self.kv_behind)
+        return [end for end in ends if end is not None]
 
     @property
     def part(self) -> Stage:
         """Its layers, as `ModelRunner` takes them."""
-        count = self.division.num_stages
-        return Stage(self.layers[0], self.stage == 0, self.stage == count - 1, count)
+        count, first = self.division.num_stages, self.runs[self.stage][0]
+        is_first, is_last = self.stage == 0, self.stage == count - 1
+        return Stage(first, is_first, is_last, count, self.model_config, self.runs)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of its layers."""
+        if self.division.num_stages == 1:
+            return self.model_config
+        return config_of_stage(self.model_config, self.runs[self.stage])
 
     def take(self, joined: Joined | None = None, lost: int | None = None) -> Seat:
         """Join the others. joined: of who has opened the meeting; lost: see `ChannelNeighbours`."""
@@ -106,7 +129,10 @@ class Place:
             context=context,
             expert_groups=division.expert_groups,
         )
-        return Seat(self, joined, ranks, self._neighbours(joined, lost))
+        messages = None
+        if self.kv_previous is not None or self.kv_behind is not None:
+            messages = ChannelMessages(self.kv_previous, self.kv_behind, lost)
+        return Seat(self, joined, ranks, self._neighbours(joined, lost), messages)
 
     def _neighbours(
         self, joined: Joined, lost: int | None
@@ -140,7 +166,9 @@ class Seat:
         joined: Joined,
         ranks: Ranks,
         neighbours: ChannelNeighbours | TorchNeighbours | None,
+        messages: ChannelMessages | None,
     ) -> None:
+        self._messages = messages
         self._place = place
         self._joined = joined
         self._ranks = ranks
@@ -152,10 +180,11 @@ class Seat:
         place = self._place
         runner = ModelRunner(
             place.model_folder,
-            place.model_config,
+            place.config,
             ranks=self._ranks,
             stage=place.part,
             neighbours=self._neighbours,
+            kv_messages=self._messages,
             on_progress=on_progress,
             **place.options,
         )
@@ -173,7 +202,8 @@ class Seat:
 
     def close(self) -> None:
         """Nobody exchanges anything any more."""
-        for each in (*self._ranks.communicators, self._neighbours, self._joined.world):
+        owned = (self._neighbours, self._messages, self._joined.world)
+        for each in (*self._ranks.communicators, *owned):
             if each is not None:
                 each.close()
 
@@ -211,11 +241,17 @@ class OpenedPlaces:
                 [open_channel(num_stages + _SPARE_SLOTS, room) for _ in range(division.num_ranks)]
                 for _ in range(num_stages - 1)
             ]
+            for_kv = [open_channel(_KV_SLOTS, _KV_SLOT_BYTES) for _ in range(num_stages - 1)]
+            channels = [[*each, kv] for each, kv in zip(channels, for_kv, strict=True)]
         places: list[Place] = []
+
+        def ends(stage: int, channel: int) -> tuple[ChannelEnd | None, ChannelEnd | None]:
+            """From the stage before, to the one behind."""
+            previous = channels[stage - 1][channel][1] if channels and stage > 0 else None
+            is_last = stage == num_stages - 1
+            return previous, channels[stage][channel][0] if channels and not is_last else None
+
         for stage in reversed(range(num_stages)):
-            config = model_config
-            if num_stages > 1:
-                config = config_of_stage(model_config, layers[stage])
             for rank in range(division.num_ranks):
                 process = len(places)
                 places.append(
@@ -223,12 +259,12 @@ class OpenedPlaces:
                         division,
                         stage,
                         rank,
-                        layers[stage],
+                        layers,
                         self._meeting.of(process),
-                        channels[stage - 1][rank][1] if channels and stage > 0 else None,
-                        channels[stage][rank][0] if channels and stage < num_stages - 1 else None,
+                        *ends(stage, rank),
+                        *(ends(stage, -1) if rank == 0 else (None, None)),
                         model_folder,
-                        config,
+                        model_config,
                         {**options, "device": _device_of(device, process)},
                     )
                 )
@@ -237,9 +273,8 @@ class OpenedPlaces:
     def hand_over(self) -> None:
         """The others' processes have been started: close what is only theirs."""
         for place in self.others:
-            for end in (place.previous, place.behind):
-                if end is not None:
-                    end.close()
+            for end in place.ends:
+                end.close()
         self._meeting.hand_over()
 
     def take_own(self, are_alive: Callable[[], bool], lost: int) -> Seat:

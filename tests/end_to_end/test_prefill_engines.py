@@ -108,13 +108,26 @@ def test_prefill_engines_are_killed_and_nobody_notices(
     assert_nothing_held(decode, "coming")
 
 
-@pytest.mark.parametrize(("num_ranks", "num_asking"), [(2, 1), (1, 2)])
-def test_engines_of_other_numbers_of_ranks_compute_for_each_other(
-    engines: Any, endpoint: str, truth: list[list[Any]], num_ranks: int, num_asking: int
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ({"tp_size": 2}, {}),
+        ({}, {"tp_size": 2}),
+        ({"pp_size": 2, "page_size": 16}, {"cp_size": 2}),
+        ({"cp_size": 2}, {"pp_size": 2, "tp_size": 2}),
+    ],
+    ids=str,
+)
+def test_engines_that_are_divided_otherwise_compute_for_each_other(
+    engines: Any,
+    endpoint: str,
+    truth: list[list[Any]],
+    there: dict[str, int],
+    here: dict[str, int],
 ) -> None:
-    """Whole heads go from rank 0 to rank 0, which divides them as its engine does."""
-    prefill = engines(role="prefill", prefill_endpoint=endpoint, tp_size=num_ranks)
-    decode = engines(role="decode", prefill_engines=[endpoint], tp_size=num_asking)
+    """All of the KV goes from engine to engine, which divides it as it does its own."""
+    prefill = engines(role="prefill", prefill_endpoint=endpoint, **there)
+    decode = engines(role="decode", prefill_engines=[endpoint], **here)
     wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
     assert said_by(decode, 0) == truth[0]
     assert told(decode)["coming"]["num_restored_tokens"] > 0

@@ -23,6 +23,8 @@ class Stage:
     is_first: bool = True
     is_last: bool = True
     num_stages: int = 1  # of the model
+    model: ModelConfig | None = None  # of all its layers; None: nobody asks for the others' KV
+    runs: Sequence[Range] = ()  # the layers of each of its stages
 
     @property
     def is_whole(self) -> bool:
