@@ -123,24 +123,21 @@ class ChannelMessages:
 
     def receive(self) -> Any:
         """See `KVMessages`."""
-        data = self._received()
-        size = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+        assert self._inbox is not None and self._previous is not None
+        data, size = bytearray(), _LENGTH_BYTES
         while len(data) < size:
-            data += self._received()
-        return pickle.loads(memoryview(data)[_LENGTH_BYTES:size])
+            slot = self._inbox.next().numpy()
+            if not data:
+                size += int.from_bytes(slot[:_LENGTH_BYTES].tobytes(), "little")
+            data += slot[: size - len(data)].tobytes()
+            self._inbox.count(self._previous.free)
+        return pickle.loads(memoryview(data)[_LENGTH_BYTES:])
 
     def close(self) -> None:
         """Nobody uses it any more."""
         for ring in (self._inbox, self._outbox):
             if ring is not None:
                 ring.close()
-
-    def _received(self) -> bytearray:
-        """A slot."""
-        assert self._inbox is not None and self._previous is not None
-        data = bytearray(self._inbox.next().numpy())
-        self._inbox.count(self._previous.free)
-        return data
 
 
 class ChannelNeighbours:

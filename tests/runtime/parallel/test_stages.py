@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
@@ -22,12 +24,13 @@ from ranks import ThreadCommunicator, on_ranks
 from step_plans import Feed, PlanDriver
 from torch import Tensor
 
-from stemma.errors import InvalidRequest
+from stemma.errors import InvalidRequest, RankLost
 from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.models.layers.ranks import Ranks
 from stemma.runtime.models.layers.stage import ALL_LAYERS, Stage, config_of_stage
 from stemma.runtime.models.model_config import read_model_config
+from stemma.runtime.parallel.neighbours import ChannelMessages, open_channel
 from stemma.runtime.parallel.stages import divided, stages_of
 
 PROMPTS = [[(7 * i + 3) % 100 for i in range(33)], [(11 * i + 5) % 100 for i in range(20)]]
@@ -155,6 +158,22 @@ def test_graphs_of_stages_compute_what_the_whole_does(
     found, sent = scores_through_stages(tmp_path, 3, **options)
     assert found == whole and len(captured) == 2 * (1 + 3)
     assert [[num_tokens for num_tokens, _ in each] for each in sent] == [[6, 8, 39]] * 2 + [[]]
+
+
+def test_messages_between_stages_are_as_long_as_they_are() -> None:
+    """Shorter than a slot, as long as some, longer than the ring, which is then waited for."""
+    behind, previous = open_channel(num_slots=3, slot_bytes=64)
+    sender, receiver = ChannelMessages(None, behind), ChannelMessages(previous, None)
+    sent = [None, *(np.arange(size, dtype=np.uint8) for size in (0, 9, 128, 250)), ("a", 7)]
+    sending = threading.Thread(target=lambda: [*map(sender.send, sent)], daemon=True)
+    sending.start()
+    received = [receiver.receive() for _ in sent]
+    sending.join()
+    assert str(received) == str(sent) and received[4].size == 250
+    sender.close()
+    with pytest.raises(RankLost, match="a stage of the model has ended"):
+        receiver.receive()
+    receiver.close()
 
 
 def test_no_rank_of_a_stage_has_fewer_pages_than_the_engine_hands_out(tmp_path: Path) -> None:
