@@ -126,6 +126,10 @@ class LoadedEncoder:
         ]
         return texts + [b""] * (size - len(texts))
 
+    def describe_ranks(self) -> list[dict[str, Any]]:
+        """None: an encoder is in one process."""
+        return []
+
     def describe_experts(self) -> dict[str, Any]:
         """See `LoadedModel`: no encoder has experts."""
         return {}

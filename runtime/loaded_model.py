@@ -421,6 +421,10 @@ class LoadedModel:
             score_head=None if head is None else head.numpy(),
         )
 
+    def describe_ranks(self) -> list[dict[str, Any]]:
+        """The other processes that hold the model; see `Leader.describe`."""
+        return [] if self.ranks is None else self.ranks.describe()
+
     def describe_experts(self) -> dict[str, Any]:
         """How often tokens chose each expert; {} without experts."""
         return self.runner.describe_experts()

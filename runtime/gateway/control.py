@@ -229,6 +229,7 @@ class Control:
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),
+            "ranks": self._loaded.describe_ranks(),
         }
 
     def _vitals(self) -> dict[str, Any]:

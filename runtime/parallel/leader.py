@@ -193,6 +193,14 @@ class Leader:
 
     # --- the other processes ----------------------------------------------------------------------
 
+    def describe(self) -> list[dict[str, Any]]:
+        """The other processes as plain data: each one's `name`, `pid` and `peak_rss_bytes`, None
+        where the system does not tell."""
+        return [
+            {"name": place.name, "pid": process.pid, "peak_rss_bytes": _peak_rss_bytes(process.pid)}
+            for process, place in zip(self._processes, self._opened.others, strict=True)
+        ]
+
     def fileno(self) -> int:
         """Readable when a process has ended."""
         return self._lost_fd
@@ -276,6 +284,15 @@ def _process_of(place: Place) -> subprocess.Popen[bytes]:
         # (SIGHUP, SIGCONT) when that ends while it is stopped and could not see its input end.
         process_group=0,
     )
+
+
+def _peak_rss_bytes(pid: int) -> int | None:
+    """Of another process (Linux)."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def _without_view(stored: StoredTensor) -> StoredTensor:

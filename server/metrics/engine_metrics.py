@@ -125,6 +125,8 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(LORA, info, labels)
     if info["experts"]:
         yield from _expert_imbalance(info, labels)
+    if info["ranks"]:
+        yield _rank_memory(info, labels)
     if info["host"]:
         yield from figure_families(HOST_TIER, info, labels)
     if info["coming"]:
@@ -159,6 +161,16 @@ def _expert_imbalance(info: Info, labels: dict[str, str]) -> Iterator[Metric]:
         for layer, value in info["experts"][key].items():
             metric.add_metric([*labels.values(), layer], value)
         yield metric
+
+
+def _rank_memory(info: Info, labels: dict[str, str]) -> Metric:
+    """Of the processes beside the engine's that hold the model."""
+    name = "stemma_rank_peak_rss_bytes"
+    metric = GaugeMetricFamily(name, "A rank's memory at its peak.", labels=[*labels, "rank"])
+    for rank in info["ranks"]:
+        if rank["peak_rss_bytes"] is not None:
+            metric.add_metric([*labels.values(), rank["name"]], rank["peak_rss_bytes"])
+    return metric
 
 
 def _kv_tokens(info: Info, labels: dict[str, str]) -> Metric:

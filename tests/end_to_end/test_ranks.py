@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from mixtures import make_mixture
 from server_process import ServerProcess, children, is_alive
@@ -60,6 +61,20 @@ def test_a_program_says_what_it_says_on_one_process(server: ServerProcess) -> No
     with st.Engine(max_total_tokens=4096, **options) as one, st.Runtime(server.endpoint) as two:
         expected, found = (story.run(backend=backend, seed=4) for backend in (one, two))
         assert found.text() == expected.text()
+
+
+def test_each_rank_is_told_of_with_its_memory(server: ServerProcess) -> None:
+    info = httpx.get(server.url + "/server_info", timeout=PATIENCE_S).json()
+    assert [rank["pid"] for rank in info["ranks"]] == ranks_of(server.engine_pid)
+    metrics = httpx.get(server.url + "/metrics", timeout=PATIENCE_S).text
+    for rank in info["ranks"]:
+        assert rank["peak_rss_bytes"] > 50 << 20
+        assert f'stemma_rank_peak_rss_bytes{{model="stemma-tiny",rank="{rank["name"]}"}}' in metrics
+    with st.Engine(max_total_tokens=4096, dtype="float64") as one:
+        of_one = one.get_server_info()
+    assert of_one["ranks"] == []
+    if info["device"] == "cpu":
+        assert info["kv_bytes_per_token"] == of_one["kv_bytes_per_token"]
 
 
 def test_when_a_rank_ends_its_engine_ends_and_another_one_answers(server: ServerProcess) -> None:
