@@ -52,6 +52,7 @@ _PASSES = 9  # whose times are kept
 # them; so many tokens of each.
 _TRIAL_SHARE = 0.005
 _TRIAL_TOKENS = 12
+_IN_USE = 256  # steps behind one in which guesses paid
 _LONGEST_WORTH = 4  # tokens ahead, of which one number pays or none does
 
 
@@ -86,7 +87,9 @@ class ModelDrafter:
         self._of_all = _OpRate(_PRIOR_RATE * _OWN_WEIGHT, _OWN_WEIGHT)
         self._passes = deque[float](maxlen=_PASSES)
         self.pass_s: float | None = None  # of all rows, a token each; None: not known
-        self._pays = False  # the last step for which it was asked
+        self._pays = False  # in the last step for which it was asked, as far as is known
+        self._num_steps = 0
+        self._paid_at = -_IN_USE  # the last step in which it did
         self._elapsed_s = 0.0  # of all steps
         self._trials_s = 0.0  # of its own part in those in which it did not pay
         self._num_vain = 0
@@ -105,19 +108,24 @@ class ModelDrafter:
 
     def note_step(self, duration_s: float, own_s: float) -> None:
         """A step took so long, of which the draft model `own_s`."""
+        self._num_steps += 1
         self._elapsed_s += duration_s
-        if not self._pays:
+        if self._pays:
+            self._paid_at = self._num_steps
+        else:
             self._trials_s += own_s
 
     def follows(self, op: Hashable, is_drafted: bool, curve: Sequence[float]) -> bool:
         """Whether to follow a request of this op from its first token on. is_drafted: it will
-        want guesses; else its text may be the beginning of others."""
+        want guesses; else its text may be the beginning of others that do."""
         if not self.has_kv:
             return True
         if is_drafted:
             rate = self._rate_of(op)
-            self._pays = self.pays(rate.right / rate.seen, rate.share, curve)
-        return self._pays or self._may_try
+            is_worth_it = self.pays(rate.right / rate.seen, rate.share, curve)
+        else:
+            is_worth_it = self._num_steps - self._paid_at < _IN_USE
+        return is_worth_it or self._may_try
 
     def pays(self, rate: float, share: float, curve: Sequence[float]) -> bool:
         """Whether guesses of which so many are right would pay in steps of one row, where the
@@ -153,7 +161,7 @@ class ModelDrafter:
         """How many tokens, at most `room`, to guess of each text for a step that computes these
         alone. curve: see `StepTimes`; is_known: whether it was measured at such a size. Where it
         was not, one more than what pays is guessed if much is expected of it, so that it can be."""
-        self._pays = False
+        self._pays = True
         if self.pass_s is None or not curve:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]

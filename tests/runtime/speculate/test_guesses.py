@@ -107,18 +107,24 @@ def test_requests_are_followed_whose_ops_guesses_would_pay_alone() -> None:
     taught(drafter, "good", 4)
     taught(drafter, "bad", 0)
     assert drafter.follows("good", True, CURVE)
-    assert drafter.follows(None, False, CURVE), "its text may be the beginning of others"
+    assert drafter.num_ahead([drafter.open(SubjectOf("good"))], CURVE, 8, known)[0] > 0
     drafter.note_step(1.0, 0.1)
     assert drafter.follows("bad", True, CURVE), "nothing went into trials"
+    assert drafter.num_ahead([drafter.open(SubjectOf("bad"))], CURVE, 8, known) == [2]
     drafter.note_step(1.0, 0.1)
     assert not drafter.follows("bad", True, CURVE)
-    assert not drafter.follows(None, False, CURVE), "none pays now"
     assert drafter.follows("good", True, CURVE)
-    drafter.follows("bad", True, CURVE)
-    for _ in range(100):
-        drafter.note_step(1.0, 0.0)
+    assert drafter.follows(None, False, CURVE), "its text may be the beginning of others"
+    for _ in range(300):
+        drafter.note_step(0.01, 0.01)
+    assert not drafter.follows(None, False, CURVE), "none has paid for long"
+    drafter.note_step(1000.0, 0.0)
     assert drafter.follows("bad", True, CURVE), "so little of all time may be lost"
-    assert ModelDrafter(has_kv=False).follows("bad", True, CURVE)
+    assert drafter.follows(None, False, CURVE)
+    other = ModelDrafter(has_kv=False)
+    other.note_passes(0.9, 3)
+    other.note_step(0.1, 0.1)
+    assert other.follows("bad", True, CURVE), "it has nothing to follow with"
 
 
 def test_a_text_that_is_followed_in_vain_is_tried_for_a_few_tokens() -> None:
