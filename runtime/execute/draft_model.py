@@ -315,10 +315,7 @@ class DraftModel:
         if kv_start > start and self._keys is not None:
             is_there = self._are_there(row, start, min(kv_start, start + len(token_ids))).all()
             kv_start = kv_start if is_there else 0
-        shift = 0 if row.images else row.rope_shift
-        return Row(
-            row.request_id, row.table_row, start, token_ids, kv_start=kv_start, rope_shift=shift
-        )
+        return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
 
     def guess(self, followed: Followed) -> list[Guesses]:
         """What may follow each of the rows, one token a pass until each has as many as it wants.
@@ -328,7 +325,6 @@ class DraftModel:
         guesses = [Guesses(each.row.num_ahead, each.row.num_beside) for each in ahead]
         positions = np.array([each.position for each in ahead])
         firsts = np.array([self._first_of(each.row) for each in ahead])
-        shifts = np.array([0 if each.row.images else each.row.rope_shift for each in ahead])
         sampling = sampling_arrays([each.sampling for each in ahead], positions)
         leaves, rows = [Leaf(guess) for guess in guesses], list(range(len(ahead)))
         for place in range(max([guess.num_wanted for guess in guesses], default=0)):
@@ -353,7 +349,7 @@ class DraftModel:
                 np.array(table_rows),
                 positions[rows] + place - firsts[rows],
                 np.array([leaf.token_id for leaf in leaves]),
-                shifts[rows] + firsts[rows],
+                firsts[rows],
             )
             hidden = self._compute(inputs, hidden[parents])
         for each, guess in zip(ahead, guesses, strict=True):
@@ -457,7 +453,7 @@ class DraftModel:
                 table_row=spare,
                 start=row.start - first,
                 kv_start=max(0, row.kv_start - first),
-                rope_shift=row.rope_shift + first,
+                rope_shift=first,
             )
             spare += 1
 
