@@ -226,19 +226,30 @@ class DraftModel:
     def _mark(self, rows: Sequence[Row], keys: npt.NDArray[np.uint8]) -> None:
         """Note of the tokens of these rows where their KV is missing. Of prompts that are followed
         it will be there: a row may read them that is followed in the same step."""
+        decoded: list[tuple[int, int]] = []  # table rows, and positions
         for row in rows:
             if not row.is_followed:
                 waiting = self._waiting.pop(row.table_row, None)
                 start = row.start if waiting is None else waiting.start
-                keys[self._slots(row, start, row.start + row.num_tokens)] = 0
+                end = row.start + row.num_tokens
+                if end - start == 1:
+                    decoded.append((row.table_row, start))
+                else:
+                    keys[self._slots(row.table_row, np.arange(start, end))] = 0
             elif not row.is_output and len(rows) > 1:
                 start = max(row.start, row.kv_start)
-                keys[self._slots(row, start, row.start + len(row.input_ids)), 0] = 1
+                positions = np.arange(start, row.start + len(row.input_ids))
+                keys[self._slots(row.table_row, positions), 0] = 1
+        if decoded:
+            table_rows, positions = np.array(decoded).T
+            keys[self._slots(table_rows, positions)] = 0
 
-    def _slots(self, row: Row, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Of a row's tokens from one position to another."""
-        pages, offsets = np.divmod(np.arange(start, end), self._inputs.page_size)
-        entries = self._inputs.page_table.entries[row.table_row, pages].astype(np.int64)
+    def _slots(
+        self, table_rows: int | npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Of tokens at these positions, all of a row of the page table or of one each."""
+        pages, offsets = np.divmod(positions, self._inputs.page_size)
+        entries = self._inputs.page_table.entries[table_rows, pages].astype(np.int64)
         slots: npt.NDArray[np.int64] = entries * self._inputs.page_size + offsets
         return slots
 
@@ -257,7 +268,8 @@ class DraftModel:
     def _are_there(self, row: Row, start: int, end: int) -> npt.NDArray[np.bool_]:
         """Of which of a row's tokens the KV is there."""
         assert self._keys is not None, "it has KV of its own"
-        are_there: npt.NDArray[np.bool_] = self._keys[self._slots(row, start, end)].any(axis=1)
+        slots = self._slots(row.table_row, np.arange(start, end))
+        are_there: npt.NDArray[np.bool_] = self._keys[slots].any(axis=1)
         return are_there
 
     def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:

@@ -109,9 +109,9 @@ class Speculation:
         """Whether the draft model is to compute a request's tokens, too; decided when it is
         admitted."""
         model = self._drafting.model
-        if model is None:
+        if model is None or request.stream is not None:  # another engine guesses
             return True
-        is_drafted = request.samples and request.beam is None and self._room_of(request) > 1
+        is_drafted = request.samples and request.beam is None
         return model.follows(request.op_key, is_drafted, self.times.curve)
 
     def num_ahead(self, requests: Sequence[Request]) -> list[int]:

@@ -117,14 +117,17 @@ class ModelDrafter:
 
     def follows(self, op: Hashable, is_drafted: bool, curve: Sequence[float]) -> bool:
         """Whether to follow a request of this op from its first token on. is_drafted: it will
-        want guesses; else its text may be the beginning of others that do."""
+        want guesses; else its text may be the beginning of others that do. What only warms the
+        cache of an engine that has just started is followed, too."""
         if not self.has_kv:
             return True
-        if is_drafted:
+        if not is_drafted:
+            is_worth_it = self._num_steps - self._paid_at < _IN_USE
+        elif self.pass_s is None:
+            is_worth_it = self._num_steps < _IN_USE
+        else:
             rate = self._rate_of(op)
             is_worth_it = self.pays(rate.right / rate.seen, rate.share, curve)
-        else:
-            is_worth_it = self._num_steps - self._paid_at < _IN_USE
         return is_worth_it or self._may_try
 
     def pays(self, rate: float, share: float, curve: Sequence[float]) -> bool:

@@ -103,6 +103,10 @@ class SubjectOf(Subject):
 def test_requests_are_followed_whose_ops_guesses_would_pay_alone() -> None:
     drafter = ModelDrafter()
     assert drafter.follows("bad", True, []), "nothing is measured yet"
+    for _ in range(300):
+        drafter.note_step(0.01, 0.01)
+    assert not drafter.follows("bad", True, []), "nobody wants guesses"
+    drafter = ModelDrafter()
     drafter.note_passes(0.9, 3)
     taught(drafter, "good", 4)
     taught(drafter, "bad", 0)
