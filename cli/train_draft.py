@@ -25,7 +25,7 @@ from .program_work import require_work, work_of
 if TYPE_CHECKING:
     from ..training.making import Report
 
-_KINDS = ("eagle", "model")
+_KINDS = ("eagle", "medusa", "model")
 _SHOWN_EVERY_S = 5.0
 
 
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
         "--kind",
         choices=_KINDS,
         default=_KINDS[0],
-        help="an EAGLE head, or a small model of its own (default: %(default)s)",
+        help="an EAGLE head, Medusa's heads, or a small model of its own (default: %(default)s)",
     )
     add("--steps", type=count, default=1500, metavar="N", help="default: %(default)s")
     add("--max-minutes", type=float, metavar="N", help="train so long, if that is less")

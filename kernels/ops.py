@@ -251,6 +251,12 @@ class GatherRows(Protocol):
         ...
 
 
+class JoinColumns(Protocol):
+    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+        """first [T, M] and second [T, N], contiguous, of one dtype -> [T, M + N], a new tensor."""
+        ...
+
+
 class GatherShare(Protocol):
     def __call__(self, table: Tensor, index: Tensor, first: int) -> Tensor:
         """table [N, ...] contiguous, the rows [first, first + N) of a larger one; index [T] int64

@@ -88,6 +88,7 @@ class Kernels:
     make_gated_linear_with_lora: ops.MakeGatedLinearWithLora
     plan_lora: ops.PlanLora
     gather_rows: ops.GatherRows
+    join_columns: ops.JoinColumns
     gather_share: ops.GatherShare
     act_and_mul: ops.ActAndMul
     rotate_and_store: ops.RotateAndStore
@@ -162,6 +163,7 @@ def _reference(reason: str) -> Kernels:
         ),
         plan_lora=reference_lora.plan_lora,
         gather_rows=reference_dense.gather_rows,
+        join_columns=reference_dense.join_columns,
         gather_share=reference_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=reference_store.rotate_and_store,
@@ -219,6 +221,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         ),
         plan_lora=cpu_lora.plan_lora,
         gather_rows=cpu_dense.gather_rows,
+        join_columns=reference_dense.join_columns,
         gather_share=reference_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=cpu_dense.rotate_and_store,
@@ -266,6 +269,7 @@ def _native() -> Kernels:
         make_gated_linear_with_lora=native_linear.make_gated_linear_with_lora,
         plan_lora=native_lora.plan_lora,
         gather_rows=native_dense.gather_rows,
+        join_columns=native_dense.join_columns,
         gather_share=native_dense.gather_share,
         act_and_mul=reference_dense.act_and_mul,
         rotate_and_store=native_dense.rotate_and_store,
@@ -394,6 +398,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         ),
         plan_lora=lora.plan_lora,
         gather_rows=dense.gather_rows,
+        join_columns=reference_dense.join_columns,
         gather_share=reference_dense.gather_share,
         act_and_mul=dense.act_and_mul,
         rotate_and_store=kv_store.rotate_and_store,
@@ -424,6 +429,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
                 "linear": ("torch", "cuBLAS has the fastest products"),
                 "select_keys": ("torch", "a few calls a row; such steps are not captured"),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
+                "join_columns": ("torch", "one call"),
                 "gather_share": ("torch", "a few calls"),
             },
         ),
@@ -450,6 +456,7 @@ _OPS = (
     "experts",
     "lora",
     "gather_rows",
+    "join_columns",
     "gather_share",
     "act_and_mul",
     "rotate_and_store",

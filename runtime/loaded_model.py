@@ -45,7 +45,7 @@ from .memory.disk.block_store import BlockStore
 from .memory.disk.store import DiskStore
 from .memory.remote.remote_store import RemoteStore
 from .memory.state_layout import checkpoint_interval
-from .models.drafts import read_draft, require_same_tokens
+from .models.drafts import config_of, read_draft, require_same_tokens
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
@@ -264,6 +264,7 @@ class LoadedModel:
             has_model=config.has_draft_model,
             max_ahead=None if self.draft is None else self.draft.max_ahead,
             num_candidates=config.draft_candidates,
+            has_kv=self.draft is not None and config_of(self.draft, self.model_config) is not None,
         )
 
     def _draft_revision(self) -> str | None:

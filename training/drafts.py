@@ -1,4 +1,5 @@
-"""What is trained: an EAGLE head (runtime/models/eagle.py), or a whole small model of one layer."""
+"""What is trained: an EAGLE head (runtime/models/eagle.py), Medusa's heads (medusa.py), or a whole
+small model of one layer."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 from .layer import NORM_EPS, ROPE_THETA, Layer, LayerShape, Norm
 from .target import Target
 
-Kind = Literal["eagle", "model"]
+Kind = Literal["eagle", "medusa", "model"]
+NUM_PLACES = 4  # of guesses: these are measured, and Medusa has a head for each
 _MODEL_WIDTH = 96  # at most, of a small model: the embedding of each token costs as many weights
 
 
@@ -28,6 +30,8 @@ class Batch:
 
 class EagleDraft(nn.Module):
     """Goes on with the model's hidden states, with the model's embedding and output projection."""
+
+    num_trained = 2  # passes: these serve for all behind them
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -48,18 +52,75 @@ class EagleDraft(nn.Module):
             before = F.pad(found[-1], (0, 0, 1, 0))[:, :-1]
         return found
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]"""
+    def logits(self, hidden: Tensor, place: int) -> Tensor:
+        """[N, hidden_size] of a pass -> [N, vocab_size]"""
         return self._target.logits(hidden)
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of its checkpoint."""
         return dict(self.state_dict())
 
+    def config(self, target: Target) -> dict[str, Any]:
+        """Its config.json."""
+        return _config_of_llama(self.shape, target)
+
+
+class MedusaDraft(nn.Module):
+    """Heads of one residual block and an output projection each, which say what the model would
+    say of its last state until they are trained (Cai et al. 2024, arXiv:2401.10774, 2.1)."""
+
+    num_trained = NUM_PLACES
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        size = target.config.hidden_size
+        self.blocks = nn.ModuleList([nn.Linear(size, size) for _ in range(NUM_PLACES)])
+        self.outputs = nn.ModuleList(
+            [nn.Linear(size, target.config.vocab_size, bias=False) for _ in range(NUM_PLACES)]
+        )
+        for block, output in zip(self.blocks, self.outputs, strict=True):
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+            output.weight.data.copy_(target.head)
+
+    def passes(self, batch: Batch, num_passes: int) -> list[Tensor]:
+        """As of an EAGLE head: the n-th head reads the state n tokens before what the first one
+        reads."""
+        states = [F.pad(batch.before, (0, 0, n, 0))[:, : batch.before.shape[1]]
+                  for n in range(num_passes)]  # fmt: skip
+        pairs = zip(self.blocks, states, strict=False)
+        return [state + F.silu(block(state)) for block, state in pairs]
+
+    def logits(self, hidden: Tensor, place: int) -> Tensor:
+        """[N, hidden_size] of a pass -> [N, vocab_size]"""
+        logits: Tensor = self.outputs[place](hidden)
+        return logits
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of its checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        for place, (block, output) in enumerate(zip(self.blocks, self.outputs, strict=True)):
+            tensors[f"{place}.0.linear.weight"] = block.weight
+            tensors[f"{place}.0.linear.bias"] = block.bias
+            tensors[f"{place}.1.weight"] = output.weight
+        return tensors
+
+    def config(self, target: Target) -> dict[str, Any]:
+        """Its config.json."""
+        return {
+            "medusa_num_heads": NUM_PLACES,
+            "medusa_num_layers": 1,
+            "hidden_size": target.config.hidden_size,
+            "vocab_size": target.config.vocab_size,
+            "torch_dtype": "bfloat16",
+        }
+
 
 class SmallModel(nn.Module):
     """Llama with one layer and an embedding of its own, which is the model's along its principal
     components until it is trained."""
+
+    num_trained = 1  # all passes are the first
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -78,26 +139,34 @@ class SmallModel(nn.Module):
         hidden = self.norm(self.layers[0](self.embed_tokens(batch.token_ids), []))
         return [hidden] * num_passes
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size]"""
+    def logits(self, hidden: Tensor, place: int) -> Tensor:
+        """[N, hidden_size] of a pass -> [N, vocab_size]"""
         return hidden @ self.embed_tokens.weight.T
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of its checkpoint."""
         return {f"model.{name}": tensor for name, tensor in self.state_dict().items()}
 
+    def config(self, target: Target) -> dict[str, Any]:
+        """Its config.json."""
+        return _config_of_llama(self.shape, target)
 
-Draft = EagleDraft | SmallModel
+
+Draft = EagleDraft | MedusaDraft | SmallModel
+_KINDS: dict[Kind, type[Draft]] = {
+    "eagle": EagleDraft,
+    "medusa": MedusaDraft,
+    "model": SmallModel,
+}
 
 
 def new_draft(kind: Kind, target: Target) -> Draft:
     """Not trained yet; torch's generator decides."""
-    return EagleDraft(target) if kind == "eagle" else SmallModel(target)
+    return _KINDS[kind](target)
 
 
-def config_of(draft: Draft, target: Target) -> dict[str, Any]:
-    """Its config.json."""
-    shape, config = draft.shape, target.config
+def _config_of_llama(shape: LayerShape, target: Target) -> dict[str, Any]:
+    config = target.config
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

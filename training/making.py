@@ -20,7 +20,7 @@ from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.draft_checkpoint import why_no_draft
 from ..runtime.checkpoint.new_folder import new_folder
 from ..runtime.checkpoint.safetensors.safetensors_writer import SafetensorsWriter
-from .drafts import Draft, Kind, config_of, new_draft
+from .drafts import Draft, Kind, new_draft
 from .recording import recording
 from .target import Target
 from .texts import Text, recorded_texts, split
@@ -141,7 +141,7 @@ def _write(
         )
         writer.write(tensors)
         writer.close()
-        _write_json(folder / "config.json", config_of(draft, target))
+        _write_json(folder / "config.json", draft.config(target))
         if recipe.kind == "model":
             for pattern in _TOKENIZER_FILES:
                 for file in loaded.folder.glob(pattern):

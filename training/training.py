@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .drafts import Batch, Draft
+from .drafts import NUM_PLACES, Batch, Draft, EagleDraft
 from .target import Target
 from .texts import Text
 
-NUM_PLACES = 4  # of guesses: these are measured
-_NUM_PASSES = 2  # of guesses: these are trained, and serve for all behind them
 _FADE = 0.8  # of a pass's weight to that of the next one's
 _FEATURES = 1.0  # weight of the distance of hidden states, of what is 1 for that of distributions
 _BATCH_TOKENS = 1024
@@ -95,7 +93,7 @@ def acceptance(draft: Draft, target: Target, windows: Sequence[Learnt]) -> list[
         for place, hidden in enumerate(draft.passes(batch, NUM_PLACES)):
             is_seen = is_wanted & was_right
             is_right = torch.zeros_like(is_seen)
-            guesses = draft.logits(hidden[is_seen]).argmax(-1)
+            guesses = draft.logits(hidden[is_seen], place).argmax(-1)
             is_right[is_seen] = guesses == _next(batch.token_ids)[is_seen]
             seen[place] += int(is_seen.sum())
             right[place] += int(is_right.sum())
@@ -104,22 +102,19 @@ def acceptance(draft: Draft, target: Target, windows: Sequence[Learnt]) -> list[
 
 
 def _loss(draft: Draft, target: Target, batch: Batch) -> Tensor:
-    """The mean over passes and guesses of the cross-entropy between both distributions, and of the
-    distance between hidden states where the draft's are the model's (EAGLE, 4.1)."""
+    """The mean over passes and guesses of the cross-entropy between both distributions, and, where
+    the draft's hidden states are to be the model's, of the distance between them (EAGLE, 4.1)."""
     is_wanted = _next(batch.is_guessed)
     states = batch.hidden[is_wanted]
     with torch.no_grad():
         said = target.logits(states).softmax(-1)
     total, weight, sum_of_weights = torch.zeros(()), 1.0, 0.0
-    known: tuple[Tensor, Tensor] | None = None
-    for hidden in draft.passes(batch, _NUM_PASSES):
-        if known is None or hidden is not known[0]:
-            guessed = hidden[is_wanted]
-            loss = -(said * draft.logits(guessed).log_softmax(-1)).sum(-1).mean()
-            if guessed.shape[-1] == states.shape[-1]:
-                loss = loss + _FEATURES * F.smooth_l1_loss(guessed, states)
-            known = hidden, loss
-        total = total + weight * known[1]
+    for place, hidden in enumerate(draft.passes(batch, draft.num_trained)):
+        guessed = hidden[is_wanted]
+        loss = -(said * draft.logits(guessed, place).log_softmax(-1)).sum(-1).mean()
+        if isinstance(draft, EagleDraft):
+            loss = loss + _FEATURES * F.smooth_l1_loss(guessed, states)
+        total = total + weight * loss
         sum_of_weights += weight
         weight *= _FADE
     return total / sum_of_weights

@@ -71,6 +71,7 @@ _ARGUMENTS = {
     "stemma_act_and_mul": (*(_POINTER,) * 2, *(_INT,) * 3),
     "stemma_lora": (*(_POINTER,) * 4, _INT),
     "stemma_gather_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT),
+    "stemma_join_columns": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "stemma_gather_share": (_POINTER, _POINTER, _POINTER, *(_INT,) * 4),
     "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
     "stemma_replay": (_POINTER, _INT),

@@ -25,6 +25,7 @@ _KINDS = {
     "stemma_lora": LORA,
     "stemma_all_reduce": 11,
     "stemma_gather_share": 12,
+    "stemma_join_columns": 13,
 }
 
 Call = tuple[int, ...]

@@ -88,6 +88,15 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return rows
 
 
+def join_columns(first: Tensor, second: Tensor) -> Tensor:
+    assert first.is_contiguous() and second.is_contiguous()
+    num_rows, sizes = len(first), (first.shape[1], second.shape[1])
+    joined = torch.empty((num_rows, sum(sizes)), dtype=first.dtype)
+    widths = [size * first.itemsize for size in sizes]
+    _join_columns()(first.data_ptr(), second.data_ptr(), joined.data_ptr(), num_rows, *widths)
+    return joined
+
+
 def gather_share(table: Tensor, index: Tensor, first: int) -> Tensor:
     rows = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype)
     row_bytes = table.stride(0) * table.itemsize
@@ -121,6 +130,11 @@ def _add() -> Callable[..., None]:
 @functools.cache
 def _gather_share() -> Callable[..., None]:
     return kernel("stemma_gather_share")
+
+
+@functools.cache
+def _join_columns() -> Callable[..., None]:
+    return kernel("stemma_join_columns")
 
 
 @functools.cache

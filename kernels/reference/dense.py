@@ -108,6 +108,10 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index)
 
 
+def join_columns(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat([first, second], dim=-1)
+
+
 def gather_share(table: Tensor, index: Tensor, first: int) -> Tensor:
     own = index - first
     is_other = (own < 0) | (own >= len(table))

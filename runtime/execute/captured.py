@@ -49,12 +49,13 @@ class CapturedForward:
     def __init__(self, model: LanguageModel, capture: Capture | None) -> None:
         self._model = model
         self._capture = capture
-        # By (number of tokens, with adapters); None: the pass does more than call kernels.
-        self._replays: dict[tuple[int, bool], _Replay | None] = {}
+        # By (number of tokens, with adapters, with states kept); None: the pass does more than
+        # call kernels.
+        self._replays: dict[tuple[int, bool, bool], _Replay | None] = {}
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> hidden [T, hidden_size], see `Decoder.forward`."""
-        key = (len(batch.input_ids), batch.adapters is not None)
+        key = (len(batch.input_ids), batch.adapters is not None, batch.kept is not None)
         is_recorded = key[0] <= MAX_CAPTURED_TOKENS and batch.images is None
         is_recorded = is_recorded and batch.on_layer is None and batch.observed is None
         if self._capture is None or not is_recorded:

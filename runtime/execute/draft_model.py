@@ -11,7 +11,15 @@ model's.
 So wherever the model has KV, the draft model has: what is cached, shared, leased, stored or sent to
 another engine keeps its drafts. What it computed along a guess that turned out right is not
 computed again. While nothing is to be guessed of an output, its tokens wait, and are computed
-together before anybody else can use them: a draft model that does not pay costs little.
+together before anybody else can use them.
+
+Rows that are not followed (`Row.is_followed`) cost nothing: the draft model's KV of their tokens
+is missing, and known to be. A slot without it has a first key of zero bytes (`DeviceKVPool.keys`),
+which no token's is, and which goes wherever the slot's KV does. Behind such tokens the draft model
+sees the text from the last of them on:
+
+    a cached prefix   0 ........... first ............ start
+                      | some missing | all are there   |  what follows attends to these
 
 A guess is drawn as the model will draw it: by the row's sampling parameters, with the noise of its
 seed at that position (the coupling by Gumbel's noise of Daliri et al. 2025, arXiv:2408.07978, 4):
@@ -27,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -51,6 +60,7 @@ from .inputs import InputBuilder, StepInputs, plan_attentions
 from .sampling_arrays import sampling_arrays
 
 _MAX_WAITING = 128  # tokens of an output
+_MAX_OF_PASS = 8  # tokens of a row that is guessed of in each step: a pass of more says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,16 @@ class _Known:
     request_id: int
     start: int
     tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Of a request: the token from which on its KV is there without a gap, and the position behind
+    its last row's tokens that count."""
+
+    request_id: int
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +156,21 @@ class DraftModel:
         config: ModelConfig,
         *,
         vocab_size: int,
-        has_own_kv: bool,
+        keys: npt.NDArray[np.uint8] | None,
         reads_hidden: bool = False,
     ) -> None:
-        """config: the draft model's. vocab_size: of the model that it guesses for. has_own_kv: it
-        must compute what the model computes; else its layers are the model's first. reads_hidden:
-        it is a `Predictor`, an `EagleHead` or an `Eagle3Head`."""
+        """config: the draft model's. vocab_size: of the model that it guesses for. keys
+        [num_slots, num_bytes]: the memory of its first layer's keys; None: it has no KV of its
+        own, its layers are the model's first. reads_hidden: it is a `Predictor`, an `EagleHead` or
+        an `Eagle3Head`."""
         self._model = model
         self._kernels = kernels
         self._inputs = inputs
         self._kv_layers = kv_layers
         self._config = config
         self._vocab_size = vocab_size
-        self._has_own_kv = has_own_kv
+        self._keys = keys
+        self._seen: dict[int, _Seen] = {}  # by table row
         self._reads_hidden = reads_hidden
         # By table row: the request, the position behind its last input, that one's hidden state.
         self._last: dict[int, tuple[int, int, Tensor]] = {}
@@ -170,7 +192,7 @@ class DraftModel:
         if leaving:
             waiting = [self._waiting.pop(table_row) for table_row in leaving]
             self._compute_rows(
-                [_part(each.row, each.start, each.tokens.token_ids) for each in waiting],
+                [self._part(each.row, each.start, each.tokens.token_ids) for each in waiting],
                 (),
                 [part for each in waiting for part in each.tokens.before],
             )
@@ -184,6 +206,10 @@ class DraftModel:
     ) -> tuple[tuple[RowResult, ...], Guessing]:
         """See `Guesser`."""
         started = time.perf_counter()
+        if self._keys is not None:
+            self._mark(plan.rows, self._keys)
+        if not any(row.is_followed for row in plan.rows):
+            return results, Guessing(time.perf_counter() - started)
         if self._merge is not None:
             assert kept is not None, "the step was told what to keep"
             hidden = self._merge(kept.of)
@@ -193,8 +219,58 @@ class DraftModel:
         rows = list(results)
         for place, guess in zip(followed.places, self.guess(followed), strict=True):
             rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
-        num_passes = max(each.row.num_ahead for each in followed.ahead)
+        is_usual = followed.num_tokens <= _MAX_OF_PASS * len(followed.ahead)
+        num_passes = max(each.row.num_ahead for each in followed.ahead) if is_usual else 0
         return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
+
+    def _mark(self, rows: Sequence[Row], keys: npt.NDArray[np.uint8]) -> None:
+        """Note of the tokens of these rows where their KV is missing. Of prompts that are followed
+        it will be there: a row may read them that is followed in the same step."""
+        decoded: list[tuple[int, int]] = []  # table rows, and positions
+        for row in rows:
+            if not row.is_followed:
+                waiting = self._waiting.pop(row.table_row, None)
+                start = row.start if waiting is None else waiting.start
+                end = row.start + row.num_tokens
+                if end - start == 1:
+                    decoded.append((row.table_row, start))
+                else:
+                    keys[self._slots(row.table_row, np.arange(start, end))] = 0
+            elif not row.is_output and len(rows) > 1:
+                start = max(row.start, row.kv_start)
+                positions = np.arange(start, row.start + len(row.input_ids))
+                keys[self._slots(row.table_row, positions), 0] = 1
+        if decoded:
+            table_rows, positions = np.array(decoded).T
+            keys[self._slots(table_rows, positions)] = 0
+
+    def _slots(
+        self, table_rows: int | npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Of tokens at these positions, all of a row of the page table or of one each."""
+        pages, offsets = np.divmod(positions, self._inputs.page_size)
+        entries = self._inputs.page_table.entries[table_rows, pages].astype(np.int64)
+        slots: npt.NDArray[np.int64] = entries * self._inputs.page_size + offsets
+        return slots
+
+    def _first(self, row: Row) -> int:
+        """The token, the first one of a page, from which on the KV before a row's inputs is there
+        without a gap; looked up where the row does not go on with the last one of its request."""
+        if self._keys is None:
+            return 0
+        seen = self._seen.get(row.table_row)
+        if seen is not None and (seen.request_id, seen.end) == (row.request_id, row.start):
+            return seen.first
+        missing = np.flatnonzero(~self._are_there(row, 0, row.start))
+        page_size = self._inputs.page_size
+        return (int(missing[-1]) // page_size + 1) * page_size if len(missing) else 0
+
+    def _are_there(self, row: Row, start: int, end: int) -> npt.NDArray[np.bool_]:
+        """Of which of a row's tokens the KV is there."""
+        assert self._keys is not None, "it has KV of its own"
+        slots = self._slots(row.table_row, np.arange(start, end))
+        are_there: npt.NDArray[np.bool_] = self._keys[slots].any(axis=1)
+        return are_there
 
     def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:
         """Compute the KV of what counts of a step's rows, of which these are the results, and of
@@ -208,36 +284,50 @@ class DraftModel:
         was_waiting = bool(self._waiting)
         first = 0
         for place, (row, result) in enumerate(zip(plan.rows, results, strict=True)):
+            if not row.is_followed:
+                first += row.num_tokens
+                continue
             of_row = counted(row, result)
             own = _of_tokens(hidden, first, of_row.numbers)
             first += row.num_tokens
             missing = self._missing(row, of_row.numbers, own)
+            behind = row.start + len(of_row.numbers)
+            self._seen[row.table_row] = _Seen(row.request_id, self._first(row), behind)
             is_asked = row.num_ahead > 0 and of_row.token_id is not None
             if is_asked and of_row.token_id is not None:
                 missing = missing.and_token(of_row.token_id, own[-1:])
-            elif row.is_output and 0 < len(missing.token_ids) < _MAX_WAITING:
-                start = row.start + len(of_row.numbers) - len(missing.token_ids)
-                self._waiting[row.table_row] = _Waiting(row, start, missing)
-                continue
+            end = behind + is_asked
+            start = end - len(missing.token_ids)
             if not missing.token_ids:
                 continue
-            end = row.start + len(of_row.numbers) + is_asked
-            rows.append(_part(row, end - len(missing.token_ids), missing.token_ids))
+            if not is_asked and row.is_output and len(missing.token_ids) < _MAX_WAITING:
+                self._waiting[row.table_row] = _Waiting(row, start, missing)
+                continue
+            rows.append(self._part(row, start, missing.token_ids))
             before += missing.before
             if is_asked and row.sampling is not None:
                 places.append(place)
                 ends.append(len(rows) - 1)
                 ahead.append(Ahead(row, row.sampling, end, missing.token_ids[-1]))
         if not rows:
-            return Followed([], [], None)
+            return _NO_ONE
         # NOTE: what rows share is before their first tokens, in consecutive rows.
         is_as_planned = len(rows) == len(plan.rows) and not was_waiting
         segments = plan.segments if is_as_planned else ()
         computed = self._compute_rows(rows, segments, before)
         if not ahead:
-            return Followed([], [], None)
+            return _NO_ONE
         last = np.cumsum([len(row.input_ids) for row in rows])[ends] - 1
-        return Followed(places, ahead, computed[torch.from_numpy(last)])
+        num_tokens = sum(len(row.input_ids) for row in rows)
+        return Followed(places, ahead, computed[torch.from_numpy(last)], num_tokens)
+
+    def _part(self, row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
+        """A row of the draft model's own: these tokens of a row, from a position on."""
+        kv_start = row.kv_start if start >= row.start else 0  # what has waited is nowhere else
+        if kv_start > start and self._keys is not None:
+            is_there = self._are_there(row, start, min(kv_start, start + len(token_ids))).all()
+            kv_start = kv_start if is_there else 0
+        return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)
 
     def guess(self, followed: Followed) -> list[Guesses]:
         """What may follow each of the rows, one token a pass until each has as many as it wants.
@@ -246,6 +336,7 @@ class DraftModel:
         ahead, hidden = followed.ahead, followed.hidden
         guesses = [Guesses(each.row.num_ahead, each.row.num_beside) for each in ahead]
         positions = np.array([each.position for each in ahead])
+        firsts = np.array([self._first_of(each.row) for each in ahead])
         sampling = sampling_arrays([each.sampling for each in ahead], positions)
         leaves, rows = [Leaf(guess) for guess in guesses], list(range(len(ahead)))
         for place in range(max([guess.num_wanted for guess in guesses], default=0)):
@@ -268,8 +359,9 @@ class DraftModel:
             table_rows = [self._table_row(row, leaf, ahead[row], place) for row, leaf in grown]
             inputs = self._inputs.build_decode(
                 np.array(table_rows),
-                positions[rows] + place,
+                positions[rows] + place - firsts[rows],
                 np.array([leaf.token_id for leaf in leaves]),
+                firsts[rows],
             )
             hidden = self._compute(inputs, hidden[parents])
         for each, guess in zip(ahead, guesses, strict=True):
@@ -283,16 +375,26 @@ class DraftModel:
         """What to go on behind of what was guessed last of a row."""
         yield guess.own_leaf()
         side = guess.likeliest_side()
-        if row.expand_at and index < self._inputs.page_table.num_spare and side is not None:
+        has_room = index < self._inputs.page_table.num_spare and not self._first_of(row)
+        if row.expand_at and has_room and side is not None:
             yield side
 
+    def _first_of(self, row: Row) -> int:
+        """From which token on a row that was followed is seen."""
+        seen = self._seen.get(row.table_row)
+        return 0 if seen is None else seen.first
+
     def _table_row(self, index: int, leaf: Leaf, ahead: Ahead, place: int) -> int:
-        """That by which a leaf is computed at its place; a side's is made here."""
+        """That by which a leaf is computed at its place; a side's is made here, and that of a row
+        that is not seen from its beginning."""
         row, table = ahead.row, self._inputs.page_table
-        if leaf.number == place:
-            return row.table_row
         entries, start = table.entries, ahead.position
         table_row = table.first_spare_row + index
+        if first := self._first_of(row):
+            self._copy_pages(row.table_row, table_row, first, start + place + 1)
+            return table_row
+        if leaf.number == place:
+            return row.table_row
         entries[table_row, :start] = entries[row.table_row, :start]
         path = leaf.guesses.path_to(leaf.number)
         pages = [start + i if number == i else row.expand_at + i for i, number in enumerate(path)]
@@ -302,7 +404,7 @@ class DraftModel:
     def _missing(self, row: Row, numbers: Sequence[int], hidden: Tensor) -> _Missing:
         """Of a row's tokens with these numbers the last ones, which are to be computed, with those
         that wait before them. hidden: of these tokens."""
-        if not self._has_own_kv:
+        if self._keys is None:
             return _NOTHING
         taken = token_ids_of(row, numbers)
         before = self._before(row, hidden) if self._reads_hidden else None
@@ -345,8 +447,33 @@ class DraftModel:
         segments: tuple[SharedSegment, ...],
         before: Sequence[Tensor],
     ) -> Tensor:
-        inputs = self._inputs.build(StepPlan(0, tuple(rows), segments))
+        placed = tuple(self._placed(rows))
+        segments = segments if placed == tuple(rows) else ()
+        inputs = self._inputs.build(StepPlan(0, placed, segments))
         return self._compute(inputs, torch.cat(list(before)) if self._reads_hidden else None)
+
+    def _placed(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """The rows as sequences that begin where the KV before them is there without a gap."""
+        spare = self._inputs.page_table.first_spare_row
+        for row in rows:
+            first = self._first_of(row)
+            if not first:
+                yield row
+                continue
+            self._copy_pages(row.table_row, spare, first, row.start + len(row.input_ids))
+            yield row._replace(
+                table_row=spare,
+                start=row.start - first,
+                kv_start=max(0, row.kv_start - first),
+                rope_shift=first,
+            )
+            spare += 1
+
+    def _copy_pages(self, table_row: int, spare: int, first: int, end: int) -> None:
+        """The pages of a row's tokens from `first` on as those of another row of the table."""
+        entries, page_size = self._inputs.page_table.entries, self._inputs.page_size
+        pages = entries[table_row, first // page_size : -(-end // page_size)]
+        entries[spare, : len(pages)] = pages
 
     def _compute(self, inputs: StepInputs, before: Tensor | None) -> Tensor:
         """before: the hidden states before each token, where it reads them -> hidden
@@ -369,11 +496,15 @@ class DraftModel:
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The rows of a step of which more is to be guessed, with their places in the plan and their
-    hidden states [rows, hidden_size] behind what was drawn."""
+    hidden states [rows, hidden_size] behind what was drawn. `num_tokens`: computed for that."""
 
     places: list[int]
     ahead: list[Ahead]
     hidden: Tensor | None
+    num_tokens: int = 0
+
+
+_NO_ONE = Followed([], [], None)
 
 
 def _of_tokens(hidden: Tensor, first: int, numbers: Sequence[int]) -> Tensor:
@@ -381,8 +512,3 @@ def _of_tokens(hidden: Tensor, first: int, numbers: Sequence[int]) -> Tensor:
     if isinstance(numbers, range):
         return hidden[first : first + len(numbers)]
     return hidden[torch.tensor(numbers) + first]
-
-
-def _part(row: Row, start: int, token_ids: tuple[int, ...]) -> Row:
-    kv_start = row.kv_start if start >= row.start else 0  # what has waited is nowhere else
-    return Row(row.request_id, row.table_row, start, token_ids, kv_start=kv_start)

@@ -86,6 +86,6 @@ class Drafts:
             pool.layers if own is None else pool.layers[-len(own.attention_layers) :],
             model if own is None else own,
             vocab_size=model.vocab_size,
-            has_own_kv=own is not None,
+            keys=None if own is None else pool.keys(-len(own.attention_layers)),
             reads_hidden=isinstance(self._model, (Predictor, EagleHead, Eagle3Head)),
         )

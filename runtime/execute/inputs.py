@@ -205,10 +205,14 @@ class InputBuilder:
         )
 
     def build_decode(
-        self, table_rows: Int64Array, positions: Int64Array, token_ids: Int64Array
+        self,
+        table_rows: Int64Array,
+        positions: Int64Array,
+        token_ids: Int64Array,
+        rope_shifts: Int64Array,
     ) -> StepInputs:
         """One token [R] of each of these rows of the page table [R], at these positions [R], of a
-        model without recurrent states."""
+        model without recurrent states; rope_shifts [R]: see `Row`."""
         num_rows = len(table_rows)
         none = np.zeros(num_rows, np.int64)
         layout = StepLayout(
@@ -228,7 +232,7 @@ class InputBuilder:
             layout=layout,
             token_ids=token_ids,
             sources=None,
-            positions=positions,
+            positions=positions + rope_shifts,
             slots=entries * self.page_size + offsets,
             attention_rows=attention_rows,
             adapters=None,

@@ -181,7 +181,7 @@ class ModelRunner:
             page_size=page_size,
             max_running_requests=max_running_requests,
             max_model_len=self.max_model_len,
-            num_spare=0 if draft is None else MAX_BRANCH_TOKENS,
+            num_spare=0 if draft is None else max(MAX_BRANCH_TOKENS, max_running_requests),
         )
         self._adapters: AdapterTables | None = None
         if num_adapter_slots:

@@ -189,12 +189,14 @@ class SynchronousSteps:
             images=images,
             tokens=tokens,
             residual=self._residual(len(input_ids)),
-            kept=self._kept(inputs.num_tokens),
+            kept=self._kept(plan, inputs.num_tokens),
         )
 
-    def _kept(self, num_tokens: int) -> LayerStates | None:
+    def _kept(self, plan: StepPlan, num_tokens: int) -> LayerStates | None:
         """Room for what a head reads of the pass."""
         if self._draft_model is None or not self._draft_model.layers:
+            return None
+        if not any(row.is_followed for row in plan.rows):
             return None
         return LayerStates(self._draft_model.layers, num_tokens)
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 import math
 import mmap
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +30,8 @@ from ...errors import InvalidRequest
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
 from .kv_layout import KVLayout
+
+_KEYS = ("kv", "values", "latent")  # parts whose first vectors are of keys
 
 
 class DeviceKVPool:
@@ -60,6 +64,17 @@ class DeviceKVPool:
         self.index_keys: tuple[Tensor, ...] = tuple(
             views["index"][0] for views in of_layer if "index" in views
         )
+
+    def keys(self, layer: int) -> npt.NDArray[np.uint8]:
+        """[num_slots, num_bytes]: the memory of a layer's first head's keys, or its latents; of a
+        pool on a CPU. The layer may be counted from the last one, -1."""
+        layer %= self.layout.num_layers
+        for part, tensors in zip(self.layout.parts, self.parts, strict=True):
+            layers = self.layout.layers_of(part)
+            if part.name in _KEYS and layer in layers:
+                keys: npt.NDArray[np.uint8] = tensors[layers.index(layer)][0].numpy()
+                return keys
+        raise AssertionError(f"layer {layer} has no KV")
 
     @property
     def num_bytes(self) -> int:

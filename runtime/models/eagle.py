@@ -12,7 +12,6 @@ tokens up to t_p alone; behind its own guess h is the head's own output.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .decoder_layers import attention_of, decoder_layer
@@ -55,7 +54,7 @@ class EagleHead:
             for index in range(1, config.num_layers)
         ]
         self._rotary = LayerRotary(build)
-        self._add = build.kernels.add_in_place
+        self._add, self._join = build.kernels.add_in_place, build.kernels.join_columns
         for unread in (f"{prefix}embed_tokens.", "lm_head.", f"{layer}.self_attn.rotary_emb."):
             build.source.skip(unread)
 
@@ -63,7 +62,7 @@ class EagleHead:
         """See `Decoder.forward`."""
         assert batch.residual is not None, "it reads the model's hidden states"
         rotary, *rotaries = self._rotary.at(positions)
-        merged = torch.cat([self._vocabulary.embed(input_ids), batch.residual], dim=-1)
+        merged = self._join(self._vocabulary.embed(input_ids), batch.residual)
         residual = self._merge(merged, batch)
         attended = self._attention(residual, rotary, batch)
         output = self._feed_forward(self._middle_norm(attended, residual), batch)

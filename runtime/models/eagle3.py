@@ -33,8 +33,8 @@ from .vision.tower import VisionTower
 
 
 class Eagle3Head:
-    """A `LanguageModel` that also reads hidden states, merged: `batch.residual`, which it leaves
-    as it is."""
+    """A `LanguageModel` that also reads hidden states, merged: `batch.residual`, which it
+    overwrites."""
 
     vision: VisionTower | None = None  # it does not see
 
@@ -75,7 +75,7 @@ class Eagle3Head:
         self._feed_forward = feed_forward_of(build, layer, 0)
         self._norm = norm_of(build, f"{prefix}norm", size)
         self._rotary = LayerRotary(build)
-        self._add = build.kernels.add_in_place
+        self._add, self._join = build.kernels.add_in_place, build.kernels.join_columns
         self._output: Linear | None = None
         if head.has_output:
             weight = source.take_weight(["lm_head"], [head.vocab_size], size)
@@ -101,8 +101,9 @@ class Eagle3Head:
         (rotary,) = self._rotary.at(positions)
         tokens = self._token_norm(self._embed(input_ids))
         normed = self._hidden_norm(batch.residual)
-        residual = (normed if self._is_residual_normed else batch.residual).clone()
-        attended = self._attention(torch.cat([tokens, normed], dim=-1), rotary, batch)
+        both = self._join(tokens, normed)
+        residual = normed if self._is_residual_normed else batch.residual
+        attended = self._attention(both, rotary, batch)
         self._add(residual, self._feed_forward(self._middle_norm(attended, residual), batch))
         return residual
 

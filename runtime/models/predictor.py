@@ -12,7 +12,6 @@ or behind it. Embedding and output projection are the model's.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..checkpoint.config.model_config import PredictorConfig
@@ -48,7 +47,7 @@ class Predictor:
         self._norm = norm_of(build, predictor.norm, size)
         self._hands_on_normed = predictor.hands_on_normed
         self._rotary = LayerRotary(build)
-        self._add = build.kernels.add_in_place
+        self._add, self._join = build.kernels.add_in_place, build.kernels.join_columns
         for copied in predictor.copies:
             build.source.skip(copied)
 
@@ -58,8 +57,8 @@ class Predictor:
         (rotary,) = self._rotary.at(positions)
         tokens = self._token_norm(self._vocabulary.embed(input_ids))
         before = self._hidden_norm(batch.residual)
-        both = [before, tokens] if self._is_hidden_first else [tokens, before]
-        residual = self._merge(torch.cat(both, dim=-1), batch)
+        both = (before, tokens) if self._is_hidden_first else (tokens, before)
+        residual = self._merge(self._join(*both), batch)
         self._add(residual, self._layer(None, residual, rotary, batch))
         return self._norm(residual) if self._hands_on_normed else residual
 

@@ -150,6 +150,9 @@ class Row(NamedTuple):
     # the next plan; there are pages for all but the last.
     num_ahead: int = 0
     is_output: bool = False  # nobody else can use the KV of its inputs before the request ends
+    # Whether the draft model, if it has KV of its own, computes that of the inputs, too; else it is
+    # known to be missing, and nothing is guessed of the row.
+    is_followed: bool = True
     selection: Selection | None = None  # with at least as many inputs as the policy observes
     branches: tuple[Branch, ...] = ()
     num_beside: int = 0  # of each token ahead: so many other candidates, for branches

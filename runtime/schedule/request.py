@@ -209,6 +209,7 @@ class Request:
     # stands for.
     num_cached_tokens: int = 0
     is_admitted: bool = False  # has run at least once
+    is_followed: bool = True  # by the draft model, see `Row`; decided when it runs first
     num_to_compress: int = 0  # tokens computed to make its compressed prefix
     num_host_tokens: int = 0  # of the cached ones: loaded from the host tier
     num_disk_tokens: int = 0  # of the cached ones: loaded from the disk tier

@@ -87,10 +87,13 @@ class StepDraft:
         asked = [
             index
             for index, (row, request) in enumerate(zip(self.rows, self._requests, strict=True))
-            if row.sampling is not None
+            if request.is_followed
+            and row.sampling is not None
             and request.beam is None
             and request.num_new_tokens - _depth(row) > 2
         ]
+        if not asked:
+            return
         wanted = speculation.num_ahead([self._requests[index] for index in asked])
         num_beside = speculation.num_beside() if any(wanted) else 0
         for index, num_ahead in zip(asked, wanted, strict=True):
@@ -250,6 +253,7 @@ def _row_of(
         rope_shift=shift + request.rope_shift,
         images=images,
         is_output=start >= len(request.prompt),
+        is_followed=request.is_followed,
         selection=_selection_of(request, end),
     )
 

@@ -459,6 +459,8 @@ class Scheduler:
         if request.is_call:
             self.stats.num_prompt_tokens += request.num_text_tokens
             self.stats.num_cached_tokens += request.num_cached_tokens
+        if self.speculation is not None:
+            request.is_followed = self.speculation.follows(request)
         self.deadlines.note_admission(request)
         self.working_set.note_admission(request)
 

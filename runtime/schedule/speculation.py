@@ -105,8 +105,18 @@ class Speculation:
         model = self._drafting.model
         return 0 if model is None else model.num_beside()
 
+    def follows(self, request: Request) -> bool:
+        """Whether the draft model is to compute a request's tokens, too; decided when it is
+        admitted."""
+        model = self._drafting.model
+        if model is None or request.stream is not None:  # another engine guesses
+            return True
+        is_drafted = request.samples and request.beam is None
+        return model.follows(request.op_key, is_drafted, self.times.curve)
+
     def num_ahead(self, requests: Sequence[Request]) -> list[int]:
-        """How many tokens the executor is to guess of each behind the step that is planned."""
+        """How many tokens the executor is to guess of each behind the step that is planned. One of
+        whose op they turned out not to be worth it is not followed from here on."""
         rooms = [self._room_of(request) for request in requests]
         texts = [self._model_text(request) for request in requests]
         model, room = self._drafting.model, max(rooms, default=0)
@@ -114,7 +124,11 @@ class Speculation:
             room = min(room, model.most)
         if model is None or not room:
             return [0] * len(requests)
-        wanted = model.num_ahead(texts, self.times.curve, room, self.times.is_known)
+        curve = self.times.curve
+        wanted = model.num_ahead(texts, curve, room, self.times.is_known)
+        if not any(wanted) and model.has_kv:
+            for request, text in zip(requests, texts, strict=True):
+                request.is_followed = text.is_worth_following(curve)
         return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
 
     def offer(self, request: Request, result: RowResult) -> None:
@@ -227,8 +241,10 @@ class Speculation:
         if duration_s is not None:
             host_s = time.perf_counter() - self._began_s - duration_s
             self.times.note(plan.num_tokens, duration_s - guessing.seconds, max(0.0, host_s))
-        if self._drafting.model is not None and all(row.is_output for row in plan.rows):
-            self._drafting.model.note_passes(guessing.seconds, guessing.num_passes)
+        if (model := self._drafting.model) is not None:
+            model.note_step(duration_s or 0.0, guessing.seconds)
+            if guessing.num_passes and all(row.is_output for row in plan.rows):
+                model.note_passes(guessing.seconds, guessing.num_passes)
 
     def end(self, request: Request) -> None:
         """A request has ended."""

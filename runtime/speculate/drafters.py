@@ -42,9 +42,11 @@ def make_drafting(
     has_model: bool = False,
     max_ahead: int | None = None,
     num_candidates: int = 0,
+    has_kv: bool = True,
 ) -> Drafting | None:
     """What `--speculate` asks for; None: nothing. has_model: the executor has a draft model, which
-    guesses at most `max_ahead` tokens, and `num_candidates` beside each. Raises InvalidRequest."""
+    guesses at most `max_ahead` tokens, and `num_candidates` beside each; has_kv: and must have
+    followed a text for that. Raises InvalidRequest."""
     names = chosen_drafters(speculate)
     is_automatic = names is None
     if names is None:
@@ -54,7 +56,7 @@ def make_drafting(
         names = tuple(name for name in names if name != MODEL or has_model)
     if not names or not max_tokens:
         return None
-    of_model = ModelDrafter(max_ahead, num_candidates) if MODEL in names else None
+    of_model = ModelDrafter(max_ahead, num_candidates, has_kv) if MODEL in names else None
     try:
         drafters = _drafters(names)
     except BuildError as error:

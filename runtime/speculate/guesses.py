@@ -8,13 +8,19 @@ n rows whose guesses are right with a probability r each, the K for which
     (n + sum over rows of r + r^2 + ... + r^K) / (time of a step of n (1 + K) tokens + K * a pass)
 
 is largest (the formula of Leviathan et al. 2023, arXiv:2211.17192, 3.5, with measured times).
+
+To guess, a draft model with KV of its own must have followed the text from its beginning, which
+costs time, too. So it follows the requests of an op whose guesses would pay if they were alone in
+a step (`follows`); of others some, as long as what that takes is a small share of all time, so that
+an op whose guesses are worth more by now, or a machine that has got faster, is found out.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from operator import mul
@@ -22,7 +28,7 @@ from typing import NamedTuple
 
 from .budget import MIN_GAIN, PROMISE
 from .drafter import NO_DRAFT, Draft, Side, Subject
-from .step_times import MAX_TOKENS
+from .step_times import MAX_TOKENS, typical
 
 NAME = "model"
 _NUM_BINS = 16  # of probabilities
@@ -41,14 +47,34 @@ _FIRST_AHEAD = 3  # while nothing is known of times
 # Steps without guesses, behind which some are tried again; each time in vain twice as many.
 _VAIN = 48
 _MOST_VAIN = 16 * _VAIN
+_PASSES = 9  # whose times are kept
+# Of all time, what may go into following requests whose op's guesses do not pay, and guessing of
+# them; so many tokens of each.
+_TRIAL_SHARE = 0.005
+_TRIAL_TOKENS = 12
+_IN_USE = 256  # steps behind one in which guesses paid
+_LONGEST_WORTH = 4  # tokens ahead, of which one number pays or none does
+
+
+@dataclass(slots=True)
+class _OpRate:
+    """Of an op's guesses: how many were right of those seen, older ones counting for less; and how
+    many were preferred to those of others."""
+
+    right: float
+    seen: float
+    share: float = 1.0
 
 
 class ModelDrafter:
     """Knows how often guesses were right, and what a pass costs."""
 
-    def __init__(self, most: int | None = None, num_candidates: int = 0) -> None:
+    def __init__(
+        self, most: int | None = None, num_candidates: int = 0, has_kv: bool = True
+    ) -> None:
         """most: tokens that can be guessed at a time, each whatever the others are; None: any
-        number, each behind those before it. num_candidates: beside each."""
+        number, each behind those before it. num_candidates: beside each. has_kv: it must have
+        followed a text to guess what comes next."""
         self.most = most
         self._num_candidates = num_candidates
         self.is_independent = most is not None
@@ -56,8 +82,16 @@ class ModelDrafter:
             [_prior(index) * _PRIOR_WEIGHT, _PRIOR_WEIGHT]
             for index in range(_NUM_RANKS * _NUM_PLACES * _NUM_BINS)
         ]
-        self._rates: OrderedDict[Hashable, list[float]] = OrderedDict()  # by op: right, seen
+        self.has_kv = has_kv
+        self._rates: OrderedDict[Hashable, _OpRate] = OrderedDict()  # by op
+        self._of_all = _OpRate(_PRIOR_RATE * _OWN_WEIGHT, _OWN_WEIGHT)
+        self._passes = deque[float](maxlen=_PASSES)
         self.pass_s: float | None = None  # of all rows, a token each; None: not known
+        self._pays = False  # in the last step for which it was asked, as far as is known
+        self._num_steps = 0
+        self._paid_at = -_IN_USE  # the last step in which it did
+        self._elapsed_s = 0.0  # of all steps
+        self._trials_s = 0.0  # of its own part in those in which it did not pay
         self._num_vain = 0
         self._patience = _VAIN
         self._beside_share = 1.0  # of the guesses with candidates beside, where any was verified
@@ -69,8 +103,56 @@ class ModelDrafter:
     def note_passes(self, seconds: float, num_passes: int) -> None:
         """The draft model took so long for so many tokens of each row."""
         if num_passes:
-            pass_s = seconds / num_passes
-            self.pass_s = pass_s if self.pass_s is None else 0.8 * self.pass_s + 0.2 * pass_s
+            self._passes.append(seconds / num_passes)
+            self.pass_s = typical(self._passes)
+
+    def note_step(self, duration_s: float, own_s: float) -> None:
+        """A step took so long, of which the draft model `own_s`."""
+        self._num_steps += 1
+        self._elapsed_s += duration_s
+        if self._pays:
+            self._paid_at = self._num_steps
+        else:
+            self._trials_s += own_s
+
+    def follows(self, op: Hashable, is_drafted: bool, curve: Sequence[float]) -> bool:
+        """Whether to follow a request of this op from its first token on. is_drafted: it will
+        want guesses; else its text may be the beginning of others that do. What only warms the
+        cache of an engine that has just started is followed, too."""
+        if not self.has_kv:
+            return True
+        if not is_drafted:
+            is_worth_it = self._num_steps - self._paid_at < _IN_USE
+        elif self.pass_s is None:
+            is_worth_it = self._num_steps < _IN_USE
+        else:
+            rate = self._rate_of(op)
+            is_worth_it = self.pays(rate.right / rate.seen, rate.share, curve)
+        return is_worth_it or self._may_try
+
+    def pays(self, rate: float, share: float, curve: Sequence[float]) -> bool:
+        """Whether guesses of which so many are right would pay in steps of one row, where the
+        first one is of use that often; also where nothing is measured yet."""
+        if self.pass_s is None or not curve:
+            return True
+        tokens, worth = 1.0, share
+        for ahead in range(1, _LONGEST_WORTH + 1):
+            worth *= rate
+            tokens += worth
+            if tokens * curve[1] > MIN_GAIN * (curve[1 + ahead] + ahead * self.pass_s):
+                return True
+        return False
+
+    def _trial(self, text: ModelText, curve: Sequence[float], most: int) -> int:
+        """How many tokens to guess of a text that is followed though its op's guesses, as far as
+        is known, would not even pay alone."""
+        is_trial = self.has_kv and not self.pays(text.rate, text.share, curve)
+        return text.take_trial(most) if is_trial else 0
+
+    @property
+    def _may_try(self) -> bool:
+        """Whether there is time for what does not pay."""
+        return self._trials_s <= _TRIAL_SHARE * self._elapsed_s
 
     def num_ahead(
         self,
@@ -82,6 +164,7 @@ class ModelDrafter:
         """How many tokens, at most `room`, to guess of each text for a step that computes these
         alone. curve: see `StepTimes`; is_known: whether it was measured at such a size. Where it
         was not, one more than what pays is guessed if much is expected of it, so that it can be."""
+        self._pays = True
         if self.pass_s is None or not curve:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]
@@ -103,7 +186,11 @@ class ModelDrafter:
             elif ahead == best_ahead + 1 and tokens >= best_tokens * PROMISE:
                 tried = 0 if is_known(num_tokens) else ahead
         best_ahead = max(best_ahead, tried)
+        self._pays = best_ahead > 0
         if not best_ahead:
+            trials = [self._trial(text, curve, min(2, room)) for text in texts]
+            if any(trials):
+                return trials
             self._num_vain += 1
             if self._num_vain < self._patience:
                 return [0] * num_rows
@@ -135,10 +222,18 @@ class ModelDrafter:
         counts[0] += is_right
         counts[1] += 1.0
 
-    def _rate_of(self, op: Hashable) -> list[float]:
+    def learn_rate(self, rate: _OpRate, num_right: int, num_seen: int) -> None:
+        """So many guesses of an op were seen, of which so many were right."""
+        fade = max(0.0, 1.0 - num_seen / _MEMORY)
+        for each in (rate, self._of_all):
+            each.right = fade * each.right + num_right
+            each.seen = fade * each.seen + num_seen
+
+    def _rate_of(self, op: Hashable) -> _OpRate:
         rate = self._rates.pop(op, None)
         if rate is None:
-            rate = [_PRIOR_RATE * _OWN_WEIGHT, _OWN_WEIGHT]
+            of_all = self._of_all
+            rate = _OpRate(_OWN_WEIGHT * of_all.right / of_all.seen, _OWN_WEIGHT)
             if len(self._rates) >= _MAX_OPS:
                 self._rates.popitem(last=False)
         self._rates[op] = rate
@@ -167,11 +262,12 @@ class ModelText:
     """One output, and what was guessed to follow it: a tree, parents before children, and before
     their siblings the tokens that each were guessed first."""
 
-    def __init__(self, drafter: ModelDrafter, of_op: list[float]) -> None:
+    def __init__(self, drafter: ModelDrafter, of_op: _OpRate) -> None:
         self._drafter = drafter
         self._of_op = of_op
-        self._right, self._seen = _OWN_WEIGHT * of_op[0] / of_op[1], _OWN_WEIGHT
-        self.share = 1.0  # of its guesses, how many were preferred to those of others
+        self._right, self._seen = _OWN_WEIGHT * of_op.right / of_op.seen, _OWN_WEIGHT
+        self.share = of_op.share  # of its guesses, how many were preferred to those of others
+        self._num_trials = _TRIAL_TOKENS
         self._nodes: tuple[_Node, ...] = ()
 
     @property
@@ -219,17 +315,27 @@ class ModelText:
             sides = tuple(beside(nodes, own, room))
         return Draft(tokens, confidences, NAME, cells, sides)
 
+    def take_trial(self, most: int) -> int:
+        """How many tokens, at most so many, to guess although that does not pay: a few of an
+        output, so that it is found out where it would."""
+        num_tokens = min(most, self._num_trials)
+        self._num_trials -= num_tokens
+        return num_tokens
+
     def note_choice(self, is_chosen: bool) -> None:
         """Its guess was verified, or another's in its place."""
         self.share += 0.1 * (is_chosen - self.share)
+        self._of_op.share += 0.02 * (is_chosen - self._of_op.share)
+
+    def is_worth_following(self, curve: Sequence[float]) -> bool:
+        """Whether its guesses may pay, or are still tried."""
+        return self._num_trials > 0 or self._drafter.pays(self.rate, self.share, curve)
 
     def note(self, draft: Draft, num_accepted: int) -> None:
         for place, cell in enumerate(draft.evidence[: num_accepted + 1]):
             self._drafter.learn(cell, place < num_accepted)
         num_seen = num_accepted + (num_accepted < len(draft.tokens))
-        fade = max(0.0, 1.0 - num_seen / _MEMORY)
-        self._of_op[0] = fade * self._of_op[0] + num_accepted
-        self._of_op[1] = fade * self._of_op[1] + num_seen
+        self._drafter.learn_rate(self._of_op, num_accepted, num_seen)
         self._right += num_accepted
         self._seen += num_seen
 

@@ -101,12 +101,12 @@ class StepTimes:
     def describe(self) -> dict[int, float]:
         """Milliseconds by the largest number of tokens of a bucket, as measured."""
         pairs = zip(_BOUNDS, self._seconds, strict=True)
-        return {bound: round(1000 * _typical(seconds), 4) for bound, seconds in pairs if seconds}
+        return {bound: round(1000 * typical(seconds), 4) for bound, seconds in pairs if seconds}
 
     def _fitted(self) -> list[float]:
         known = [bucket for bucket, seconds in enumerate(self._seconds) if seconds]
         sizes = [self._sizes[bucket] for bucket in known]
-        times = [_typical(self._seconds[bucket]) for bucket in known]
+        times = [typical(self._seconds[bucket]) for bucket in known]
         times = list(accumulate(reversed(times), min))[::-1]
         slope = PRIOR_SLOPE * times[0]
         if len(sizes) > 1:
@@ -118,5 +118,6 @@ class StepTimes:
         return cast("list[float]", curve.tolist())
 
 
-def _typical(seconds: deque[float]) -> float:
+def typical(seconds: deque[float]) -> float:
+    """Of measurements of the same, which disturbances make longer."""
     return min(seconds) if len(seconds) < _NUM_FOR_MEDIAN else median(seconds)

@@ -178,7 +178,7 @@ def test_doctor_names_what_a_gpus_ops_run_and_why(
     chosen = {row["op"]: row["implementation"] for row in report["kernels"]}
     by_torch = {op for op, implementation in chosen.items() if implementation == "torch"}
     assert by_torch == {
-        "linear", "scale_in_place", "add_in_place", "gather_share", "select_keys"
+        "linear", "scale_in_place", "add_in_place", "join_columns", "gather_share", "select_keys"
     }  # fmt: skip
     assert {chosen[op] for op in chosen.keys() - by_torch} == {"triton"}
     assert {"paged_attention", "latent_attention", "sample", "experts"} <= chosen.keys()

@@ -109,6 +109,17 @@ def test_scaling_and_adding_in_place_round_once(dtype: torch.dtype, num_tokens: 
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("sizes", [(64, 64), (50, 3), (1, 40)])
+def test_columns_are_joined_row_by_row(
+    dtype: torch.dtype, num_tokens: int, sizes: tuple[int, int]
+) -> None:
+    first, second = (_randn(dtype, num_tokens, size) for size in sizes)
+    for kernels in _all(dtype):
+        joined = kernels.join_columns(first, second)
+        assert torch.equal(joined, torch.cat([first, second], dim=-1)) and joined.is_contiguous()
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 def test_rows_of_a_share_are_gathered_and_others_are_zero(
     dtype: torch.dtype, num_tokens: int
 ) -> None:

@@ -43,6 +43,7 @@ class Block:
         self.qkv = kernels.make_linear(
             torch.randn(size + 2 * KV_HEADS * DIM, size).bfloat16(), None
         )
+        self.merge = kernels.make_linear(torch.randn(size, 2 * size).bfloat16() / 8, None)
         self.gated = kernels.make_gated_linear(torch.randn(2 * size, size).bfloat16() / 8, None)
         values = torch.zeros((2, KV_HEADS, 64, DIM), dtype=kv_dtype)
         self.kv_layer: KVLayer = values
@@ -83,7 +84,7 @@ class Block:
         out = self.kernels.paged_attention(queries, self.kv_layer, self.plan, self.sinks)
         self.norm(out.view(2, -1), x)
         self.kernels.add_in_place(x, out.view(2, -1))
-        return self.gated(x)
+        return self.gated(self.merge(self.kernels.join_columns(x, share)))
 
 
 @pytest.fixture

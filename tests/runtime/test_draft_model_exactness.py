@@ -61,6 +61,7 @@ def guesses_all(monkeypatch: pytest.MonkeyPatch) -> None:
         return [rng.choice((0, rng.randrange(room + 1), room)) for _ in texts]
 
     monkeypatch.setattr(ModelDrafter, "num_ahead", num_ahead)
+    monkeypatch.setattr(ModelDrafter, "pays", lambda *_: True)
 
 
 def drafting(load: Load, **options: Any) -> LoadedModel:
@@ -298,6 +299,90 @@ def test_a_restart_finds_the_draft_models_kv_on_disk(
         assert store is not None and store.flush(30.0)
         store.close()
     assert found == [0, 512, 0]
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "options"),
+    [
+        (1, 2048, {}),
+        (16, 23, {"host_kv_tokens": 512}),
+        (1, 32, {"max_total_tokens": 160}),
+    ],
+)
+def test_tokens_are_identical_where_the_draft_model_follows_some_requests_only(
+    load: Load,
+    checkpoint: Path,
+    jobs: list[Job],
+    alone: list[list[int]],
+    page_size: int,
+    chunk: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some from their beginning, some never, some up to a step of their output, whose prefixes
+    others have."""
+    rng = random.Random(page_size + chunk)
+    monkeypatch.setattr(ModelDrafter, "follows", lambda *_, **__: rng.random() < 0.6)
+    monkeypatch.setattr(ModelText, "is_worth_following", lambda *_: rng.random() < 0.8)
+    draft = {"draft_model": str(checkpoint)}
+    loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **draft, **options)
+    scheduler = loaded.engine.scheduler
+    if "max_total_tokens" in options:
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    before = counts(loaded)
+    for _ in range(3):
+        leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
+        assert outputs_of(serve(loaded, [*jobs, *leaving]))[: len(jobs)] == alone
+    drafted, accepted = (now - then for now, then in zip(counts(loaded), before))
+    assert 0 < accepted <= drafted or jobs is JOBS["constrained"]
+
+
+@pytest.mark.parametrize(("page_size", "num_missing"), [(1, 40), (1, 1), (16, 48), (16, 20)])
+@pytest.mark.parametrize("tier", ["pool", "host"])
+def test_behind_a_prefix_that_was_not_followed_a_draft_model_sees_what_is_behind_that(
+    load: Load,
+    checkpoint: Path,
+    page_size: int,
+    num_missing: int,
+    tier: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request whose cached prefix has a part without the draft model's KV is guessed for as if
+    its text began behind that part."""
+    follow: list[bool] = []
+    offered: dict[int, list[int]] = {}  # first, by request
+    offer = Speculation.offer
+
+    def noted(speculation: Speculation, request: Request, result: RowResult) -> None:
+        offered.setdefault(request.id, [guess.token_id for guess in result.ahead])
+        offer(speculation, request, result)
+
+    monkeypatch.setattr(Speculation, "offer", noted)
+    monkeypatch.setattr(ModelDrafter, "follows", lambda *_, **__: follow.pop(0))
+    monkeypatch.setattr(ModelDrafter, "num_ahead", lambda _, texts, *__: [3] * len(texts))
+    monkeypatch.setattr(ModelDrafter, "num_beside", lambda _: 0)
+    rng = random.Random(num_missing + page_size)
+    text = tuple(rng.randrange(256) for _ in range(num_missing + 70))
+    sampling = replace(GREEDY[0].sampling, max_tokens=8)
+    options: dict[str, Any] = {}
+    if tier == "host":
+        options = {"max_total_tokens": 160, "host_kv_tokens": 2048}
+    loaded = drafting(
+        load, draft_model=str(checkpoint), page_size=page_size, speculative_num_tokens=3, **options
+    )
+    parts = (num_missing, num_missing + 35, len(text))
+    for is_followed, end in zip((False, True, True), parts, strict=True):
+        follow[:] = [is_followed, True]
+        (request,) = serve(loaded, [Job(text[:end], sampling)])
+        if tier == "host":
+            serve(loaded, [Job(tuple(rng.randrange(256) for _ in range(140)), sampling)])
+    assert request.num_cached_tokens >= parts[1] - page_size
+    assert (request.num_host_tokens > 0) == (tier == "host")
+    first = num_missing // page_size * page_size
+    drawn = request.output_ids[0]
+    behind = Job((*text[first:], drawn), replace(sampling, max_tokens=3))
+    assert offered[request.id] == said_alone(load, [behind])[0]
+    assert list(request.output_ids) == said_alone(load, [Job(text, sampling)])[0]
 
 
 def test_adapters_are_guessed_for_by_the_plain_draft_model(

@@ -78,6 +78,7 @@ def test_guesses_are_those_of_the_published_form(
     monkeypatch.setattr(
         ModelDrafter, "num_ahead", lambda _, texts, curve, room, *__: [min(NUM_GUESSES, room)]
     )
+    monkeypatch.setattr(ModelDrafter, "pays", lambda *_: True)
     offer = ModelText.offer
 
     def noted(text: ModelText, tokens: Sequence[int], *others: Any) -> None:
@@ -130,6 +131,7 @@ def test_tokens_are_identical_with_a_predictor(
             rng.choice((0, rng.randrange(room + 1))) for _ in texts
         ],
     )
+    monkeypatch.setattr(ModelDrafter, "pays", lambda *_: True)
     jobs: list[Job] = JOBS[kind]
     alone = said_alone(load, jobs)
     loaded = drafting(load, made[0], page_size=page_size, chunked_prefill_size=chunk, **options)

@@ -23,7 +23,8 @@ enum Kind : int64_t {
     kActAndMul,
     kLora,
     kAllReduce,
-    kGatherShare
+    kGatherShare,
+    kJoinColumns
 };
 struct Call {
     int64_t kind;
@@ -98,6 +99,10 @@ extern "C" void stemma_replay(const void* calls, int64_t num_calls) {
             case kGatherShare:
                 stemma_gather_share(pointer<void>(a[0]), pointer<int64_t>(a[1]),
                                     pointer<void>(a[2]), a[3], a[4], a[5], a[6]);
+                break;
+            case kJoinColumns:
+                stemma_join_columns(pointer<void>(a[0]), pointer<void>(a[1]), pointer<void>(a[2]),
+                                    a[3], a[4], a[5]);
                 break;
         }
     }

@@ -250,3 +250,15 @@ extern "C" void stemma_gather_share(const void* table, const int64_t* index, voi
             std::memcpy(to, static_cast<const char*>(table) + own * row_bytes, row_bytes);
     });
 }
+
+// Rows of first_bytes and of second_bytes bytes, side by side.
+extern "C" void stemma_join_columns(const void* first, const void* second, void* joined,
+                                    int64_t num_rows, int64_t first_bytes, int64_t second_bytes) {
+    const int64_t row_bytes = first_bytes + second_bytes;
+    for_each_row(num_rows, row_bytes / 2, [&](int64_t row) {
+        char* to = static_cast<char*>(joined) + row * row_bytes;
+        std::memcpy(to, static_cast<const char*>(first) + row * first_bytes, first_bytes);
+        std::memcpy(to + first_bytes, static_cast<const char*>(second) + row * second_bytes,
+                    second_bytes);
+    });
+}

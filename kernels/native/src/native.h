@@ -90,6 +90,8 @@ void stemma_lora(const stemma::LoraRuns* plan, const stemma::LoraTables* tables,
                  void* y, int64_t is_float);
 void stemma_gather_rows(const void* table, const int64_t* index, void* rows, int64_t num_rows,
                         int64_t row_bytes);
+void stemma_join_columns(const void* first, const void* second, void* joined, int64_t num_rows,
+                         int64_t first_bytes, int64_t second_bytes);
 void stemma_gather_share(const void* table, const int64_t* index, void* rows, int64_t num_rows,
                          int64_t row_bytes, int64_t first, int64_t table_rows);
 void stemma_apply_token_mask(void* logits, const int64_t* rows, const uint32_t* masks,

@@ -96,6 +96,7 @@ def test_the_kv_of_a_draft_model_comes_with_it(
 ) -> None:
     """As the model drafts for itself, no guess is wrong unless that is missing."""
     monkeypatch.setattr(ModelDrafter, "num_ahead", lambda _, texts, *__: [3] * len(texts))
+    monkeypatch.setattr(ModelDrafter, "pays", lambda *_: True)
     draft = {"draft_model": str(checkpoint), "speculate": "model"}
     with (
         prefilling(checkpoint, endpoint, **draft),

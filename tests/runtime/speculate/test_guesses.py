@@ -54,7 +54,7 @@ def test_confidence_is_how_often_such_guesses_were_right() -> None:
 
 def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
     def num_ahead(num_right: int, pass_s: float, num_rows: int = 1) -> int:
-        drafter = ModelDrafter()
+        drafter = ModelDrafter(has_kv=False)
         texts = [opened(drafter) for _ in range(num_rows)]
         drafter.note_passes(4 * pass_s, 4)
         for text in texts:
@@ -69,7 +69,7 @@ def test_more_is_guessed_the_more_is_right_and_the_less_a_pass_costs() -> None:
 
 
 def test_where_nothing_pays_some_are_tried_again_ever_less_often_until_it_does() -> None:
-    drafter = ModelDrafter()
+    drafter = ModelDrafter(has_kv=False)
     text = opened(drafter)
     assert drafter.num_ahead([text], [], 8, known) == [3], "nothing is measured yet"
     drafter.note_passes(40.0, 4)
@@ -85,6 +85,75 @@ def test_where_nothing_pays_some_are_tried_again_ever_less_often_until_it_does()
         drafter.note_passes(40.0, 4)
     again = [drafter.num_ahead([text], CURVE, 8, known)[0] for _ in range(200)]
     assert sum(map(bool, again)) == 2
+
+
+def taught(drafter: ModelDrafter, op: str, num_right: int) -> None:
+    """Of four guesses of an op so many are right."""
+    text = drafter.open(SubjectOf(op))
+    for _ in range(50):
+        text.offer([1, 2, 3, 4], [-0.1] * 4)
+        text.note(text.propose(4), num_right)
+
+
+class SubjectOf(Subject):
+    def __init__(self, op: str) -> None:
+        self.op_key = op  # type: ignore[assignment]
+
+
+def test_requests_are_followed_whose_ops_guesses_would_pay_alone() -> None:
+    drafter = ModelDrafter()
+    assert drafter.follows("bad", True, []), "nothing is measured yet"
+    for _ in range(300):
+        drafter.note_step(0.01, 0.01)
+    assert not drafter.follows("bad", True, []), "nobody wants guesses"
+    drafter = ModelDrafter()
+    drafter.note_passes(0.9, 3)
+    taught(drafter, "good", 4)
+    taught(drafter, "bad", 0)
+    assert drafter.follows("good", True, CURVE)
+    assert drafter.num_ahead([drafter.open(SubjectOf("good"))], CURVE, 8, known)[0] > 0
+    drafter.note_step(1.0, 0.1)
+    assert drafter.follows("bad", True, CURVE), "nothing went into trials"
+    assert drafter.num_ahead([drafter.open(SubjectOf("bad"))], CURVE, 8, known) == [2]
+    drafter.note_step(1.0, 0.1)
+    assert not drafter.follows("bad", True, CURVE)
+    assert drafter.follows("good", True, CURVE)
+    assert drafter.follows(None, False, CURVE), "its text may be the beginning of others"
+    for _ in range(300):
+        drafter.note_step(0.01, 0.01)
+    assert not drafter.follows(None, False, CURVE), "none has paid for long"
+    drafter.note_step(1000.0, 0.0)
+    assert drafter.follows("bad", True, CURVE), "so little of all time may be lost"
+    assert drafter.follows(None, False, CURVE)
+    other = ModelDrafter(has_kv=False)
+    other.note_passes(0.9, 3)
+    other.note_step(0.1, 0.1)
+    assert other.follows("bad", True, CURVE), "it has nothing to follow with"
+
+
+def test_a_text_that_is_followed_in_vain_is_tried_for_a_few_tokens() -> None:
+    drafter = ModelDrafter()
+    taught(drafter, "bad", 0)
+    drafter.note_passes(0.9, 3)
+    text = drafter.open(SubjectOf("bad"))
+    asked = []
+    while text.is_worth_following(CURVE):
+        asked += drafter.num_ahead([text], CURVE, 8, known)
+    assert asked == [2] * 6
+    taught(drafter, "good", 4)
+    other = drafter.open(SubjectOf("good"))
+    assert all(drafter.num_ahead([other], CURVE, 8, known)[0] > 0 for _ in range(20))
+    assert other.is_worth_following(CURVE)
+
+
+def test_an_op_that_is_new_begins_with_what_is_known_of_all() -> None:
+    drafter = ModelDrafter()
+    before = drafter.open(SubjectOf("new")).rate
+    taught(drafter, "good", 4)
+    assert drafter.open(SubjectOf("newer")).rate > before
+    for _ in range(4):
+        taught(drafter, "bad", 0)
+    assert drafter.open(SubjectOf("newest")).rate < before
 
 
 def test_others_guesses_that_are_preferred_make_it_guess_less() -> None:
@@ -103,7 +172,7 @@ def test_a_size_that_was_not_measured_is_tried_where_much_is_expected_of_it(
 ) -> None:
     """A step of 3 tokens, drawn between those of 2 and 4, looks dearer than it may be."""
     curve = [1.0, 1.0, 1.05, 1.4, 1.75, *[2.5] * 508]
-    drafter = ModelDrafter()
+    drafter = ModelDrafter(has_kv=False)
     text = opened(drafter)
     drafter.note_passes(0.8, 4)
     for number in range(80):
