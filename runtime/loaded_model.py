@@ -61,7 +61,7 @@ from .speculate.drafters import make_drafting
 from .speculate.drafting import Drafting
 from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
-from .tokenizer.tokenizer import Tokenizer
+from .tokenizer.tokenizer import MAX_TEXT_CHARS, Tokenizer
 
 if TYPE_CHECKING:  # they need ZeroMQ, which benchmarks of a runner do without
     from .memory.peers.kv_sender import KVSender
@@ -357,6 +357,10 @@ class LoadedModel:
 
     def context(self) -> ProgramContext:
         """The context that all programs on this engine share."""
+        compressed, most = self._compressed_prefixes(), self.engine.max_model_len
+        max_chars = most * self.tokenizer.longest_token_chars
+        if compressed.refusal is None:  # a stream's text may be longer than the context
+            most, max_chars = sys.maxsize, MAX_TEXT_CHARS
         return ProgramContext(
             tokenizer=self.tokenizer,
             vocab_size=self.model_config.vocab_size,
@@ -371,10 +375,10 @@ class LoadedModel:
             adapters=self.adapters,
             encoder=self._encoder(),
             images=self.images,
-            compressed=self._compressed_prefixes(),
+            compressed=compressed,
             kv_policy=self._kv_policy(),
-            max_prompt_tokens=self.engine.max_model_len,
-            max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
+            max_prompt_tokens=most,
+            max_text_chars=max_chars,
         )
 
     def _kv_policy(self) -> KVPolicy | None:

@@ -69,8 +69,6 @@ class CallFactory:
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
-            if op.params.kv_policy is not None:
-                raise InvalidRequest.of("kv_policy", op.params.kv_policy.kind, "left out with beam")
             return self._beam(branch, op, report, samplings[0], beam)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
@@ -108,7 +106,7 @@ class CallFactory:
                 request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
-            request.recompress = self._recompress(op.params.kv_policy)
+            request.recompress = self._recompress(op.params.kv_policy, shown)
             if len(samples) > 1:
                 request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
@@ -130,7 +128,7 @@ class CallFactory:
         """Start a beam search. Raises as `gen`."""
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
-        shown = self._shown(branch, self._prompt(branch), None)
+        shown = self._shown(branch, self._prompt(branch), op.params.kv_policy)
         sampling = replace(sampling, temperature=0.0)  # nothing is drawn
         call = BeamCall(
             report,
@@ -254,12 +252,24 @@ class CallFactory:
 
     def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
         """A prompt as its KV is kept. Raises InvalidRequest."""
-        policy = policy or self.context.kv_policy
+        shown = branch.kv.shown(prompt)
+        policy = policy or self._default_policy(shown)
         return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
 
-    def _recompress(self, policy: KVPolicy | None) -> Recompress | None:
+    def _default_policy(self, shown: Shown) -> KVPolicy | None:
+        """The engine's, for a prompt of which it can keep a part: no call fails for what it has not
+        asked for."""
+        policy, prefix = self.context.kv_policy, shown.compressed
+        num_slots = 0 if prefix is None else prefix.num_slots
+        if policy is None or min(shown.ids[num_slots:], default=0) < 0:  # an image's
+            return None
+        if policy.kind == "streaming" and prefix is not None and prefix.policy.kind != "streaming":
+            return None
+        return policy
+
+    def _recompress(self, policy: KVPolicy | None, shown: Shown) -> Recompress | None:
         """What a stream keeps while it is generated."""
-        policy = policy or self.context.kv_policy
+        policy = policy or self._default_policy(shown)
         if policy is None or policy.kind != "streaming":
             return None
         prefixes = self.context.compressed

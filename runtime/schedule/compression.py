@@ -86,7 +86,7 @@ class CompressedPrefixes:
         self._max_tokens = max_tokens
         self._max_pages = max_pages
         self._max_observed = max_observed
-        self._refusal = refusal
+        self.refusal = refusal
         self._known: OrderedDict[bytes, int] = OrderedDict()
         self._next_id = _FIRST
         self._lock = threading.Lock()
@@ -99,11 +99,13 @@ class CompressedPrefixes:
         candidates: Sequence[tuple[int, int]] | None = None,
     ) -> tuple[CompressedPrefix | None, int]:
         """What the policy keeps of a text, in whole pages, and how many of `ids` that stands for;
-        (behind, its slots) where it keeps all. `ids`: begin with those of `behind`. Raises
-        InvalidRequest."""
+        (behind, its slots) where it keeps all, or fewer tokens follow that than are observed.
+        `ids`: begin with those of `behind`. Raises InvalidRequest."""
         self.require(policy)
         if policy.kind == "streaming":
             return self._streamed(ids, policy, behind)
+        if behind is not None and len(ids) - behind.num_slots < policy.num_observed:
+            return behind, behind.num_slots  # slots have no queries that could be looked at
         num_slots = policy.num_kept(len(ids))
         ranges = None if candidates is None else tuple(candidates)
         if ranges is not None:
@@ -164,8 +166,8 @@ class CompressedPrefixes:
 
     def require(self, policy: KVPolicy) -> None:
         """Raises InvalidRequest where it cannot be done here."""
-        if self._refusal is not None:
-            raise InvalidRequest.of("kv_policy", policy.kind, f"left out: {self._refusal}")
+        if self.refusal is not None:
+            raise InvalidRequest.of("kv_policy", policy.kind, f"left out: {self.refusal}")
         if policy.num_observed > self._max_observed:
             allowed = f"at most {self._max_observed}, a chunk (chunked_prefill_size)"
             raise InvalidRequest.of("kv_policy.window", policy.window, allowed)
