@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args
 from ...errors import InvalidProgram
 from .numbers import MAX_INT, Range
 
-PolicyKind = Literal["snapkv", "streaming"]
+PolicyKind = Literal["snapkv", "streaming", "window"]
 
+ALL_KV = "none"  # an engine's policy, on a command line: nothing is dropped, nor given up
 MAX_WINDOW = 64  # queries that are observed at once
 _SHARE = Range(0, 1, is_above=True)
 _TOKENS = Range(1, MAX_INT, is_whole=True)
@@ -37,6 +38,9 @@ class KVPolicy:
     anything behind is computed. Positions are those among the tokens that are kept, so that a text
     may be longer than the model's context, and KV is bounded by one and a half times `keep`.
 
+    "window": as "streaming", of a model whose layers all see windows of at most `keep` tokens, and
+    positions stay what they were: outputs are those with all KV. Engines ask for it by themselves.
+
     Raises InvalidProgram.
     """
 
@@ -59,7 +63,7 @@ class KVPolicy:
             object.__setattr__(self, name, value)
         if self.pool % 2 == 0:
             raise InvalidProgram.of("kv_policy.pool", self.pool, "an odd number of tokens")
-        if self.kind == "streaming" and (is_share or self.keep <= self.sinks):
+        if self.is_stream and (is_share or self.keep <= self.sinks):
             allowed = f"an integer, tokens, above the {self.sinks} of sinks"
             raise InvalidProgram.of("kv_policy.keep", self.keep, allowed)
 
@@ -69,8 +73,18 @@ class KVPolicy:
         return self.window if self.kind == "snapkv" else 1
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the last tokens are kept, of a text however long, also while it is generated."""
+        return self.kind in ("streaming", "window")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is dropped."""
+        return isinstance(self.keep, float) and self.keep == 1.0
+
+    @property
     def num_dropped_at_once(self) -> int:
-        """By a "streaming" policy."""
+        """By one that `is_stream`."""
         return max(1, int(self.keep) // 2)
 
     def num_kept(self, num_tokens: int) -> int:

@@ -92,7 +92,7 @@ class KVSelector:
             assert isinstance(options, AttentionOptions)
             chosen = most_attended(observe(queries, keys, options), is_candidate, keep, policy)
         self._copy(layer, slots[chosen], target)
-        if policy.kind == "streaming":
+        if policy.kind == "streaming":  # else they stay where they were
             self._turn_back(layer, target[policy.sinks :], len(slots) - keep)
 
     def _turn_back(self, layer: int, slots: Tensor, num_positions: int) -> None:

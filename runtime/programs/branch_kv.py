@@ -14,11 +14,12 @@ from ..schedule.compression import CompressedPrefix, CompressedPrefixes
 
 class Shown(NamedTuple):
     """A text's tokens as its KV has them: where it begins with a compressed prefix, that one's, in
-    place of the first `num_replaced`."""
+    place of the first `num_replaced`; `text`: what they stand for, then."""
 
     ids: array[int]
     compressed: CompressedPrefix | None = None
     num_replaced: int = 0
+    text: array[int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class BranchKV:
         """ids: of the branch's text, or its beginning."""
         for source, prefix in reversed(self._compressed):
             if len(source) <= len(ids) and ids[: len(source)] == source:
-                return Shown(prefix.ids + ids[len(source) :], prefix, len(source))
+                return Shown(prefix.ids + ids[len(source) :], prefix, len(source), ids)
         return Shown(ids)
 
     def compress(self, ids: array[int], policy: KVPolicy, prefixes: CompressedPrefixes) -> None:
@@ -72,7 +73,7 @@ class BranchKV:
             return shown
         num_before = 0 if before is None else before.num_slots
         num_replaced = shown.num_replaced + num_taken - num_before
-        return Shown(prefix.ids + shown.ids[num_taken:], prefix, num_replaced)
+        return Shown(prefix.ids + shown.ids[num_taken:], prefix, num_replaced, ids)
 
     def _candidates(self, shown: Shown, end: int) -> Sequence[tuple[int, int]] | None:
         """Of the tokens before `end`: those that are background; None: all are."""

@@ -21,9 +21,10 @@ from ..checkpoint.lora.adapter import Adapter
 from ..images.image import ImageSpan, spans_of
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
+from ..schedule.compression import Recompression
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
-from ..schedule.request import HiddenSum, Recompress, Request, Scoring
+from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .beam_call import BeamCall
 from .branch_kv import Shown, refuse_images
@@ -106,7 +107,7 @@ class CallFactory:
                 request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
-            request.recompress = self._recompress(op.params.kv_policy, shown)
+            request.recompression = self._recompression(op.params.kv_policy, shown)
             if len(samples) > 1:
                 request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
@@ -248,32 +249,20 @@ class CallFactory:
             shared_ends=() if prompt.compressed is not None else (branch.fork_length,),
             images=images,
             compressed=prompt.compressed,
+            text_ids=prompt.text,
         )
 
     def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
         """A prompt as its KV is kept. Raises InvalidRequest."""
-        shown = branch.kv.shown(prompt)
-        policy = policy or self._default_policy(shown)
+        policy = policy or self.context.policy_of(branch.kv.shown(prompt))
         return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
 
-    def _default_policy(self, shown: Shown) -> KVPolicy | None:
-        """The engine's, for a prompt of which it can keep a part: no call fails for what it has not
-        asked for."""
-        policy, prefix = self.context.kv_policy, shown.compressed
-        num_slots = 0 if prefix is None else prefix.num_slots
-        if policy is None or min(shown.ids[num_slots:], default=0) < 0:  # an image's
-            return None
-        if policy.kind == "streaming" and prefix is not None and prefix.policy.kind != "streaming":
-            return None
-        return policy
-
-    def _recompress(self, policy: KVPolicy | None, shown: Shown) -> Recompress | None:
+    def _recompression(self, policy: KVPolicy | None, shown: Shown) -> Recompression | None:
         """What a stream keeps while it is generated."""
-        policy = policy or self._default_policy(shown)
-        if policy is None or policy.kind != "streaming":
+        policy = policy or self.context.policy_of(shown)
+        if policy is None or not policy.is_stream:
             return None
-        prefixes = self.context.compressed
-        return lambda ids, behind: prefixes.of(ids, policy, behind)
+        return Recompression(self.context.compressed, policy)
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

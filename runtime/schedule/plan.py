@@ -145,6 +145,7 @@ class Row(NamedTuple):
     # dropped tokens leave theirs. Up to the first of `images`, each of which says it for what
     # follows.
     rope_shift: int = 0
+    num_dropped: int = 0  # tokens of its text that have no place among its inputs' positions
     images: tuple[ImagePart, ...] = ()  # ascending; their inputs are no ids of the vocabulary
     # With `sampling`: so many tokens behind what is drawn are to be guessed by the draft model, for
     # the next plan; there are pages for all but the last.

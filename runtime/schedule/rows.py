@@ -248,6 +248,7 @@ def _row_of(
         kv_start=request.num_published,
         encoding=request.encoding,
         rope_shift=shift + request.rope_shift,
+        num_dropped=request.num_dropped,
         images=images,
         is_output=start >= len(request.prompt),
         selection=_selection_of(request, end),
