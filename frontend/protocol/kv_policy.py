@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from ...errors import InvalidProgram
 from .numbers import MAX_INT, Range
 
-PolicyKind = Literal["snapkv", "streaming", "window"]
+PolicyKind = Literal["snapkv", "h2o", "streaming", "window"]
 
 ALL_KV = "none"  # an engine's policy, on a command line: nothing is dropped, nor given up
 MAX_WINDOW = 64  # queries that are observed at once
@@ -32,6 +32,11 @@ class KVPolicy:
     "snapkv" (Li et al. 2024, arXiv:2404.14469): those that the prompt's last `window` tokens attend
     to most, for each KV head its own, and that window. A token's weight is the largest among the
     `pool` tokens around it. Positions stay what they were.
+
+    "h2o" (Zhang et al. 2023, arXiv:2306.14048): those to which all of the prompt's tokens attend
+    most, each by its softmax over those up to its own, for each KV head its own, and the last
+    `window`. All of the prompt is computed for it, also what is cached; what is generated behind is
+    kept whole. Tokens that a policy has kept a part of before have no queries.
 
     "streaming" (Xiao et al. 2023, arXiv:2309.17453): the first `sinks` tokens and the last ones,
     `keep` in all: whenever half as many more have come, the oldest of these are dropped, before
@@ -59,6 +64,8 @@ class KVPolicy:
             allowed = "a share in (0, 1] with a decimal point, or a number of tokens >= 1"
             raise InvalidProgram.of("kv_policy.keep", self.keep, allowed)
         for name, allowed_range in _RANGES.items():
+            if name == "window" and self.kind == "h2o":  # none of them is observed at once
+                allowed_range = _TOKENS
             value = allowed_range.checked(f"kv_policy.{name}", getattr(self, name))
             object.__setattr__(self, name, value)
         if self.pool % 2 == 0:
@@ -69,7 +76,7 @@ class KVPolicy:
 
     @property
     def num_observed(self) -> int:
-        """Of the last tokens of a prompt: whose queries are looked at."""
+        """Of the last tokens of a prompt: whose queries are looked at, in one chunk."""
         return self.window if self.kind == "snapkv" else 1
 
     @property
@@ -88,8 +95,8 @@ class KVPolicy:
         return max(1, int(self.keep) // 2)
 
     def num_kept(self, num_tokens: int) -> int:
-        """By "snapkv", of so many tokens that may be dropped; no fewer than are kept in any
-        case."""
+        """By one that looks at attention, of so many tokens that may be dropped; no fewer than are
+        kept in any case."""
         wanted = ceil(self.keep * num_tokens) if isinstance(self.keep, float) else self.keep
         return max(wanted, self.window)
 
@@ -124,6 +131,12 @@ WHOLE = KVPolicy("snapkv", 1.0)  # all is kept
 def snapkv(keep: float, *, window: int = 32, pool: int = 7) -> KVPolicy:
     """See `KVPolicy`. keep: a share of the prompt in (0, 1], or a number of tokens."""
     return KVPolicy("snapkv", keep, window=window, pool=pool)
+
+
+def h2o(keep: float, *, recent: int = 32) -> KVPolicy:
+    """See `KVPolicy`. keep: a share of the prompt in (0, 1], or a number of tokens; the `recent`
+    last ones are among them."""
+    return KVPolicy("h2o", keep, window=recent, pool=1)
 
 
 def streaming(keep: int, *, sinks: int = 4) -> KVPolicy:

@@ -111,13 +111,12 @@ class SynchronousSteps:
             assert self.streams is not None, "a plan streams KV, and there is nobody to send it to"
             sending = self.streams.begin(plan.streams)
             batch = replace(batch, on_layer=sending.layer_is_done)
-        selects = any(row.selection is not None for row in plan.rows)
-        if selects:
-            observed = self._selector.observed(plan.rows, inputs.layout)
-            batch = replace(batch, observed=observed)
+        observation = self._selector.begin(plan.rows, inputs.layout)
+        if observation is not None:
+            batch = replace(batch, observed=observation)
         hidden = self.forward(batch)
-        if selects:
-            self._selector.select(plan.rows, batch.observed)
+        if observation is not None:
+            self._selector.select(observation)
         if sending is not None and self._draft_model is None:
             sending.end()
         if self._neighbours is not None and self._neighbours.has_next:

@@ -65,11 +65,13 @@ class Compaction:
     @property
     def has_queries(self) -> bool:
         """Whether the queries of its last chunk are looked at, so that they are in one chunk."""
-        return not self.prefix.policy.is_stream
+        return self.prefix.policy.kind == "snapkv"
 
     @property
     def first_observed(self) -> int:
-        """Where its last chunk begins, at the latest."""
+        """What is before may be cached: where its last chunk begins, at the latest."""
+        if self.prefix.policy.kind == "h2o":  # of all that it has queries of
+            return 0 if self.prefix.behind is None else self.prefix.behind.num_slots
         return max(0, len(self.prefix.source) - self.prefix.policy.num_observed)
 
 

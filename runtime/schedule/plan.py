@@ -80,10 +80,11 @@ class ImagePart(NamedTuple):
 
 class Selection(NamedTuple):
     """What is kept of the KV of a row's tokens, all of them: chosen behind its last input, as the
-    policy does, and copied to `pages`, in their order and turned as it is."""
+    policy does, and copied to `pages`, in their order and turned as it is. Without pages the row's
+    queries are only looked at: a later one of the request goes on from where it ends."""
 
     policy: KVPolicy
-    pages: array[int]  # 'i'; full
+    pages: array[int] = array("i")  # 'i'; full
     candidates: tuple[tuple[int, int], ...] | None = None  # tokens that may be dropped; None: all
 
 

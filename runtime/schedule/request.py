@@ -324,7 +324,11 @@ class Request:
         if self.encoding is not None:
             return self.num_missing
         compaction = self.compaction
-        is_last = compaction and self.num_scheduled_tokens >= compaction.first_observed
+        is_last = (
+            compaction is not None
+            and compaction.has_queries
+            and self.num_scheduled_tokens >= compaction.first_observed
+        )
         return self.num_tokens - self.num_scheduled_tokens if is_last else 1
 
     @property
