@@ -12,12 +12,7 @@ _AT_ONCE = 64  # queries: their scores are as many tables as heads, as wide as t
 
 
 def observe(queries: Tensor, keys: Tensor, options: AttentionOptions) -> Tensor:
-    """queries [W, num_heads, head_dim], keys [num_kv_heads, C, head_dim], both rotated, C >= W;
-    query i is that of token C - W + i, and sees the keys up to its own.
-
-    Returns [num_kv_heads, C] in float32, of float64 inputs in float64: the attention that each key
-    gets, summed over the queries of all heads that share it. Cost: that of attention.
-    """
+    """See `ops.Observe`."""
     num_queries, num_keys = len(queries), keys.shape[1]
     keys = widen(keys)
     total = torch.zeros(keys.shape[:2], dtype=keys.dtype, device=keys.device)

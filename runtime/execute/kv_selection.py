@@ -18,7 +18,7 @@ from ...kernels.model_options import AttentionOptions
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
 from ...kernels.reference.kv_store import rotate, store_kv
-from ...kernels.reference.observe import observe
+from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import slots_of
 from ..memory.device_pool import DeviceKVPool
@@ -36,12 +36,18 @@ class KVSelector:
     """
 
     def __init__(
-        self, pool: DeviceKVPool, config: ModelConfig, pages: PageTable, model: LanguageModel
+        self,
+        pool: DeviceKVPool,
+        config: ModelConfig,
+        pages: PageTable,
+        model: LanguageModel,
+        kernels: Kernels,
     ) -> None:
         self._pool = pool
         self._model = model
         self._config = config
         self._pages = pages
+        self._kernels = kernels
         self._received: dict[int, _Received] = {}  # by table row
 
     def begin(self, rows: Sequence[Row], layout: StepLayout) -> Observation | None:
@@ -55,7 +61,7 @@ class KVSelector:
             for row, end in zip(rows, layout.query_start[1:], strict=True)
             if row.selection is not None
         ]
-        return Observation(self._pool, self._config, parts) if parts else None
+        return Observation(self._pool, self._config, self._kernels, parts) if parts else None
 
     def select(self, observation: Observation) -> None:
         """Once the layers are computed."""
@@ -156,7 +162,10 @@ class _Part:
 class Observation:
     """Looks at the queries of a step's rows while its layers are computed."""
 
-    def __init__(self, pool: DeviceKVPool, config: ModelConfig, parts: Sequence[_Part]) -> None:
+    def __init__(
+        self, pool: DeviceKVPool, config: ModelConfig, kernels: Kernels, parts: Sequence[_Part]
+    ) -> None:
+        self._observe = kernels.observe
         self.parts = parts
         self._pool = pool
         self._config = config
@@ -169,7 +178,7 @@ class Observation:
         for part in self.parts:
             if part.received is not None:
                 keys = _numbers(self._pool.layers[layer], 0, part.slots)
-                observed = observe(queries[part.first : part.end], keys, options)
+                observed = self._observe(queries[part.first : part.end], keys, options)
                 part.received.add(layer, observed)
 
 

@@ -76,7 +76,7 @@ class SynchronousSteps:
         self._draft_model = draft_model
         self._images = None if model.vision is None else ImageFeatures(model.vision)
         self.streams: LayerStreams | None = None  # set once other engines may ask for KV
-        self._selector = KVSelector(pool, config, inputs.page_table, model)
+        self._selector = KVSelector(pool, config, inputs.page_table, model, kernels)
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
