@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from .frontend.dsl.tool_loop import ToolLoop, tool_loop
     from .frontend.global_config import global_config
     from .frontend.openai.backend import OpenAI, RuntimeEndpoint
-    from .frontend.protocol.kv_policy import KVPolicy, snapkv, streaming
+    from .frontend.protocol.kv_policy import KVPolicy, h2o, snapkv, streaming
 
 _ROOMS = {
     "errors": (
@@ -142,7 +142,7 @@ _ROOMS = {
     ),
     "frontend.global_config": ("global_config",),
     "frontend.openai.backend": ("OpenAI", "RuntimeEndpoint"),
-    "frontend.protocol.kv_policy": ("KVPolicy", "snapkv", "streaming"),
+    "frontend.protocol.kv_policy": ("KVPolicy", "h2o", "snapkv", "streaming"),
     "frontend.dsl.result": ("Result",),
     "frontend.dsl.state": ("ProgramState",),
     "frontend.dsl.tool": ("Tool", "tool"),
@@ -195,6 +195,7 @@ __all__ = [
     "gen",
     "gen_int",
     "gen_string",
+    "h2o",
     "get_server_info",
     "global_config",
     "greedy_token_selection",

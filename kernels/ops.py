@@ -568,6 +568,17 @@ class ApplyTokenMask(Protocol):
         ...
 
 
+class Observe(Protocol):
+    def __call__(self, queries: Tensor, keys: Tensor, options: AttentionOptions) -> Tensor:
+        """How much attention a sequence's last queries pay to its keys: [num_kv_heads, C] float32,
+        of float64 inputs float64, summed over the queries of all heads that share a key.
+
+        queries [W, num_heads, head_dim], keys [num_kv_heads, C, head_dim], both rotated, C >= W;
+        query i is that of token C - W + i, and sees the keys up to its own. Cost: that of scores.
+        """
+        ...
+
+
 class Sample(Protocol):
     def __call__(self, logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device.

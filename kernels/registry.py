@@ -33,6 +33,7 @@ from .native import deterministic as native_deterministic
 from .native import latent_attention as native_latent
 from .native import linear as native_linear
 from .native import lora as native_lora
+from .native import observe as native_observe
 from .native import paged_attention as native_attention
 from .native import token_mask as native_mask
 from .native.bindings import description, why_not_native
@@ -46,6 +47,7 @@ from .reference import kv_store as reference_page_table
 from .reference import kv_store as reference_store
 from .reference import latent_attention as reference_latent
 from .reference import lora as reference_lora
+from .reference import observe as reference_observe
 from .reference import paged_attention as reference_attention
 from .reference import recurrence as reference_recurrence
 from .reference import sampling as reference_adjust
@@ -107,6 +109,7 @@ class Kernels:
     apply_token_mask: ops.ApplyTokenMask
     sample: ops.Sample
     token_logprobs: ops.TokenLogprobs
+    observe: ops.Observe
     make_page_copy: ops.MakePageCopy
     capture: ops.Capture | None  # None: this backend cannot record
     segment_cost_tokens: int  # a row's cost of being in a segment, in tokens of KV read
@@ -182,6 +185,7 @@ def _reference(reason: str) -> Kernels:
         apply_token_mask=reference_mask.apply_token_mask,
         sample=reference_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        observe=reference_observe.observe,
         make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=0,  # segments are ignored
@@ -240,6 +244,7 @@ def _cpu(dtype: torch.dtype, refusal: str) -> Kernels:
         apply_token_mask=cpu_mask.apply_token_mask,
         sample=cpu_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        observe=reference_observe.observe,
         make_page_copy=reference_page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=cpu_attention.SEGMENT_COST_TOKENS,
@@ -288,6 +293,7 @@ def _native() -> Kernels:
         apply_token_mask=native_mask.apply_token_mask,
         sample=cpu_sampling.sample,
         token_logprobs=reference_logprobs.token_logprobs,
+        observe=native_observe.observe,
         make_page_copy=reference_page_copy.PageCopy,
         capture=native_capture,
         segment_cost_tokens=native_attention.SEGMENT_COST_TOKENS,
@@ -299,6 +305,7 @@ def _native() -> Kernels:
             {
                 **_ON_A_CPU,
                 "latent_attention": ("native", "one KV head, whose keys are values"),
+                "observe": ("native", description()),
                 "lora": ("native", "compiled for few tokens of an adapter, else torch"),
             },
         ),
@@ -417,6 +424,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         apply_token_mask=token_mask.apply_token_mask,
         sample=sampling.sample,
         token_logprobs=logprobs.token_logprobs,
+        observe=reference_observe.observe,
         make_page_copy=page_copy.PageCopy,
         capture=None,
         segment_cost_tokens=paged_attention.SEGMENT_COST_TOKENS,
@@ -431,6 +439,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
                 "join_columns": ("torch", "one call"),
                 "gather_share": ("torch", "a few calls"),
+                "observe": ("reference", "KV is compressed on CPUs"),
             },
         ),
     )
@@ -473,6 +482,7 @@ _OPS = (
     "apply_token_mask",
     "sample",
     "token_logprobs",
+    "observe",
 )
 # Ops that the CPU path runs elsewhere, or only as part of another op; and ops in numpy.
 _ON_A_CPU = {
@@ -482,6 +492,7 @@ _ON_A_CPU = {
     ),
     **dict.fromkeys(("adjust_logits", "sample"), ("cpu", "numpy")),
     "token_logprobs": ("reference", "two torch calls"),
+    "observe": ("reference", "torch calls, 64 queries at a time"),
     "route_experts": ("reference", "a few torch calls"),
     "experts": ("cpu", "sorted by expert, linears as above"),
     "store_latent": ("reference", "one torch call"),

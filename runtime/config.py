@@ -14,7 +14,7 @@ from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from ..errors import InvalidProgram, InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress
-from ..frontend.protocol.kv_policy import KVPolicy
+from ..frontend.protocol.kv_policy import ALL_KV, KVPolicy
 from ..kernels.kv_cache_dtype import KV_CACHE_DTYPES, KVCacheDtype
 from .checkpoint.gguf.shards import model_stem
 from .checkpoint.location import EMBEDDED_MODEL, MTP, locate_model
@@ -158,7 +158,8 @@ class EngineConfig:
     )
     kv_policy: str | None = flag(
         None, "keep only a part of each prompt's KV, unless a call says otherwise: snapkv:0.25 or "
-        "streaming:1024 (a share, or tokens); outputs differ from those with all of it (CPU)",
+        "streaming:1024 (a share, or tokens); outputs differ from those with all of it (CPU). "
+        "none: keep also what no layer sees any more, of a model whose layers all see windows",
         metavar="KIND:KEEP",
     )
     page_size: int = flag(1, "tokens a KV page", integer(1, 256))
@@ -319,7 +320,7 @@ class EngineConfig:
         for misfit in misfits(self):
             raise InvalidRequest.of(*misfit)
         tenant_weights(self.tenant_weights)
-        if self.kv_policy is not None:
+        if self.kv_policy not in (None, ALL_KV):
             try:
                 KVPolicy.from_text(self.kv_policy)
             except InvalidProgram as error:

@@ -89,6 +89,7 @@ class Engine:
         images: ImageEncodings | None = None,
         num_layers: int = 1,
         num_stages: int = 1,
+        gives_up_kv: bool = False,
     ) -> None:
         """`vocab_size`: needed if requests have grammars; `grammars`: compiles them.
         `tenant_weights`: see schedule/queue/fairness.py. `has_overlap`: plan a step while the
@@ -97,7 +98,8 @@ class Engine:
         `clock`: for deadlines and leases, in seconds. `drafting`: guess tokens and verify them;
         steps are then not planned ahead, nor are those of models with recurrent states: a row
         that turns out void would have moved its state on. `num_stages`: of the executor, through
-        which several steps of other requests each go at a time."""
+        which several steps of other requests each go at a time. `gives_up_kv`: requests need not
+        have all their KV at once, so that a text may be longer than the pool."""
         self._executor = executor
         self._pending: deque[tuple[int, PendingStep]] = deque()  # with their step ids
         has_states = kv_cache is not None and kv_cache.states is not None
@@ -105,7 +107,8 @@ class Engine:
             has_overlap and executor.can_overlap and drafting is None and not has_states
         )
         self.grammars = grammars
-        self.max_model_len = min(max_model_len, num_pages * page_size)
+        self._num_slots = num_pages * page_size
+        self.max_model_len = max_model_len if gives_up_kv else min(max_model_len, self._num_slots)
         self.scheduler = Scheduler(
             KVCacheManager(num_pages, page_size, kv_cache, clock=clock),
             token_budget=token_budget,
@@ -176,15 +179,18 @@ class Engine:
         num_tokens = request.num_prompt_tokens + request.rope_shift
         if request.compressed is not None:  # it is computed before, on its own
             num_tokens = max(num_tokens, request.compressed.num_positions)
-        room = self.max_model_len - request.num_prompt_tokens - request.rope_shift
-        if request.recompress is not None:  # it never has more than it may
+        max_model_len = self.max_model_len
+        if request.recompression is None:  # all its tokens have KV at once
+            max_model_len = min(max_model_len, self._num_slots + request.rope_shift)
+        room = max_model_len - request.num_prompt_tokens - request.rope_shift
+        if request.recompression is not None and request.recompression.is_endless:
             room = request.sampling.max_tokens
-        if self.max_model_len - num_tokens < request.samples:
-            most = self.max_model_len - request.samples
+        if max_model_len - num_tokens < request.samples:
+            most = max_model_len - request.samples
             size = f"{num_tokens} tokens"
             is_cut = request.encoding is not None or request.hidden is not None
             remedy = "; truncate_prompt_tokens cuts it" if is_cut else ""
-            raise PromptTooLong.than(size, most, self.max_model_len, remedy=remedy)
+            raise PromptTooLong.than(size, most, max_model_len, remedy=remedy)
         if request.samples:
             request.max_output_tokens = min(request.sampling.max_tokens, room)
         self.scheduler.add(request)

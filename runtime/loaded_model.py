@@ -12,7 +12,7 @@ from ..constrained.vocabulary import Vocabulary
 from ..errors import InvalidRequest, ModelLoadError
 from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
-from ..frontend.protocol.kv_policy import KVPolicy
+from ..frontend.protocol.kv_policy import ALL_KV, KVPolicy
 from ..kernels.model_options import AttentionOptions, LatentOptions
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
@@ -61,7 +61,7 @@ from .speculate.drafters import make_drafting
 from .speculate.drafting import Drafting
 from .tokenizer.chat_template import ChatTemplate
 from .tokenizer.token_bytes import token_bytes
-from .tokenizer.tokenizer import Tokenizer
+from .tokenizer.tokenizer import MAX_TEXT_CHARS, Tokenizer
 
 if TYPE_CHECKING:  # they need ZeroMQ, which benchmarks of a runner do without
     from .memory.peers.kv_sender import KVSender
@@ -137,6 +137,7 @@ class LoadedModel:
         self.executor.warm_up(graph_progress(sys.stderr))
         if self.runner.expert_loads is not None:
             self.runner.expert_loads.clear()
+        self._window = self._window_policy()
         self.engine = Engine(
             self.executor,
             num_pages=self.runner.num_pages,
@@ -162,6 +163,7 @@ class LoadedModel:
             adapters=self._adapter_slots(),
             images=self._image_encodings(),
             num_layers=self.model_config.num_layers,
+            gives_up_kv=self._window is not None,
             grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
         )
         self._kv_policy()
@@ -358,6 +360,10 @@ class LoadedModel:
 
     def context(self) -> ProgramContext:
         """The context that all programs on this engine share."""
+        compressed, most = self._compressed_prefixes(), self.engine.max_model_len
+        max_chars = most * self.tokenizer.longest_token_chars
+        if compressed.refusal is None:  # a stream's text may be longer than the context
+            most, max_chars = sys.maxsize, MAX_TEXT_CHARS
         return ProgramContext(
             tokenizer=self.tokenizer,
             vocab_size=self.model_config.vocab_size,
@@ -372,42 +378,62 @@ class LoadedModel:
             adapters=self.adapters,
             encoder=self._encoder(),
             images=self.images,
-            compressed=self._compressed_prefixes(),
+            compressed=compressed,
             kv_policy=self._kv_policy(),
-            max_prompt_tokens=self.engine.max_model_len,
-            max_text_chars=self.engine.max_model_len * self.tokenizer.longest_token_chars,
+            max_prompt_tokens=most,
+            max_text_chars=max_chars,
         )
 
     def _kv_policy(self) -> KVPolicy | None:
         """Of calls that name none. Raises InvalidRequest where it cannot be done."""
-        if self.config.kv_policy is None:
-            return None
+        if self.config.kv_policy in (None, ALL_KV):
+            return self._window
         policy = KVPolicy.from_text(self.config.kv_policy)
         self._compressed_prefixes().require(policy)
         return policy
 
+    def _window_policy(self) -> KVPolicy | None:
+        """Of a model whose layers all see a window alone: KV behind it is given up, where it can
+        be and no file is to keep it."""
+        windows = [_window_of(kind) for kind in self.model_config.attention_kinds]
+        config = self.config
+        if None in windows or config.kv_policy is not None or config.kv_store is not None:
+            return None
+        if self._compression_refusal() is not None:
+            return None
+        policy = KVPolicy("window", max(window for window in windows if window), sinks=0)
+        most = self.runner.max_model_len, self.runner.num_pages
+        prefixes = CompressedPrefixes(config.page_size, config.chunked_prefill_size, *most)
+        return policy if prefixes.fits(policy) else None
+
+    def _compression_refusal(self) -> str | None:
+        """Why pages of this engine cannot be given other tokens' KV; None: they can."""
+        config = self.config
+        if self.model_config.latent is not None or len(set(self.model_config.kv_shapes)) > 1:
+            return "of this model's attention all KV is kept (latents, or layers that differ)"
+        if self.model_config.recurrent is not None:
+            return "models with recurrent layers keep all KV"
+        if self.runner.accelerator is not None:
+            return "KV is compressed on CPUs"
+        if config.num_processes > 1 or config.role != "both" or config.prefill_engines:
+            return "KV is compressed in engines of one process"
+        if self.draft is not None:
+            return "an engine with a draft model keeps all KV"
+        return None
+
     def _compressed_prefixes(self) -> CompressedPrefixes:
-        model, config, refusal = self.model_config, self.config, None
-        if model.latent is not None or len(set(model.kv_shapes)) > 1:
-            refusal = "of this model's attention all KV is kept (latents, or layers that differ)"
-        elif any(map(_sees_a_part, model.attention_kinds)):
-            refusal = "this model's layers see windows of the text, and keep all KV"
-        elif model.is_normed_after_rotation:
+        refusal = self._compression_refusal()
+        if any(map(_sees_a_part, self.model_config.attention_kinds)):
+            refusal = "this model's layers see windows of the text, and keep all of these"
+        elif self.model_config.is_normed_after_rotation:
             refusal = "this model's keys are normed behind their rotation, and keep their place"
-        elif self.engine.scheduler.kv_cache.states is not None:
-            refusal = "models with recurrent layers keep all KV"
-        elif self.runner.accelerator is not None:
-            refusal = "KV is compressed on CPUs"
-        elif config.num_processes > 1 or config.role != "both":
-            refusal = "KV is compressed in engines of one process"
-        elif self.draft is not None:
-            refusal = "an engine with a draft model keeps all KV"
         return CompressedPrefixes(
-            config.page_size,
-            config.chunked_prefill_size,
+            self.config.page_size,
+            self.config.chunked_prefill_size,
             self.engine.max_model_len,
             self.engine.scheduler.kv_cache.num_pages,
             refusal,
+            self._window,
         )
 
     def _encoder(self) -> Encoder | None:
@@ -471,6 +497,13 @@ class LoadedModel:
             ],
             "slow_path": self.slow_path,
         }
+
+
+def _window_of(kind: AttentionOptions | LatentOptions) -> int | None:
+    """Of the tokens that queries of such layers see; None: more than a window."""
+    if not isinstance(kind, AttentionOptions) or kind.num_sink_tokens:
+        return None
+    return kind.window
 
 
 def _sees_a_part(kind: AttentionOptions | LatentOptions) -> bool:

@@ -16,7 +16,7 @@ NAMES = """
     tool_loop ToolLoop MaxTurnsExceeded
     ChoicesDecision ChoicesSamplingMethod global_config
     cascade agree mean_logprob Answer
-    KVPolicy snapkv streaming text
+    KVPolicy h2o snapkv streaming text
     token_length_normalized greedy_token_selection unconditional_likelihood_normalized
 """
 

@@ -1,22 +1,19 @@
 """What is lost and won where only a part of each prompt's KV is kept: answers, and calls a second.
 
-Each call is an extraction behind texts of others, which are no use to it: a prompt as retrieval
-makes them. Its own text, or the texts of others, are background; what is asked for stays whole. All
+Each call asks for something of one text among others, which are no use to it: a prompt as retrieval
+makes them. The texts of others are background, or all is; what is asked for stays whole. All
 calls come at once to an engine whose pool holds a few of their prompts, so that it bounds how many
-run together. A reply is right where it is the same JSON value. Policies take turns.
+run together. Policies take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from ...flags import count
 from ...frontend.backend import Engine
@@ -27,7 +24,10 @@ from ...frontend.dsl.state import ProgramState
 from ...frontend.protocol.kv_policy import KVPolicy
 from ..harness.process_meter import ProcessMeter
 from ..harness.report import write_report
+from .endless import stream_rows
+from .kv_tasks import TASKS, Case
 
+STREAMS = ("streaming:512", "none")
 POLICIES = ("none", "snapkv:0.5", "snapkv:0.25", "snapkv:0.125")
 
 
@@ -37,38 +37,45 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="FOLDER", help="checkpoint (default: the embedded model)")
     add("--calls", type=count, default=100, metavar="N", help="extractions, at most 200")
     add("--others", type=count, default=8, metavar="N", help="texts of others in a prompt")
+    add(
+        "--task",
+        choices=sorted(TASKS),
+        default="extract",
+        help="extract: JSON of a text; needle: one value of many; keys: three (default: extract)",
+    )
     add("--pool-tokens", type=count, default=4096, metavar="N", help="KV of the engine")
     add("--policy", action="append", metavar="KIND:KEEP",
         help=f"repeatable; none: all is kept (default: {', '.join(POLICIES)})")  # fmt: skip
     add("--background", choices=("others", "all"), default="others",
         help="what may be dropped: texts of others, or the whole prompt")  # fmt: skip
     add("--repeats", type=count, default=3, metavar="N")
+    add("--stream", type=count, metavar="TOKENS",
+        help="one chat of so many tokens instead, under each policy named streaming:KEEP or none "
+        "(default: streaming:512 and none)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
+    if args.stream is not None:
+        model = [] if args.model is None else [args.model]
+        streams = [None if each == "none" else each for each in args.policy or STREAMS]
+        told = [row for each in streams for row in stream_rows(model, each, args.stream)]
+        write_report("kv-policies-stream", told, args)
+        return 0
     names = args.policy or list(POLICIES)
     policies = {name: None if name == "none" else KVPolicy.from_text(name) for name in names}
-    cases = _cases(args.calls, args.others)
+    cases = TASKS[args.task](args.calls, args.others)
     model = [] if args.model is None else [args.model]
     runs: dict[str, list[_Measured]] = {name: [] for name in names}
     with Engine(*model, max_total_tokens=args.pool_tokens, speculate="off") as engine:
-        _extract(engine, cases[:8], None, args.background)
+        _measure(engine, cases[:8], None, args.background)
         for _ in range(args.repeats):
             for name, policy in policies.items():
-                runs[name].append(_extract(engine, cases, policy, args.background))
+                runs[name].append(_measure(engine, cases, policy, args.background))
     first = runs[names[0]]
     rows = [_row(name, each, first) for name, each in runs.items()]
     write_report("kv-policies", rows, args)
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    others: str
-    question: str
-    limits: dict[str, Any]
-    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,61 +89,50 @@ class _Measured:
     rows: float  # of a step, on average
 
 
-def _cases(num: int, num_others: int) -> list[_Case]:
-    """The first question of extractions, behind texts of others."""
-    written = files(__package__).joinpath("../speculation/data/extractions.json").read_text()
-    told = json.loads(written)
-    rng = random.Random(7)
-    texts = [fields["user"][0].partition("\n")[0] for fields in told]
-    return [
-        _Case(
-            "\n".join(rng.sample(texts[:index] + texts[index + 1 :], num_others)) + "\n",
-            fields["user"][0],
-            fields["limits"][0],
-            fields["answers"][0],
-        )
-        for index, fields in enumerate(told[:num])
-    ]
-
-
 @function
-def extraction(s: ProgramState, case: _Case, policy: KVPolicy | None, is_all: bool) -> None:
-    """One call."""
-    others = case.others if is_all else text(case.others, kv="background")
-    s += user(others + case.question)
-    s += assistant(gen("reply", max_tokens=160, temperature=0, kv_policy=policy, **case.limits))
+def asked(s: ProgramState, case: Case, policy: KVPolicy | None, is_all: bool) -> None:
+    """Its questions are turns of one chat, the first of them behind the texts."""
+    kv: Literal["background"] | None = None if is_all else "background"
+    texts = text(case.before, kv=kv) + case.own + text(case.after, kv=kv)
+    for index, question in enumerate(case.questions):
+        s += user(question if index else texts + question)
+        s += assistant(
+            gen(
+                f"reply{index}",
+                max_tokens=case.max_tokens,
+                temperature=0,
+                kv_policy=policy,
+                **case.limits,
+            )
+        )
 
 
-def _extract(
-    engine: Engine, cases: Sequence[_Case], policy: KVPolicy | None, background: str
+def _measure(
+    engine: Engine, cases: Sequence[Case], policy: KVPolicy | None, background: str
 ) -> _Measured:
     engine.flush_cache()
     before = engine.get_server_info()["stats"]
     arguments = [{"case": case, "policy": policy, "is_all": background == "all"} for case in cases]
     with ProcessMeter(engine.pid) as meter:
         began = time.perf_counter()
-        states = extraction.run_batch(arguments, backend=engine)
+        states = asked.run_batch(arguments, backend=engine)
         wall_s = time.perf_counter() - began
     now = engine.get_server_info()["stats"]
     new = {name: now[name] - before[name] for name in now}
-    metas = [state.get_meta_info("reply") for state in states]
-    right = [_is_right(state["reply"], case.answer) for state, case in zip(states, cases)]
+    calls = [
+        (state.get_meta_info(f"reply{index}"), case.is_right(index, state[f"reply{index}"]))
+        for state, case in zip(states, cases, strict=True)
+        for index in range(len(case.questions))
+    ]
     return _Measured(
-        sum(right),
-        len(right),
-        sum(meta["prompt_tokens"] for meta in metas),
-        sum(meta.get("dropped_tokens", 0) for meta in metas),
+        sum(is_right for _, is_right in calls),
+        len(calls),
+        sum(meta["prompt_tokens"] for meta, _ in calls),
+        sum(meta.get("dropped_tokens", 0) for meta, _ in calls),
         wall_s,
         meter.cpu_s,
         (new["num_generated_tokens"] - new["num_jumped_tokens"]) / new["num_steps"],
     )
-
-
-def _is_right(reply: str, answer: str) -> bool:
-    try:
-        return bool(json.loads(reply) == json.loads(answer))
-    except ValueError:
-        return False
 
 
 def _row(name: str, runs: Sequence[_Measured], first: Sequence[_Measured]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args
 from ...errors import InvalidProgram
 from .numbers import MAX_INT, Range
 
-PolicyKind = Literal["snapkv", "streaming"]
+PolicyKind = Literal["snapkv", "h2o", "streaming", "window"]
 
+ALL_KV = "none"  # an engine's policy, on a command line: nothing is dropped, nor given up
 MAX_WINDOW = 64  # queries that are observed at once
 _SHARE = Range(0, 1, is_above=True)
 _TOKENS = Range(1, MAX_INT, is_whole=True)
@@ -32,10 +33,18 @@ class KVPolicy:
     to most, for each KV head its own, and that window. A token's weight is the largest among the
     `pool` tokens around it. Positions stay what they were.
 
+    "h2o" (Zhang et al. 2023, arXiv:2306.14048): those to which all of the prompt's tokens attend
+    most, each by its softmax over those up to its own, for each KV head its own, and the last
+    `window`. All of the prompt is computed for it, also what is cached; what is generated behind is
+    kept whole. Tokens that a policy has kept a part of before have no queries.
+
     "streaming" (Xiao et al. 2023, arXiv:2309.17453): the first `sinks` tokens and the last ones,
     `keep` in all: whenever half as many more have come, the oldest of these are dropped, before
     anything behind is computed. Positions are those among the tokens that are kept, so that a text
     may be longer than the model's context, and KV is bounded by one and a half times `keep`.
+
+    "window": as "streaming", of a model whose layers all see windows of at most `keep` tokens, and
+    positions stay what they were: outputs are those with all KV. Engines ask for it by themselves.
 
     Raises InvalidProgram.
     """
@@ -55,27 +64,39 @@ class KVPolicy:
             allowed = "a share in (0, 1] with a decimal point, or a number of tokens >= 1"
             raise InvalidProgram.of("kv_policy.keep", self.keep, allowed)
         for name, allowed_range in _RANGES.items():
+            if name == "window" and self.kind == "h2o":  # none of them is observed at once
+                allowed_range = _TOKENS
             value = allowed_range.checked(f"kv_policy.{name}", getattr(self, name))
             object.__setattr__(self, name, value)
         if self.pool % 2 == 0:
             raise InvalidProgram.of("kv_policy.pool", self.pool, "an odd number of tokens")
-        if self.kind == "streaming" and (is_share or self.keep <= self.sinks):
+        if self.is_stream and (is_share or self.keep <= self.sinks):
             allowed = f"an integer, tokens, above the {self.sinks} of sinks"
             raise InvalidProgram.of("kv_policy.keep", self.keep, allowed)
 
     @property
     def num_observed(self) -> int:
-        """Of the last tokens of a prompt: whose queries are looked at."""
+        """Of the last tokens of a prompt: whose queries are looked at, in one chunk."""
         return self.window if self.kind == "snapkv" else 1
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the last tokens are kept, of a text however long, also while it is generated."""
+        return self.kind in ("streaming", "window")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is dropped."""
+        return isinstance(self.keep, float) and self.keep == 1.0
+
+    @property
     def num_dropped_at_once(self) -> int:
-        """By a "streaming" policy."""
+        """By one that `is_stream`."""
         return max(1, int(self.keep) // 2)
 
     def num_kept(self, num_tokens: int) -> int:
-        """By "snapkv", of so many tokens that may be dropped; no fewer than are kept in any
-        case."""
+        """By one that looks at attention, of so many tokens that may be dropped; no fewer than are
+        kept in any case."""
         wanted = ceil(self.keep * num_tokens) if isinstance(self.keep, float) else self.keep
         return max(wanted, self.window)
 
@@ -110,6 +131,12 @@ WHOLE = KVPolicy("snapkv", 1.0)  # all is kept
 def snapkv(keep: float, *, window: int = 32, pool: int = 7) -> KVPolicy:
     """See `KVPolicy`. keep: a share of the prompt in (0, 1], or a number of tokens."""
     return KVPolicy("snapkv", keep, window=window, pool=pool)
+
+
+def h2o(keep: float, *, recent: int = 32) -> KVPolicy:
+    """See `KVPolicy`. keep: a share of the prompt in (0, 1], or a number of tokens; the `recent`
+    last ones are among them."""
+    return KVPolicy("h2o", keep, window=recent, pool=1)
 
 
 def streaming(keep: int, *, sinks: int = 4) -> KVPolicy:

@@ -74,6 +74,7 @@ _ARGUMENTS = {
     "stemma_join_columns": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "stemma_gather_share": (_POINTER, _POINTER, _POINTER, *(_INT,) * 4),
     "stemma_apply_token_mask": (*(_POINTER,) * 3, *(_INT,) * 4),
+    "stemma_observe": (*(_POINTER,) * 3, *(_INT,) * 6, *(ctypes.c_double,) * 2),
     "stemma_replay": (_POINTER, _INT),
     "stemma_communicator_free": (_POINTER,),
     "stemma_communicator_abort": (_POINTER,),

@@ -110,7 +110,7 @@ class WantedLogits:
 
     sampled_rows: tuple[int, ...]  # [N] rows of the plan that sample, once for each draw
     sampled_tokens: Int64Array | None  # [N] on the token axis; None: every token, in order
-    sampled_positions: Int64Array  # [N] position that the new token will have
+    sampled_positions: Int64Array  # [N] place that the new token will have in its text
     scored_rows: tuple[int, ...]  # rows of the plan with targets
     scored_tokens: Int64Array | None  # [M] on the token axis, row after row; None: M = 0
     target_ids: Int64Array  # [M]
@@ -326,10 +326,11 @@ def wanted_logits(plan: StepPlan, layout: StepLayout) -> WantedLogits:
         draws = [rows[index].sampled_at or (len(rows[index].input_ids) - 1,) for index in sampled]
         sampled = np.repeat(sampled, [len(places) for places in draws]).tolist()
         at = np.fromiter(chain.from_iterable(draws), np.int64, len(sampled))
+    num_dropped = np.array([rows[index].num_dropped for index in sampled], dtype=np.int64)
     return WantedLogits(
         sampled_rows=tuple(sampled),
         sampled_tokens=None if is_every_token else layout.query_start[sampled] + at,
-        sampled_positions=layout.starts[sampled] + at + 1,
+        sampled_positions=layout.starts[sampled] + at + 1 + num_dropped,
         scored_rows=scored,
         scored_tokens=_scored_tokens(rows, scored, layout) if scored else None,
         target_ids=np.array(

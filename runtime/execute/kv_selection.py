@@ -7,8 +7,8 @@ kept prefix then has other tokens' KV in other heads. What is chosen depends on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
@@ -18,81 +18,92 @@ from ...kernels.model_options import AttentionOptions
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
 from ...kernels.reference.kv_store import rotate, store_kv
-from ...kernels.reference.observe import observe
+from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import slots_of
 from ..memory.device_pool import DeviceKVPool
 from ..models.decoder import Decoder
-from ..models.forward_batch import ObservedQueries
 from ..models.language_model import LanguageModel
 from ..schedule.plan import Row, Selection
 from .inputs import PageTable, StepLayout
 
 
 class KVSelector:
-    """Of one pool on a CPU, of a model whose layers all have keys and values of a head."""
+    """Of one pool on a CPU, of a model whose layers all have keys and values of a head.
+
+    Owns the attention that keys have had of a request whose queries are all looked at, from its
+    first row to the one that chooses, or until its row of the page table is another's.
+    """
 
     def __init__(
-        self, pool: DeviceKVPool, config: ModelConfig, pages: PageTable, model: LanguageModel
+        self,
+        pool: DeviceKVPool,
+        config: ModelConfig,
+        pages: PageTable,
+        model: LanguageModel,
+        kernels: Kernels,
     ) -> None:
         self._pool = pool
         self._model = model
         self._config = config
         self._pages = pages
+        self._kernels = kernels
+        self._received: dict[int, _Received] = {}  # by table row
 
-    def observed(self, rows: Sequence[Row], layout: StepLayout) -> ObservedQueries | None:
-        """The last inputs of the rows that select, row after row; None: nobody looks at any."""
-        ends = layout.query_start[1:].tolist()
+    def begin(self, rows: Sequence[Row], layout: StepLayout) -> Observation | None:
+        """Before the step's layers are computed; None: there is nothing to select or look at."""
+        for row in rows if self._received else ():
+            received = self._received.get(row.table_row)
+            if received is not None and received.request_id != row.request_id:
+                del self._received[row.table_row]
         parts = [
-            np.arange(end - row.selection.policy.num_observed, end)
-            for row, end in zip(rows, ends, strict=True)
-            if row.selection is not None and row.selection.policy.kind == "snapkv"
+            self._part(row, row.selection, int(end))
+            for row, end in zip(rows, layout.query_start[1:], strict=True)
+            if row.selection is not None
         ]
-        return ObservedQueries(torch.from_numpy(np.concatenate(parts))) if parts else None
+        return Observation(self._pool, self._config, self._kernels, parts) if parts else None
 
-    def select(self, rows: Sequence[Row], observed: ObservedQueries | None) -> None:
-        """Once their layers are computed."""
-        first = 0
-        for row in rows:
-            if row.selection is None:
+    def select(self, observation: Observation) -> None:
+        """Once the layers are computed."""
+        for part in observation.parts:
+            if part.received is not None:
+                part.received.end = len(part.slots)
+            if not part.selection.pages:
                 continue
-            slots = self._slots_of_row(row)
-            size = row.selection.policy.num_observed
+            self._received.pop(part.table_row, None)
             for layer in range(len(self._config.attention_layers)):
-                queries = None
-                if row.selection.policy.kind == "snapkv":
-                    assert observed is not None
-                    queries = observed.of[layer][first : first + size]
-                self._select(row.selection, layer, slots, queries)
-            first += size if row.selection.policy.kind == "snapkv" else 0
+                self._select(part, layer)
 
-    def _slots_of_row(self, row: Row) -> Tensor:
-        """[C]: where the row's tokens are."""
-        num_tokens = row.known_end
-        page_size = self._pool.page_size
+    def _part(self, row: Row, selection: Selection, end: int) -> _Part:
+        num_tokens, page_size = row.known_end, self._pool.page_size
         pages = self._pages.entries[row.table_row, : -(-num_tokens // page_size)]
-        return torch.from_numpy(slots_of(pages.tolist(), page_size)[:num_tokens])
+        slots = torch.from_numpy(slots_of(pages.tolist(), page_size)[:num_tokens])
+        part = _Part(row.table_row, selection, slots, end - len(row.input_ids), end)
+        if selection.policy.kind == "snapkv":
+            part.first = end - selection.policy.window
+            part.received = _Received(row.request_id)
+        elif selection.policy.kind == "h2o":
+            part.received = self._received.get(row.table_row)
+            if part.received is None or part.received.end != row.start:  # it begins, or again
+                part.received = self._received[row.table_row] = _Received(row.request_id)
+        return part
 
-    def _select(
-        self, selection: Selection, layer: int, slots: Tensor, queries: Tensor | None
-    ) -> None:
+    def _select(self, part: _Part, layer: int) -> None:
+        selection, slots = part.selection, part.slots
         target = torch.from_numpy(slots_of(selection.pages, self._pool.page_size))
         policy, keep = selection.policy, len(target)
-        is_candidate = torch.ones(len(slots), dtype=torch.bool)
-        if selection.candidates is not None:
-            is_candidate[:] = False
-            for first, end in selection.candidates:
-                is_candidate[first:end] = True
-        if queries is None:
+        if part.received is None:
             chosen = first_and_last(len(slots), keep, policy.sinks)[None]
         else:
-            keys = _numbers(self._pool.layers[layer], 0, slots)
-            kind = self._config.layer_kinds[self._config.attention_layers[layer]]
-            options = self._config.attention_kinds[kind]
-            assert isinstance(options, AttentionOptions)
-            chosen = most_attended(observe(queries, keys, options), is_candidate, keep, policy)
+            is_candidate = torch.ones(len(slots), dtype=torch.bool)
+            if selection.candidates is not None:
+                is_candidate[:] = False
+                for first, end in selection.candidates:
+                    is_candidate[first:end] = True
+            attention = part.received.of[layer]
+            chosen = most_attended(attention, is_candidate, keep, policy)
         self._copy(layer, slots[chosen], target)
-        if policy.kind == "streaming":
+        if policy.kind == "streaming":  # else they stay where they were
             self._turn_back(layer, target[policy.sinks :], len(slots) - keep)
 
     def _turn_back(self, layer: int, slots: Tensor, num_positions: int) -> None:
@@ -120,10 +131,61 @@ class KVSelector:
             memory[:, target] = memory[vectors, of_vector]
 
 
+@dataclass(slots=True, eq=False)
+class _Received:
+    """The attention that a request's keys have had so far, of its tokens before `end`."""
+
+    request_id: int
+    end: int = -1
+    of: dict[int, Tensor] = field(default_factory=dict)  # by layer: [num_kv_heads, C]
+
+    def add(self, layer: int, attention: Tensor) -> None:
+        """Of more keys than before, or as many."""
+        before = self.of.get(layer)
+        if before is not None:
+            attention[:, : before.shape[1]] += before
+        self.of[layer] = attention
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What a step looks at of one row, and selects."""
+
+    table_row: int
+    selection: Selection
+    slots: Tensor  # [C], where the row's tokens are
+    first: int  # of its queries that are looked at, on the token axis
+    end: int
+    received: _Received | None = None  # None: nobody looks at any
+
+
+class Observation:
+    """Looks at the queries of a step's rows while its layers are computed."""
+
+    def __init__(
+        self, pool: DeviceKVPool, config: ModelConfig, kernels: Kernels, parts: Sequence[_Part]
+    ) -> None:
+        self._observe = kernels.observe
+        self.parts = parts
+        self._pool = pool
+        self._config = config
+
+    def note(self, layer: int, queries: Tensor) -> None:
+        """See `Observer`."""
+        kind = self._config.layer_kinds[self._config.attention_layers[layer]]
+        options = self._config.attention_kinds[kind]
+        assert isinstance(options, AttentionOptions)
+        for part in self.parts:
+            if part.received is not None:
+                keys = _numbers(self._pool.layers[layer], 0, part.slots)
+                observed = self._observe(queries[part.first : part.end], keys, options)
+                part.received.add(layer, observed)
+
+
 def most_attended(attention: Tensor, is_candidate: Tensor, keep: int, policy: KVPolicy) -> Tensor:
-    """SnapKV's choice, ascending: the last `window` tokens and those that are no candidates, and of
-    the others the ones with the most attention among `pool` tokens around them; of equal ones the
-    first.
+    """SnapKV's and H2O's choice, ascending: the last `window` tokens and those that are no
+    candidates, and of the others the ones with the most attention among `pool` tokens around them;
+    of equal ones the first.
 
     attention [num_kv_heads, C] (`observe`), is_candidate [C] bool -> [num_kv_heads, keep] int64.
     """

@@ -76,7 +76,7 @@ class SynchronousSteps:
         self._draft_model = draft_model
         self._images = None if model.vision is None else ImageFeatures(model.vision)
         self.streams: LayerStreams | None = None  # set once other engines may ask for KV
-        self._selector = KVSelector(pool, config, inputs.page_table, model)
+        self._selector = KVSelector(pool, config, inputs.page_table, model, kernels)
         self.forward = CapturedForward(model, None if states is not None else kernels.capture)
         self._previous = torch.zeros(len(inputs.page_table.entries), dtype=torch.int64)
         self._is_sampled = np.zeros(0, dtype=bool)
@@ -112,13 +112,12 @@ class SynchronousSteps:
         batch = self._batch(flat, inputs)
         if sending is not None:
             batch = replace(batch, on_layer=sending.layer_is_done)
-        selects = any(row.selection is not None for row in plan.rows)
-        if selects:
-            observed = self._selector.observed(plan.rows, inputs.layout)
-            batch = replace(batch, observed=observed)
+        observation = self._selector.begin(plan.rows, inputs.layout)
+        if observation is not None:
+            batch = replace(batch, observed=observation)
         hidden = self.forward(batch)
-        if selects:
-            self._selector.select(plan.rows, batch.observed)
+        if observation is not None:
+            self._selector.select(observation)
         if sending is not None and self._draft_model is None:
             sending.end()
         if self._neighbours is not None and self._neighbours.has_next:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,16 +34,12 @@ class LayerStates:
         self.of: dict[int, Tensor] = {}  # [T, hidden_size] each
 
 
-class ObservedQueries:
-    """The rotated queries of some tokens, which a pass leaves for whoever chooses among keys."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        self.tokens = tokens  # [N] int64, on the token axis
-        self.of: dict[int, Tensor] = {}  # by the layer's index in the pool: [N, heads, head_dim]
+class Observer(Protocol):
+    """Looks at queries as a pass computes them, for whoever chooses among keys."""
 
     def note(self, layer: int, queries: Tensor) -> None:
-        """queries [T, heads, head_dim]"""
-        self.of[layer] = queries[self.tokens]
+        """layer: its index in the pool, which has its keys of these tokens; queries [T, heads,
+        head_dim], rotated, not to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +71,4 @@ class ForwardBatch:
     residual: Tensor | None = None
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index
     kept: LayerStates | None = None  # which the pass fills; None: nobody reads them
-    observed: ObservedQueries | None = None  # the same
+    observed: Observer | None = None  # the same

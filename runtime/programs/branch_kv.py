@@ -14,11 +14,32 @@ from ..schedule.compression import CompressedPrefix, CompressedPrefixes
 
 class Shown(NamedTuple):
     """A text's tokens as its KV has them: where it begins with a compressed prefix, that one's, in
-    place of the first `num_replaced`."""
+    place of the first `num_replaced`; `text`: what they stand for, then."""
 
     ids: array[int]
     compressed: CompressedPrefix | None = None
     num_replaced: int = 0
+    text: array[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Streamed:
+    """What a stream has kept of a text's beginning, so that it need not be found again from the
+    first token on."""
+
+    policy: KVPolicy
+    base: CompressedPrefix | None  # with which the branch began
+    ids: array[int]
+    prefix: CompressedPrefix
+
+    def farther(self, shown: Shown, ids: array[int], policy: KVPolicy) -> Shown:
+        """What it begins with, where a text begins so, under the same policy; else `shown`."""
+        if policy != self.policy or shown.compressed is not self.base:
+            return shown
+        num_replaced = len(self.ids)
+        if num_replaced >= len(ids) or ids[:num_replaced] != self.ids:
+            return shown
+        return Shown(self.prefix.ids + ids[num_replaced:], self.prefix, num_replaced, ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +50,12 @@ class BranchKV:
     _compressed: list[tuple[array[int], CompressedPrefix]] = field(default_factory=list)
     _background: list[tuple[int, int]] = field(default_factory=list)  # tokens of the text
     _background_start: int | None = None  # of text that is being appended
+    _streamed: _Streamed | None = None  # how far a stream had come
 
     def copy(self) -> BranchKV:
         """For a fork."""
-        return BranchKV([*self._compressed], [*self._background], self._background_start)
+        compressed, background = [*self._compressed], [*self._background]
+        return BranchKV(compressed, background, self._background_start, self._streamed)
 
     def mark(self, num_tokens: int, *, begins: bool) -> None:
         """Background begins, or ends, behind so many tokens."""
@@ -46,7 +69,7 @@ class BranchKV:
         """ids: of the branch's text, or its beginning."""
         for source, prefix in reversed(self._compressed):
             if len(source) <= len(ids) and ids[: len(source)] == source:
-                return Shown(prefix.ids + ids[len(source) :], prefix, len(source))
+                return Shown(prefix.ids + ids[len(source) :], prefix, len(source), ids)
         return Shown(ids)
 
     def compress(self, ids: array[int], policy: KVPolicy, prefixes: CompressedPrefixes) -> None:
@@ -66,13 +89,18 @@ class BranchKV:
             allowed = "left out: prompts with images are kept whole"
             raise InvalidRequest.of("kv_policy", policy.kind, allowed)
         candidates = self._candidates(shown, len(shown.ids) - 1)
+        base = shown.compressed
+        if self._streamed is not None:
+            shown = self._streamed.farther(shown, ids, policy)
         before = shown.compressed
         prefix, num_taken = prefixes.of(shown.ids[:-1], policy, before, candidates)
         if prefix is None or prefix is before:
             return shown
         num_before = 0 if before is None else before.num_slots
         num_replaced = shown.num_replaced + num_taken - num_before
-        return Shown(prefix.ids + shown.ids[num_taken:], prefix, num_replaced)
+        if policy.is_stream:
+            self._streamed = _Streamed(policy, base, ids[:num_replaced], prefix)
+        return Shown(prefix.ids + shown.ids[num_taken:], prefix, num_replaced, ids)
 
     def _candidates(self, shown: Shown, end: int) -> Sequence[tuple[int, int]] | None:
         """Of the tokens before `end`: those that are background; None: all are."""

@@ -21,9 +21,10 @@ from ..checkpoint.lora.adapter import Adapter
 from ..images.image import ImageSpan, spans_of
 from ..schedule.beam_search import BeamParams
 from ..schedule.beams import BeamGroup
+from ..schedule.compression import Recompression
 from ..schedule.plan import Encoding
 from ..schedule.program_record import ProgramRecord
-from ..schedule.request import HiddenSum, Recompress, Request, Scoring
+from ..schedule.request import HiddenSum, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from .beam_call import BeamCall
 from .branch_kv import Shown, refuse_images
@@ -69,8 +70,6 @@ class CallFactory:
         samplings = self._samplings(branch, op)
         beam = _beam_params(op.params)
         if beam is not None:
-            if op.params.kv_policy is not None:
-                raise InvalidRequest.of("kv_policy", op.params.kv_policy.kind, "left out with beam")
             return self._beam(branch, op, report, samplings[0], beam)
         jump_forward = self._jump_forward(op.params)
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
@@ -108,7 +107,7 @@ class CallFactory:
                 request.scoring = Scoring(request.num_prompt_tokens - 1, ())
             request.grammar, request.jump_forward = grammar, jump_forward
             request.prediction = prediction
-            request.recompress = self._recompress(op.params.kv_policy)
+            request.recompression = self._recompression(op.params.kv_policy, shown)
             if len(samples) > 1:
                 request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
@@ -130,7 +129,7 @@ class CallFactory:
         """Start a beam search. Raises as `gen`."""
         priority, deadline_s = _priority(op.params), _deadline_s(op.params)
         adapter = self._adapter(op.params.lora_path)
-        shown = self._shown(branch, self._prompt(branch), None)
+        shown = self._shown(branch, self._prompt(branch), op.params.kv_policy)
         sampling = replace(sampling, temperature=0.0)  # nothing is drawn
         call = BeamCall(
             report,
@@ -250,20 +249,20 @@ class CallFactory:
             shared_ends=() if prompt.compressed is not None else (branch.fork_length,),
             images=images,
             compressed=prompt.compressed,
+            text_ids=prompt.text,
         )
 
     def _shown(self, branch: EngineBranch, prompt: array[int], policy: KVPolicy | None) -> Shown:
         """A prompt as its KV is kept. Raises InvalidRequest."""
-        policy = policy or self.context.kv_policy
+        policy = policy or self.context.policy_of(branch.kv.shown(prompt))
         return refuse_images(branch.kv.with_policy(prompt, policy, self.context.compressed))
 
-    def _recompress(self, policy: KVPolicy | None) -> Recompress | None:
+    def _recompression(self, policy: KVPolicy | None, shown: Shown) -> Recompression | None:
         """What a stream keeps while it is generated."""
-        policy = policy or self.context.kv_policy
-        if policy is None or policy.kind != "streaming":
+        policy = policy or self.context.policy_of(shown)
+        if policy is None or not policy.is_stream:
             return None
-        prefixes = self.context.compressed
-        return lambda ids, behind: prefixes.of(ids, policy, behind)
+        return Recompression(self.context.compressed, policy)
 
     def _images(self, prompt: array[int]) -> tuple[ImageSpan, ...]:
         """Raises InvalidRequest for more than a prompt may have."""

@@ -22,6 +22,7 @@ from ..schedule.compression import CompressedPrefixes
 from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.tokenizer import Tokenizer
+from .branch_kv import BranchKV, Shown
 from .calls import RequestQueue
 from .embedded_text import Encoder
 from .hint_targets import Responses
@@ -135,6 +136,25 @@ class ProgramContext:
     images: ImageRegistry | None = None  # None: the model reads only text
     compressed: CompressedPrefixes = field(default_factory=CompressedPrefixes)
     kv_policy: KVPolicy | None = None  # of gens and selects that name none
+
+    def policy_of(self, shown: Shown) -> KVPolicy | None:
+        """The engine's, for a text of which it can keep a part: no call fails for what it has not
+        asked for."""
+        policy, prefix = self.kv_policy, shown.compressed
+        num_slots = 0 if prefix is None else prefix.num_slots
+        if policy is None or min(shown.ids[num_slots:], default=0) < 0:  # an image's
+            return None
+        if policy.is_stream and prefix is not None and prefix.policy.kind != policy.kind:
+            return None
+        return policy
+
+    def lasting(self, kv: BranchKV, ids: array[int]) -> Shown:
+        """A branch's tokens, or their beginning, as the KV of its next calls begins."""
+        shown = kv.shown(ids)
+        policy = self.policy_of(shown)
+        if policy is None or not policy.is_stream or not ids:
+            return shown
+        return kv.with_policy(ids, policy, self.compressed)
 
     def adapter(self, name: str | None) -> Adapter | None:
         """The adapter of this name; None: the model as it is. Raises InvalidRequest or

@@ -24,6 +24,7 @@ from typing import Protocol
 from ...frontend.protocol import ir
 from ...radix.leases import Lease
 from ..schedule.queue.policy import RunningMean
+from .branch_kv import Shown
 from .engine_branch import EngineBranch
 
 SOON_S = 0.2  # until what a branch waits for is done (guess)
@@ -101,6 +102,7 @@ class LeaseManager:
     kv: KVLeases
     think_times: ThinkTimes
     tenant: Hashable
+    shown: Callable[[EngineBranch, array[int]], Shown]  # tokens as calls have their KV
     clock: Callable[[], float] = time.monotonic
     namespace: Hashable = ""
     _kept: dict[EngineBranch, _Kept] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class LeaseManager:
         """Children have begun at the current end of `branch`."""
         if len(children) == 1:
             return  # the child's own lease suffices
-        ids = branch.kv.shown(branch.begun.ids[:]).ids
+        ids = self.shown(branch, branch.begun.ids[:]).ids
         fork = _ForkKept(self._of(branch), ids, set(children))
         self._forks.update(dict.fromkeys(children, fork))
         self._renew_fork(fork)
@@ -138,7 +140,7 @@ class LeaseManager:
             return
         due_s = self._due_s(branch, kept, pause)
         ttl_s = min(MAX_TTL_S, max(MIN_TTL_S, TTL_FACTOR * due_s))
-        old, ids = kept.lease, branch.kv.shown(branch.begun.ids).ids
+        old, ids = kept.lease, self.shown(branch, branch.begun.ids).ids
         kept.lease = self.kv.retain(self._of(branch), ids, due_s=due_s, ttl_s=ttl_s)
         if old is not None:
             self.kv.release_lease(old)

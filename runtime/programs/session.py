@@ -24,6 +24,7 @@ from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
 from ..tokenizer.tokenizer import UNLOCKED_CHARS
 from ..tokenizer.transcript import TextChange, Transcript
 from .beam_call import BeamCall
+from .branch_kv import Shown
 from .call_factory import CallFactory
 from .calls import Call, Delta, GenCall, SamplesCall
 from .client_leases import Action, AskedHint, StatedLeases
@@ -91,7 +92,9 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._leases = (
             None
             if context.kv is None
-            else LeaseManager(context.kv, context.think_times, tenant, namespace=namespace)
+            else LeaseManager(
+                context.kv, context.think_times, tenant, self._shown, namespace=namespace
+            )
         )
         self._pauses: dict[EngineBranch, ir.Pause] = {}
         self._num_marks = 0  # laid in this turn
@@ -327,10 +330,13 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         """Where the branch's last call has its KV, whose adapter may be its own."""
         assert self._stated is not None
         namespace = self._namespace if branch.namespace is None else branch.namespace
-        token_ids = branch.kv.shown(token_ids).ids
+        token_ids = self._shown(branch, token_ids).ids
         return self._stated.carry_out(
             action, token_ids, namespace=namespace, account=self.record.tenant
         )
+
+    def _shown(self, branch: EngineBranch, ids: array[int]) -> Shown:
+        return self._context.lasting(branch.kv, ids)
 
     def _emit_text_change(self, branch: EngineBranch, op: ir.Op, change: TextChange) -> None:
         payload = {"text": change.text, "replace": change.replace}

@@ -63,9 +63,40 @@ class Compaction:
     pages: array[int] = field(default_factory=lambda: array("i"))
 
     @property
+    def has_queries(self) -> bool:
+        """Whether the queries of its last chunk are looked at, so that they are in one chunk."""
+        return self.prefix.policy.kind == "snapkv"
+
+    @property
     def first_observed(self) -> int:
-        """Where its last chunk begins."""
+        """What is before may be cached: where its last chunk begins, at the latest."""
+        if self.prefix.policy.kind == "h2o":  # of all that it has queries of
+            return 0 if self.prefix.behind is None else self.prefix.behind.num_slots
         return max(0, len(self.prefix.source) - self.prefix.policy.num_observed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recompression:
+    """What is kept of a request's tokens as they become more."""
+
+    prefixes: CompressedPrefixes
+    policy: KVPolicy
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether positions do not grow with the text."""
+        return self.policy.kind == "streaming"
+
+    @property
+    def num_more(self) -> int:
+        """As many tokens more come, at most, before the oldest are dropped."""
+        return self.policy.num_dropped_at_once
+
+    def of(
+        self, ids: array[int], behind: CompressedPrefix | None
+    ) -> tuple[CompressedPrefix | None, int]:
+        """See `CompressedPrefixes.of`."""
+        return self.prefixes.of(ids, self.policy, behind)
 
 
 class CompressedPrefixes:
@@ -79,14 +110,17 @@ class CompressedPrefixes:
         max_tokens: int = sys.maxsize,
         max_pages: int = sys.maxsize,
         refusal: str | None = None,
+        window: KVPolicy | None = None,
     ) -> None:
         """max_observed: tokens of a chunk. max_tokens: of a context. max_pages: of the pool.
-        refusal: why none can be made here; None: they can."""
+        refusal: why none can be made here; None: they can. window: the engine's own policy, which
+        can in any case."""
         self._page_size = page_size
         self._max_tokens = max_tokens
         self._max_pages = max_pages
         self._max_observed = max_observed
-        self._refusal = refusal
+        self.refusal = refusal
+        self.window = window
         self._known: OrderedDict[bytes, int] = OrderedDict()
         self._next_id = _FIRST
         self._lock = threading.Lock()
@@ -99,11 +133,13 @@ class CompressedPrefixes:
         candidates: Sequence[tuple[int, int]] | None = None,
     ) -> tuple[CompressedPrefix | None, int]:
         """What the policy keeps of a text, in whole pages, and how many of `ids` that stands for;
-        (behind, its slots) where it keeps all. `ids`: begin with those of `behind`. Raises
-        InvalidRequest."""
+        (behind, its slots) where it keeps all, or fewer tokens follow that than are observed.
+        `ids`: begin with those of `behind`. Raises InvalidRequest."""
         self.require(policy)
-        if policy.kind == "streaming":
+        if policy.is_stream:
             return self._streamed(ids, policy, behind)
+        if behind is not None and len(ids) - behind.num_slots < policy.num_observed:
+            return behind, behind.num_slots  # slots have no queries that could be looked at
         num_slots = policy.num_kept(len(ids))
         ranges = None if candidates is None else tuple(candidates)
         if ranges is not None:
@@ -120,8 +156,8 @@ class CompressedPrefixes:
     ) -> tuple[CompressedPrefix | None, int]:
         """One prefix made of the other, each of as many tokens more: a text that goes on shares all
         of them."""
-        if behind is not None and behind.policy.kind != "streaming":
-            allowed = "left out: this branch's KV was compressed by snapkv before"
+        if behind is not None and behind.policy.kind != policy.kind:
+            allowed = f"left out: this branch's KV was compressed by {behind.policy.kind} before"
             raise InvalidRequest.of("kv_policy", policy.kind, allowed)
         num_slots = int(policy.keep)
         num_slots += -num_slots % self._page_size
@@ -164,18 +200,33 @@ class CompressedPrefixes:
 
     def require(self, policy: KVPolicy) -> None:
         """Raises InvalidRequest where it cannot be done here."""
-        if self._refusal is not None:
-            raise InvalidRequest.of("kv_policy", policy.kind, f"left out: {self._refusal}")
+        if policy.keeps_all or policy == self.window:
+            return
+        refusal = "engines ask for it by themselves" if policy.kind == "window" else self.refusal
+        if refusal is not None:
+            raise InvalidRequest.of("kv_policy", policy.kind, f"left out: {refusal}")
         if policy.num_observed > self._max_observed:
             allowed = f"at most {self._max_observed}, a chunk (chunked_prefill_size)"
             raise InvalidRequest.of("kv_policy.window", policy.window, allowed)
-        if policy.kind == "streaming":
-            most = int(policy.keep) + policy.num_dropped_at_once + self._page_size
-            if most > self._max_tokens:
-                allowed = f"so few that half as many more fit the context of {self._max_tokens}"
-                raise InvalidRequest.of("kv_policy.keep", policy.keep, allowed)
-            num_slots = int(policy.keep) + -int(policy.keep) % self._page_size
-            self._require_room(policy, num_slots + policy.num_dropped_at_once, num_slots)
+        if policy.is_stream:
+            self._require_stream_fits(policy)
+
+    def fits(self, policy: KVPolicy) -> bool:
+        """Whether the pool, and a context, can have what a stream keeps, and what it is made of."""
+        try:
+            self._require_stream_fits(policy)
+        except InvalidRequest:
+            return False
+        return True
+
+    def _require_stream_fits(self, policy: KVPolicy) -> None:
+        """Raises InvalidRequest."""
+        most = int(policy.keep) + policy.num_dropped_at_once + self._page_size
+        if most > self._max_tokens:
+            allowed = f"so few that half as many more fit the context of {self._max_tokens}"
+            raise InvalidRequest.of("kv_policy.keep", policy.keep, allowed)
+        num_slots = int(policy.keep) + -int(policy.keep) % self._page_size
+        self._require_room(policy, num_slots + policy.num_dropped_at_once, num_slots)
 
     def _require_room(self, policy: KVPolicy, num_tokens: int, num_slots: int) -> None:
         """Raises InvalidRequest where the pool cannot have the tokens that a prefix is made of and

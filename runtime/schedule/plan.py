@@ -80,10 +80,11 @@ class ImagePart(NamedTuple):
 
 class Selection(NamedTuple):
     """What is kept of the KV of a row's tokens, all of them: chosen behind its last input, as the
-    policy does, and copied to `pages`, in their order and turned as it is."""
+    policy does, and copied to `pages`, in their order and turned as it is. Without pages the row's
+    queries are only looked at: a later one of the request goes on from where it ends."""
 
     policy: KVPolicy
-    pages: array[int]  # 'i'; full
+    pages: array[int] = array("i")  # 'i'; full
     candidates: tuple[tuple[int, int], ...] | None = None  # tokens that may be dropped; None: all
 
 
@@ -145,6 +146,7 @@ class Row(NamedTuple):
     # dropped tokens leave theirs. Up to the first of `images`, each of which says it for what
     # follows.
     rope_shift: int = 0
+    num_dropped: int = 0  # tokens of its text that have no place among its inputs' positions
     images: tuple[ImagePart, ...] = ()  # ascending; their inputs are no ids of the vocabulary
     # With `sampling`: so many tokens behind what is drawn are to be guessed by the draft model, for
     # the next plan; there are pages for all but the last.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...radix.tree import Node
     from ..checkpoint.lora.adapter import Adapter
     from ..memory.peers.wire import StreamKey
-    from .compression import Compaction, CompressedPrefix
+    from .compression import Compaction, CompressedPrefix, Recompression
     from .program_record import ProgramRecord
 
 
@@ -92,13 +92,6 @@ class HiddenSum:
         """The result, once all tokens are computed."""
         assert self.total is not None, "nothing was computed"
         return self.total / self.num_tokens if self.is_mean else self.total
-
-
-Recompress = Callable[
-    ["array[int]", "CompressedPrefix | None"], "tuple[CompressedPrefix | None, int]"
-]
-"""Of a request's tokens, and the compressed prefix with which they begin: the one with which they
-are to begin from now on, and for how many of them that stands."""
 
 
 class Beam(Protocol):
@@ -192,8 +185,8 @@ class Request:
     shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
     compressed: CompressedPrefix | None = None  # with which the prompt begins
     compaction: Compaction | None = None  # set: it makes a compressed prefix of its prompt
-    # Set: what is kept of its tokens, as they become more, behind what it has now.
-    recompress: Recompress | None = None
+    recompression: Recompression | None = None  # set: it goes on from fewer tokens at times
+    text_ids: array[int] | None = None  # of the prompt, where `compressed` stands for some of them
 
     max_output_tokens: int = 0  # sampling.max_tokens, cut to what fits; 0 if it does not sample
     state: RequestState = RequestState.WAITING
@@ -246,7 +239,7 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = array("i", self.prompt)
         if self.sampling.changes_logits or self.sampling.min_tokens:
-            self._adjustment = _adjustment_of(self.prompt, self.sampling)
+            self._adjustment = _adjustment_of(self.text_ids or self.prompt, self.sampling)
 
     @property
     def num_tokens(self) -> int:
@@ -305,6 +298,13 @@ class Request:
         return max(0, self.max_output_tokens - self.num_output_tokens)
 
     @property
+    def num_growing_tokens(self) -> int:
+        """By how many tokens it may become longer before it goes on from fewer, or ends."""
+        if self.recompression is None:
+            return self.num_new_tokens
+        return min(self.num_new_tokens, self.recompression.num_more)
+
+    @property
     def output_ids(self) -> array[int]:
         """Tokens sampled so far."""
         return self.earlier + self.token_ids[len(self.prompt) :]
@@ -325,7 +325,11 @@ class Request:
         if self.encoding is not None:
             return self.num_missing
         compaction = self.compaction
-        is_last = compaction and self.num_scheduled_tokens >= compaction.first_observed
+        is_last = (
+            compaction is not None
+            and compaction.has_queries
+            and self.num_scheduled_tokens >= compaction.first_observed
+        )
         return self.num_tokens - self.num_scheduled_tokens if is_last else 1
 
     @property

@@ -251,6 +251,7 @@ def _row_of(
         kv_start=request.num_published,
         encoding=request.encoding,
         rope_shift=shift + request.rope_shift,
+        num_dropped=request.num_dropped,
         images=images,
         is_output=start >= len(request.prompt),
         is_followed=request.is_followed,
@@ -259,12 +260,14 @@ def _row_of(
 
 
 def _selection_of(request: Request, end: int) -> Selection | None:
-    """What the row that ends there is to keep of the request's KV."""
+    """What the row that ends there is to keep of the request's KV, or to observe for that."""
     compaction = request.compaction
-    if compaction is None or end < len(compaction.prefix.source):
+    if compaction is None:
         return None
     prefix = compaction.prefix
-    return Selection(prefix.policy, compaction.pages, prefix.candidates)
+    if end == len(prefix.source):
+        return Selection(prefix.policy, compaction.pages, prefix.candidates)
+    return Selection(prefix.policy) if prefix.policy.kind == "h2o" else None
 
 
 def _new_pages(request: Request, told: PageUpdate | None = None) -> PageUpdate | None:

@@ -535,7 +535,7 @@ class Scheduler:
             if has_guesses and request.state is RequestState.RUNNING:
                 self._take_back(request, row, outcome, is_over=reason is not None)
             self._finish_or_hold(request, reason)
-            if request.recompress is not None and request.state is RequestState.RUNNING:
+            if request.recompression is not None and request.state is RequestState.RUNNING:
                 self._recompress(request)
         self.beams.advance()
         if self.speculation is not None:
@@ -543,8 +543,8 @@ class Scheduler:
 
     def _recompress(self, request: Request) -> None:
         """A request may have so many tokens by now that it is to go on from fewer of them."""
-        assert request.recompress is not None
-        prefix, num_replaced = request.recompress(request.token_ids[:-1], request.compressed)
+        assert request.recompression is not None
+        prefix, num_replaced = request.recompression.of(request.token_ids[:-1], request.compressed)
         if prefix is None or prefix is request.compressed:
             return
         self._leave(request)

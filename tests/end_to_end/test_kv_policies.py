@@ -70,6 +70,53 @@ def test_what_a_branch_has_compressed_holds_for_all_that_follows(embedded: st.En
     assert (again["x"], again["z"]) == (first["x"], first["z"])
 
 
+@pytest.mark.parametrize(
+    "tail", [" Go on", " and tell me all of it, one item after the other." * 4]
+)
+def test_few_tokens_behind_a_compressed_branch_are_kept_whole(
+    embedded: st.Engine, tail: str
+) -> None:
+    """Slots have no queries of which SnapKV could look at the last ones."""
+
+    @st.function
+    def ask(s: st.ProgramState, policy: st.KVPolicy | None) -> None:
+        s += DOCUMENTS
+        s.compress(st.snapkv(0.5))
+        s += tail + st.gen("x", max_tokens=4, temperature=0, kv_policy=policy)
+
+    states = [ask.run(policy, backend=embedded) for policy in (None, st.snapkv(0.5))]
+    before, after = (state.get_meta_info("x")["dropped_tokens"] for state in states)
+    assert (after > before) == (len(tail) > 100)
+
+
+def test_a_beam_search_goes_on_from_what_is_kept(embedded: st.Engine) -> None:
+    @st.function
+    def search(s: st.ProgramState, is_compressed: bool) -> None:
+        policy = st.snapkv(0.5, window=8)
+        s += DOCUMENTS + "\n" + QUESTION
+        if is_compressed:
+            s.compress(policy)
+        policy = None if is_compressed else policy
+        s += st.gen("x", beam=2, max_tokens=12, kv_policy=policy)
+
+    states = [search.run(value, backend=embedded) for value in (True, False)]
+    assert states[0]["x"] == states[1]["x"]
+    assert all(state.get_meta_info("x")["dropped_tokens"] > 200 for state in states)
+
+
+def test_an_engines_policy_gives_way_to_what_a_branch_has_kept() -> None:
+    @st.function
+    def ask(s: st.ProgramState) -> None:
+        s += DOCUMENTS
+        s.compress(st.snapkv(0.25))
+        s += QUESTION + st.gen("x", max_tokens=80, temperature=0, ignore_eos=True)
+
+    with st.Engine(kv_policy="streaming:64") as engine:
+        meta = ask.run(backend=engine).get_meta_info("x")
+        assert meta["completion_tokens"] == 80
+        assert 300 < meta["dropped_tokens"] < 340
+
+
 def test_a_chat_goes_on_beyond_the_context_in_bounded_kv() -> None:
     @st.function
     def chat(s: st.ProgramState, num_turns: int) -> None:
@@ -83,6 +130,12 @@ def test_a_chat_goes_on_beyond_the_context_in_bounded_kv() -> None:
         assert meta["prompt_tokens"] > 256
         assert meta["prompt_tokens"] - meta["dropped_tokens"] <= 96 + 48
         assert state["a0"] and state["a59"]
+
+        @st.function
+        def read(s: st.ProgramState) -> None:
+            s += DOCUMENTS * 4 + st.gen("x", max_tokens=8, temperature=0)
+
+        assert read.run(backend=engine).get_meta_info("x")["prompt_tokens"] > 1000
 
 
 def test_a_crowd_in_a_small_pool_comes_to_its_end() -> None:
@@ -134,19 +187,12 @@ def test_over_http(served: Any) -> None:
         assert field in json.load(refused.value)["error"]["message"]
 
 
-def test_a_model_that_cannot_says_why(tmp_path: Path, embedded: st.Engine) -> None:
+def test_a_model_that_cannot_says_why(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mistral", sliding_window=16)
     with pytest.raises(st.StemmaError, match="windows"):
         st.Engine(folder, kv_policy="snapkv:0.5")
     with pytest.raises(st.StemmaError, match="KIND:KEEP"):
         st.Engine(kv_policy="snapkv")
-
-    @st.function
-    def searched(s: st.ProgramState) -> None:
-        s += QUESTION + st.gen("x", beam=2, max_tokens=4, kv_policy=st.snapkv(0.5))
-
-    with pytest.raises(st.ProgramError, match="beam"):
-        _ = searched.run(backend=embedded)["x"]
 
 
 def test_what_the_pool_cannot_hold_beside_its_prompt_is_refused() -> None:

@@ -28,12 +28,13 @@ from exactness_jobs import (
 )
 
 from stemma.errors import InvalidRequest, PromptTooLong
-from stemma.frontend.protocol.kv_policy import KVPolicy, snapkv, streaming
+from stemma.frontend.protocol.kv_policy import KVPolicy, h2o, snapkv, streaming
 from stemma.runtime.schedule.compression import CompressedPrefix
 from stemma.runtime.schedule.request import FinishReason, Request
 
 SNAP = snapkv(0.3, window=4, pool=5)
 STREAM = streaming(24, sinks=3)
+HITTERS = h2o(0.3, recent=6)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,15 @@ def load(checkpoint: Path) -> Iterator[Load]:
 def _jobs() -> list[Job]:
     """Long prompts of all kinds, under both policies."""
     kinds = (GREEDY, SAMPLED, CONSTRAINED)
-    policies = (SNAP, STREAM, snapkv(17, window=4))
+    policies = (SNAP, STREAM, HITTERS)
     return [
         replace(kinds[index % 3][index], policy=policies[index % 3]) for index in (3, 4, 5, 6, 7)
-    ] + [replace(GREEDY[6], policy=STREAM), replace(GREEDY[7], policy=SNAP)]
+    ] + [
+        replace(GREEDY[6], policy=STREAM),
+        replace(GREEDY[7], policy=SNAP),
+        replace(GREEDY[7], policy=snapkv(17, window=4)),
+        replace(GREEDY[6], policy=HITTERS),
+    ]
 
 
 JOBS = _jobs()
@@ -65,7 +71,7 @@ def alone(load: Load) -> list[list[int]]:
     return said
 
 
-@pytest.mark.parametrize("policy", [SNAP, snapkv(12, window=3, pool=1)])
+@pytest.mark.parametrize("policy", [SNAP, snapkv(12, window=3, pool=1), HITTERS, h2o(9, recent=1)])
 def test_outputs_are_those_of_transformers_with_the_same_tokens_left_out(
     load: Load, checkpoint: Path, policy: KVPolicy
 ) -> None:
@@ -109,7 +115,8 @@ def _chosen(attention: torch.Tensor, num_kv_heads: int, num: int, policy: KVPoli
     rows = []
     for head in range(num_kv_heads):
         group = attention.shape[0] // num_kv_heads
-        of_head = attention[head * group : (head + 1) * group, num - policy.window :]
+        first = 0 if policy.kind == "h2o" else num - policy.window
+        of_head = attention[head * group : (head + 1) * group, first:]
         votes = of_head.sum((0, 1))[: num - policy.window].tolist()
         half = policy.pool // 2
         best = [max(votes[max(0, i - half) : i + half + 1]) for i in range(len(votes))]
@@ -242,7 +249,6 @@ def test_outputs_do_not_depend_on_preemption_and_eviction(
     )
     scheduler = loaded.engine.scheduler
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
-    monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
     # The working set has no room for who makes a prefix, at first.
     asked: Counter[int] = Counter()
     working_set = scheduler.working_set

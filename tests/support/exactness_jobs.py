@@ -27,8 +27,12 @@ from stemma.runtime.checkpoint.lora.adapter import Adapter
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.loaded_model import LoadedModel
-from stemma.runtime.schedule.compression import CompressedPrefix, CompressedPrefixes
-from stemma.runtime.schedule.request import FinishReason, Recompress, Request, Scoring
+from stemma.runtime.schedule.compression import (
+    CompressedPrefix,
+    CompressedPrefixes,
+    Recompression,
+)
+from stemma.runtime.schedule.request import FinishReason, Request, Scoring
 from stemma.runtime.schedule.sampling_params import SamplingParams
 
 Load = Callable[..., LoadedModel]
@@ -187,7 +191,8 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
             job.sampling,
             FakeListener(),
             compressed=kept,
-            recompress=_recompress(loaded, job),
+            recompression=_recompression(loaded, job),
+            text_ids=None if kept is None else array("i", job.prompt),
             namespace="" if adapter is None else adapter.namespace(""),
             adapter=adapter,
             stop_ids=frozenset(job.sampling.stop_token_ids),
@@ -234,19 +239,22 @@ def _prefixes_of(loaded: LoadedModel) -> CompressedPrefixes:
 
 def _prompt_of(loaded: LoadedModel, job: Job) -> tuple[array[int], CompressedPrefix | None]:
     """As the request has it."""
-    prompt = array("i", job.prompt)
-    if job.policy is None:
+    prompt, policy = array("i", job.prompt), _policy_of(loaded, job)
+    if policy is None:
         return prompt, None
-    kept, num_replaced = _prefixes_of(loaded).of(prompt[:-1], job.policy)
+    kept, num_replaced = _prefixes_of(loaded).of(prompt[:-1], policy)
     return prompt if kept is None else kept.ids + prompt[num_replaced:], kept
 
 
-def _recompress(loaded: LoadedModel, job: Job) -> Recompress | None:
-    policy = job.policy
-    if policy is None or policy.kind != "streaming":
-        return None
-    prefixes = _prefixes_of(loaded)
-    return lambda ids, behind: prefixes.of(ids, policy, behind)
+def _policy_of(loaded: LoadedModel, job: Job) -> KVPolicy | None:
+    """The job's, or the engine's own."""
+    return job.policy or _prefixes_of(loaded).window
+
+
+def _recompression(loaded: LoadedModel, job: Job) -> Recompression | None:
+    policy = _policy_of(loaded, job)
+    is_stream = policy is not None and policy.is_stream
+    return Recompression(_prefixes_of(loaded), policy) if is_stream else None
 
 
 def _adapter_of(loaded: LoadedModel, name: str) -> Adapter:

@@ -97,5 +97,8 @@ void stemma_gather_share(const void* table, const int64_t* index, void* rows, in
 void stemma_apply_token_mask(void* logits, const int64_t* rows, const uint32_t* masks,
                              int64_t num_rows, int64_t vocab_size, int64_t num_words,
                              int64_t is_double);
+void stemma_observe(const float* q, const float* keys, float* sums, int64_t num_kv_heads,
+                    int64_t num_queries, int64_t num_rows, int64_t num_keys, int64_t dims,
+                    int64_t num_parts, double scale, double soft_cap);
 void stemma_all_reduce(void* communicator, void* x, int64_t count, int64_t kind);
 }

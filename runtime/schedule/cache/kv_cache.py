@@ -63,14 +63,17 @@ class KVCacheManager(PrefixCache):
 
     def load(self, request: Request) -> None:
         """Load the attached request's tokens that the host has and the device has not, if that
-        pays; the step being planned may read them."""
+        pays, a compressed prefix in any case: `has_compressed` said that it is there. The step
+        being planned may read them."""
         if self.host is None:
             return
         match = self.host.match(request.namespace, request.token_ids, request.match_limit)
         if match is None or match.num_tokens <= request.num_published:
             return
         done = request.num_published if self.states is None else self.states.best(request)
-        if not self.costs.can_pay(match.num_tokens - done):
+        prefix = request.compressed
+        must_load = prefix is not None and request.num_published < prefix.num_slots
+        if not must_load and not self.costs.can_pay(match.num_tokens - done):
             return
         assert request.node is not None
         self._beneficiary = request
@@ -172,7 +175,7 @@ class KVCacheManager(PrefixCache):
         """What a step may compute of a request within `budget`: of a model with recurrent layers up
         to where a state is to be kept, of one that makes a compressed prefix up to its last
         chunk."""
-        if request.compaction is not None:
+        if request.compaction is not None and request.compaction.has_queries:
             num_before = request.compaction.first_observed - request.num_scheduled_tokens
             return min(budget, num_before) if num_before > 0 else budget
         return budget if self.states is None else self.states.cut(request, budget)

@@ -110,7 +110,7 @@ class NewTokenEstimate:
 
 
 def _expected(request: Request, ratio: float) -> int:
-    return min(MAX_RESERVED, int(request.num_new_tokens * ratio))
+    return min(MAX_RESERVED, request.num_growing_tokens, int(request.num_new_tokens * ratio))
 
 
 class Admission:
