@@ -13,6 +13,14 @@ nearest plane algorithm"), but takes one factorization and no inverse: n^3 / 3 o
 The inputs with the largest G_jj come last, so they are rounded first (act-order); groups stay
 those of consecutive inputs, whose scales are fixed before (static groups), so nothing has to be
 reordered when the weight is used.
+
+What is before a linear is rounded too, so it gets X where the original gets X + D, and its products
+should be those of the original, (X + D) W^T. What comes nearest without rounding is
+
+    W'^T = W^T + G^-1 X^T D W^T
+
+and it is this weight that is rounded (as GPTAQ's asymmetric calibration: Li et al. 2025,
+arXiv:2504.02692, there an input at a time).
 """
 
 from __future__ import annotations
@@ -37,6 +45,12 @@ class InputOrder:
         diagonal = gram.diagonal()
         diagonal += (DAMPING * diagonal.mean()).clamp_(min=1e-12)
         self.factor = torch.linalg.cholesky(gram)  # [in_features, in_features], lower
+
+    def solve(self, sums: Tensor) -> Tensor:
+        """sums [in_features, any] -> (G, damped)^-1 @ sums."""
+        found = torch.empty_like(sums)
+        found[self.order] = torch.cholesky_solve(sums[self.order], self.factor)
+        return found
 
 
 def gptq_numbers(columns: Tensor, grid: Grid, inputs: InputOrder) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is kept of the inputs of a linear."""
+"""What is kept of the inputs of a linear: X [tokens, in_features]."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ _SAMPLE_ROWS = 256
 class InputStatistics:
     """Over all tokens that the linear has seen."""
 
-    def __init__(self, in_features: int, num_tokens: int, *, has_gram: bool) -> None:
+    def __init__(self, in_features: int, num_tokens: int) -> None:
         """num_tokens: that it will see."""
-        self.gram: Tensor | None = None  # [in_features, in_features] float32: X^T X
-        if has_gram:
-            self.gram = torch.zeros(in_features, in_features)
         self.peak = torch.zeros(in_features)  # largest magnitude
         self._sum, self._squares = torch.zeros(in_features), torch.zeros(in_features)
         self._rows: list[Tensor] = []  # one in so many
@@ -24,28 +21,12 @@ class InputStatistics:
 
     def note(self, x: Tensor) -> None:
         """x [T, in_features] float32."""
-        if self.gram is not None:
-            self.gram.addmm_(x.t(), x)
         magnitudes = x.abs()
         torch.maximum(self.peak, magnitudes.amax(0), out=self.peak)
         self._sum += magnitudes.sum(0)
         self._squares += magnitudes.square_().sum(0)
         self._rows.append(x[-self._seen % self._step :: self._step].clone())
         self._seen += len(x)
-
-    def divide(self, scales: Tensor) -> None:
-        """As if the inputs had been divided by scales [in_features]."""
-        if self.gram is not None:
-            self.gram.div_(scales).div_(scales[:, None])
-        for own in (self.peak, self._sum, *self._rows):
-            own.div_(scales)
-        self._squares.div_(scales).div_(scales)
-
-    def take_gram(self) -> Tensor:
-        """The sums, which are given up."""
-        gram, self.gram = self.gram, None
-        assert gram is not None, "they were asked for"
-        return gram
 
     @property
     def mean(self) -> Tensor:
@@ -61,3 +42,16 @@ class InputStatistics:
     def sample(self) -> Tensor:
         """[about 256, in_features], evenly spread over the tokens."""
         return torch.cat(self._rows)
+
+
+class InputProducts:
+    """What rounding a linear so that it makes up for errors needs (`gptq`), over all tokens."""
+
+    def __init__(self, in_features: int) -> None:
+        self.gram = torch.zeros(in_features, in_features)  # X^T X
+        self.drift = torch.zeros(in_features, in_features)  # X^T D
+
+    def note(self, x: Tensor, original: Tensor) -> None:
+        """x, original [T, in_features] float32: the input, and what it is in the original."""
+        self.gram.addmm_(x.t(), x)
+        self.drift.addmm_(x.t(), original - x)

@@ -36,8 +36,8 @@ from ..runtime.schedule.plan import PageUpdate, Row, StepPlan
 
 CHUNK_TOKENS = 1024  # computed at once, and the longest text
 
-OnInput = Callable[[tuple[str, ...], Tensor], None]
-"""The modules of a linear and their input [T, in_features]."""
+Linears = tuple[str, ...]
+"""The modules that share one input."""
 
 
 def require_layer_by_layer(config: ModelConfig) -> None:
@@ -66,7 +66,7 @@ class LayerWeights(WeightSource):
         self._source = source
         self.changed: dict[str, Tensor] = {}  # by a tensor's name
         self.weights: dict[str, Weight] = {}  # by a linear's name
-        self.last_names: tuple[str, ...] = ()  # of the weight taken last
+        self.last_names: Linears = ()  # of the weight taken last
 
     def __contains__(self, name: str) -> bool:
         return name in self._source
@@ -121,7 +121,7 @@ class LayerRuns:
 
     def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
         self._config, self._weights = config, weights
-        self._on_input: OnInput | None = None
+        self._on_input: Callable[[Linears, Tensor], None] | None = None
         kernels = select_kernels(torch.float32, "cpu", "cpu")
         self._kernels: Kernels = replace(
             kernels,
@@ -164,31 +164,47 @@ class LayerRuns:
 
     def run(self, layer: DecoderLayer, index: int, lengths: Sequence[int], stream: Tensor) -> None:
         """stream [T, hidden_size], of texts of these lengths, becomes what is behind the layer."""
-        for start, end, residual in self._outputs(layer, index, lengths, stream):
-            stream[start:end] = residual
+        for start, end, texts in _chunks(lengths):
+            stream[start:end] = self._output(layer, index, texts, stream[start:end].clone())
 
-    def watch(
+    def linears(self, layer: DecoderLayer, index: int) -> list[Linears]:
+        """The layer's, in the order in which they are computed."""
+        found = list[Linears]()
+        self._on_input = lambda linears, x: found.append(linears)
+        self._output(layer, index, [1], torch.zeros(1, self._config.hidden_size))
+        self._on_input = None
+        return list(dict.fromkeys(found))
+
+    def inputs(
         self,
         layer: DecoderLayer,
         index: int,
         lengths: Sequence[int],
         stream: Tensor,
-        on_input: OnInput,
-    ) -> None:
-        """Only computes it, and calls on_input with what the layer's linears get."""
-        self._on_input = on_input
-        for _ in self._outputs(layer, index, lengths, stream):
-            pass
-        self._on_input = None
+        linears: Linears,
+    ) -> Iterator[Tensor]:
+        """What these linears get, chunk by chunk [T, in_features]; what follows is not computed."""
 
-    def _outputs(
-        self, layer: DecoderLayer, index: int, lengths: Sequence[int], stream: Tensor
-    ) -> Iterator[tuple[int, int, Tensor]]:
+        def stop(reached: Linears, x: Tensor) -> None:
+            if reached == linears:
+                raise _Reached(x)
+
         for start, end, texts in _chunks(lengths):
-            residual = stream[start:end].clone()
-            batch = self._batch(texts)
-            rotary = self._rotary.at(batch.positions)[index]
-            yield start, end, residual.add_(layer(None, residual, rotary, batch))
+            self._on_input = stop
+            try:
+                self._output(layer, index, texts, stream[start:end].clone())
+            except _Reached as reached:
+                yield reached.x
+            finally:
+                self._on_input = None
+
+    def _output(
+        self, layer: DecoderLayer, index: int, lengths: Sequence[int], residual: Tensor
+    ) -> Tensor:
+        """Of texts of these lengths; residual [T, hidden_size] is changed IN PLACE."""
+        batch = self._batch(lengths)
+        rotary = self._rotary.at(batch.positions)[index]
+        return residual.add_(layer(None, residual, rotary, batch))
 
     def _batch(self, lengths: Sequence[int]) -> ForwardBatch:
         rows, first = [], 0
@@ -223,6 +239,13 @@ class LayerRuns:
             return linear(x)
 
         return watched
+
+
+class _Reached(Exception):
+    """An input that was waited for [T, in_features]."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
 
 
 def new_stream(folder: Path, name: str, num_tokens: int, hidden_size: int) -> Tensor:

@@ -1,9 +1,9 @@
 """A model quantized by what programs make it compute, from texts to a checkpoint.
 
-Layer by layer: its linears' inputs are watched, the linears rounded, and the texts go on through
-the rounded layer, so that later layers are rounded for what they will get. Memory holds a layer and
-a chunk of tokens; the residual stream of all texts is in files beside the checkpoint. Texts held
-out go through both models, which gives the divergence of the whole.
+Layer by layer, and linear by linear in it: each is rounded for what it will get behind those that
+are rounded already, towards what it gives in the original. Memory holds a layer of both and a chunk
+of tokens; the residual streams of all texts are in files beside the checkpoint. Texts held out go
+through both models, which gives the divergence of the whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import ModelLoadError
 from ..kernels.ops import Weight
 from ..kernels.quantized_tensors import QuantizedWeight
+from ..kernels.reference.quantized import round_rows
 from ..runtime.checkpoint.config.model_config import ModelConfig
 from ..runtime.checkpoint.new_folder import new_folder, require_new
 from ..runtime.checkpoint.quantized.layouts import Layout, PlannedLinear
@@ -39,13 +40,21 @@ from ..runtime.checkpoint.quantized.rounding import round_to_4_bits, round_to_8_
 from ..runtime.checkpoint.safetensors.checkpoint import CheckpointWeights
 from ..runtime.checkpoint.safetensors.safetensors_writer import SafetensorsWriter
 from ..runtime.checkpoint.weight_source import ModelTensors
+from ..runtime.models.decoder_layers import DecoderLayer
 from ..runtime.models.layers.embedding import EMBEDDING_NAME
 from .awq import awq_scales, smooth_scales
 from .folding import Fold, fold_in, folds_of, require_foldable
 from .gptq import InputOrder, gptq_numbers
 from .grids import grid_of
-from .inputs import InputStatistics
-from .layer_runs import CHUNK_TOKENS, LayerRuns, LayerWeights, new_stream, require_layer_by_layer
+from .inputs import InputProducts, InputStatistics
+from .layer_runs import (
+    CHUNK_TOKENS,
+    LayerRuns,
+    LayerWeights,
+    Linears,
+    new_stream,
+    require_layer_by_layer,
+)
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 _SHARD_BYTES = 250_000_000  # of which one is in memory
@@ -187,35 +196,38 @@ class _Job:
         self._lengths = [len(text) for text in texts]
         self._held_lengths = [len(text) for text in held]
         embed, size = self._runs.vocabulary().embed, self._config.hidden_size
-        self._stream, self._held, self._exact = (
-            new_stream(self._folder, name, sum(map(len, some)), size)
-            for name, some in (("texts", texts), ("held", held), ("exact", held))
-        )
-        for stream, some in ((self._stream, texts), (self._held, held), (self._exact, held)):
-            at = 0
+
+        def embedded(name: str, some: Sequence[Sequence[int]]) -> Tensor:
+            stream, at = new_stream(self._folder, name, sum(map(len, some)), size), 0
             for text in some:
                 stream[at : at + len(text)] = embed(torch.tensor(text))
                 at += len(text)
+            return stream
+
+        # Of both models each.
+        self._stream, self._original = embedded("texts", texts), embedded("original", texts)
+        self._held, self._exact = embedded("held", held), embedded("exact", held)
 
     def quantize_layer(self, index: int) -> None:
         """And take all texts through it."""
-        runs, found = self._runs, dict[tuple[str, ...], InputStatistics]()
-        has_gram = self._recipe.method in ("gptq", "smoothquant")
-
-        def note(names: tuple[str, ...], x: Tensor) -> None:
-            if names not in found:
-                found[names] = InputStatistics(x.shape[1], len(self._stream), has_gram=has_gram)
-            found[names].note(x)
-
+        runs = self._runs
         layer = runs.layer(index)
         runs.run(layer, index, self._held_lengths, self._exact)
-        runs.watch(layer, index, self._lengths, self._stream, note)
-        del layer
-        self._round(index, found)
-        layer = runs.layer(index)
+        groups = [
+            linears
+            for linears in runs.linears(layer, index)
+            if all(name in self._rounded for name in linears)
+        ]
+        if self._recipe.method in ("awq", "smoothquant"):
+            self._fold(index, layer, groups)
+            layer = runs.layer(index)  # computes the same, of other inputs
+        for linears in groups:
+            self._round(index, layer, linears)
+        rounded = runs.layer(index)
         if index + 1 < self._config.num_layers:
-            runs.run(layer, index, self._lengths, self._stream)
-        runs.run(layer, index, self._held_lengths, self._held)
+            runs.run(layer, index, self._lengths, self._original)
+            runs.run(rounded, index, self._lengths, self._stream)
+        runs.run(rounded, index, self._held_lengths, self._held)
         self._write(index)
 
     def finish(self) -> Report:
@@ -240,31 +252,22 @@ class _Job:
         divergence.same_best /= len(self._held)
         return Report(self._copied, len(self._stream), divergence)
 
-    def _round(self, index: int, found: dict[tuple[str, ...], InputStatistics]) -> None:
-        linears: dict[str, Tensor] = {}  # [out_features, in_features] float32, scaled
+    def _linear(self, name: str) -> Tensor:
+        """Before it is rounded [out_features, in_features] float32."""
+        folded = self._weights.weights.get(name)
+        if isinstance(folded, Tensor):
+            return folded
+        return self._source.take(f"{name}.weight", self._rounded[name].shape)
 
-        def linear(name: str) -> Tensor:
-            if name not in linears:
-                linears[name] = self._source.take(f"{name}.weight", self._rounded[name].shape)
-            return linears[name]
-
-        for names in [names for names in found if not all(n in self._rounded for n in names)]:
-            del found[names]
-        if self._recipe.method in ("awq", "smoothquant"):
-            for fold in folds_of(self._config, self._runs.layer_name(index), found):
-                if fold.rows is None or fold.rows in self._rounded:
-                    inputs = found[fold.names]
-                    scales = self._scales(fold, inputs, [linear(name) for name in fold.names])
-                    scales = fold_in(fold, scales, linear, self._source, self._weights.changed)
-                    inputs.divide(scales)
-        for names, statistics in found.items():
-            order = InputOrder(statistics.take_gram()) if statistics.gram is not None else None
-            for name in names:
-                weight = linear(name)
-                quantized = self._quantized(name, weight, statistics.mean_square, order)
-                self._copied.errors[name] = relative_error(quantized, weight)
-                self._weights.weights[name] = quantized
-                del linears[name]
+    def _fold(self, index: int, layer: DecoderLayer, groups: Sequence[Linears]) -> None:
+        """Give inputs that the method scales their scales."""
+        weights = {name: self._linear(name) for linears in groups for name in linears}
+        for fold in folds_of(self._config, self._runs.layer_name(index), groups):
+            if fold.rows is None or fold.rows in self._rounded:
+                inputs = self._statistics(index, layer, fold.names)
+                scales = self._scales(fold, inputs, [weights[name] for name in fold.names])
+                fold_in(fold, scales, weights.__getitem__, self._source, self._weights.changed)
+        self._weights.weights.update(weights)
 
     def _scales(self, fold: Fold, inputs: InputStatistics, weights: list[Tensor]) -> Tensor:
         """[in_features], by which the inputs are to be divided."""
@@ -274,16 +277,70 @@ class _Job:
         size = self._rounded[fold.names[0]].group_size
         return awq_scales(weights, inputs, recipe.layout.bits, size, fold.tied)
 
-    def _quantized(
-        self, name: str, weight: Tensor, importance: Tensor, order: InputOrder | None
-    ) -> QuantizedWeight:
-        layout, plan = self._recipe.layout, self._rounded[name]
+    def _statistics(self, index: int, layer: DecoderLayer, linears: Linears) -> InputStatistics:
+        inputs = self._runs.inputs(layer, index, self._lengths, self._stream, linears)
+        found = InputStatistics(self._rounded[linears[0]].shape[1], len(self._stream))
+        for x in inputs:
+            found.note(x)
+        return found
+
+    def _products(
+        self, index: int, layer: DecoderLayer, original: DecoderLayer, linears: Linears
+    ) -> InputProducts:
+        inputs = self._runs.inputs(layer, index, self._lengths, self._stream, linears)
+        originals = self._runs.inputs(original, index, self._lengths, self._original, linears)
+        found = InputProducts(self._rounded[linears[0]].shape[1])
+        for x, exact in zip(inputs, originals, strict=True):
+            if self._recipe.layout.activations == "int8":
+                numbers, scales = round_rows(x)
+                x = numbers * scales
+            found.note(x, exact)
+        return found
+
+    def _round(self, index: int, original: DecoderLayer, linears: Linears) -> None:
+        """Those before it in the layer are rounded already."""
+        weights = {name: self._linear(name) for name in linears}
         if self._recipe.method == "rtn":
-            if layout.bits == 8:
-                return round_to_8_bits(weight)
-            return round_to_4_bits(weight, plan.group_size)
-        columns = weight.t().contiguous()
-        grid = grid_of(columns, layout.bits, plan.group_size, importance)
+            rounded = {name: self._nearest(name, weight) for name, weight in weights.items()}
+        elif self._recipe.method == "awq":
+            importance = self._statistics(index, self._runs.layer(index), linears).mean_square
+            rounded = {
+                name: self._on_grid(name, weight.t().contiguous(), importance)
+                for name, weight in weights.items()
+            }
+        else:
+            products = self._products(index, self._runs.layer(index), original, linears)
+            rounded = self._made_up_for(weights, products, len(self._stream))
+        for name, weight in weights.items():
+            self._copied.errors[name] = relative_error(rounded[name], weight)
+        self._weights.weights.update(rounded)
+
+    def _nearest(self, name: str, weight: Tensor) -> QuantizedWeight:
+        if self._recipe.layout.bits == 8:
+            return round_to_8_bits(weight)
+        return round_to_4_bits(weight, self._rounded[name].group_size)
+
+    def _made_up_for(
+        self, weights: dict[str, Tensor], products: InputProducts, num_tokens: int
+    ) -> dict[str, QuantizedWeight]:
+        """By GPTQ, towards the original's products."""
+        importance = products.gram.diagonal() / num_tokens
+        towards = {name: products.drift @ weight.t() for name, weight in weights.items()}
+        del products.drift  # with the factor there are never more than two of its size
+        order = InputOrder(products.gram)
+        return {
+            name: self._on_grid(
+                name, weight.t() + order.solve(towards.pop(name)), importance, order
+            )
+            for name, weight in weights.items()
+        }
+
+    def _on_grid(
+        self, name: str, columns: Tensor, importance: Tensor, order: InputOrder | None = None
+    ) -> QuantizedWeight:
+        """columns [in_features, out_features]; order: None: each to its nearest number."""
+        layout = self._recipe.layout
+        grid = grid_of(columns, layout.bits, self._rounded[name].group_size, importance)
         if not bool(grid.scales.isfinite().all()):
             raise ModelLoadError(f"{name}: a weight is not finite, or too large to quantize")
         numbers = grid.nearest(columns) if order is None else gptq_numbers(columns, grid, order)

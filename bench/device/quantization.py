@@ -51,6 +51,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--fastest", action="store_true", help="report the fastest rounds, not medians")
     add("--quality", type=int, default=0, metavar="CASES",
         help="also run the embedded model's evaluation, so many cases of each skill")  # fmt: skip
+    add("--copy", type=Path, action="append", default=[], metavar="FOLDER",
+        help="of the embedded model by `stemma quantize`: its accuracy, too")  # fmt: skip
     add("--num-threads", type=count, metavar="N")
 
 
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             for name, shape in shapes.items():
                 tables.setdefault("steps", []).extend(step_rows(name, shape, args))
         if "accuracy" in parts:
-            tables["accuracy"] = accuracy_rows()
+            tables["accuracy"] = accuracy_rows(copies=args.copy)
     if args.quality:
         tables["evaluation"] = evaluation_rows(args.quality)
     _report(tables, read_gb_s, args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,22 +34,27 @@ _NUM_TOKENS = 96  # generated for each prompt
 _EVALUATION = Path(__file__).parents[2] / "examples" / "tiny_model" / "evaluate.py"
 
 
-def accuracy_rows(model: Path = EMBEDDED_MODEL) -> list[dict[str, Any]]:
+def accuracy_rows(
+    model: Path = EMBEDDED_MODEL, copies: Sequence[Path] = ()
+) -> list[dict[str, Any]]:
     """Error of the logits over text that the model wrote, sampled at temperature 1, in float32:
-    relative to the logits' spread, and KL divergence in nats per token."""
+    relative to the logits' spread, and KL divergence in nats per token. copies: of it, made by
+    `stemma quantize`."""
     import torch
 
     exact = _Scorer(model, "float32", "none")
     texts = [exact.write(prompt, seed) for seed, prompt in enumerate(_prompts(model))]
     truth = torch.cat([exact.logits(text) for text in texts])
     rows, in_bf16 = [], truth
-    for name in QUANTIZATIONS:
-        scorer = _Scorer(model, "bfloat16", name)
+    formats = [("bf16" if name == "none" else name, model, name) for name in QUANTIZATIONS]
+    formats += [(copy.name, copy, "none") for copy in copies]
+    for name, folder, quantization in formats:
+        scorer = _Scorer(folder, "bfloat16", quantization)
         found = torch.cat([scorer.logits(text) for text in texts])
-        if name == "none":
+        if name == "bf16":
             in_bf16 = found
         rows.append(
-            {"format": "bf16" if name == "none" else name, "tokens": len(truth)}
+            {"format": name, "tokens": len(truth)}
             | {f"{k}, to float32": v for k, v in _differences(found, truth).items()}
             | {f"{k}, to bf16": v for k, v in _differences(found, in_bf16).items()}
         )

@@ -17,7 +17,9 @@ from ...kernels.quantized_tensors import QuantizedWeight
 from .formats import require_quantization
 from .gguf.convert import weights_files
 from .gguf.source import GgufWeights
-from .quantized.fp8 import Fp8Weights
+from .quantized.bitsandbytes import BitsAndBytes4Format
+from .quantized.dequantizing import DequantizingWeights, FloatFormat
+from .quantized.fp8 import Fp8Format
 from .quantized.packed import PackedWeights
 from .quantized.quantization_config import GROUP_SIZE, PackedConfig, packed_config
 from .quantized.quantizing import Quantization, QuantizingWeights
@@ -69,11 +71,19 @@ def open_weights(
             yield _quantizing(checkpoint, quantization, dtype)
             return
         if config.is_floating:
-            fp8 = Fp8Weights(checkpoint, config.block, has_stored_weights=rounds)
-            yield _quantizing(fp8, quantization, dtype)
+            floating = DequantizingWeights(
+                checkpoint, _float_format(config), has_stored_weights=rounds
+            )
+            yield _quantizing(floating, quantization, dtype)
             return
         packed = PackedWeights(checkpoint, config)
         yield _rounded_alike(packed, config, dtype) if config.rounds_rest else packed
+
+
+def _float_format(config: PackedConfig) -> FloatFormat:
+    if config.method == "bitsandbytes":
+        return BitsAndBytes4Format()
+    return Fp8Format(config.block, config.scales)
 
 
 def _no_gguf(folder: Path) -> ModelLoadError:

@@ -4,7 +4,8 @@
                  of an even input in the low half
     NAME_scales  [experts, outputs, inputs / 32] uint8, powers of two with a bias of 127 (E8M0)
 
-Source: OCP Microscaling Formats, 5.2 to 5.4. A power of two is exact in bfloat16.
+Source: OCP Microscaling Formats, 5.2 to 5.4. A power of two is exact in bfloat16; scales are
+halved, since the numbers of a `QuantizedWeight` are twice the floats.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from torch import Tensor
 from ....errors import ModelLoadError
 from ....kernels.quantized_tensors import QuantizedWeight
 from ..safetensors.checkpoint import CheckpointWeights
+from .e8m0 import powers_of_two
 from .quantization_config import GROUP_SIZE
-
-_BIAS = 127 + 1  # the numbers of a `QuantizedWeight` are twice the floats'
-_NOT_A_NUMBER = 255
 
 
 def has_mxfp4(source: CheckpointWeights, name: str) -> bool:
@@ -39,9 +38,9 @@ def read_mxfp4(
     groups = (num_experts, num_outputs, num_inputs // GROUP_SIZE)
     blocks = _bytes(source, f"{name}_blocks", (*groups, GROUP_SIZE // 2))
     exponents = _bytes(source, f"{name}_scales", groups)
-    if bool((exponents == _NOT_A_NUMBER).any()):
+    scales = powers_of_two(exponents, divided_by=2).to(torch.bfloat16)
+    if not bool(scales.isfinite().all()):
         raise _fail(source, f"{name}_scales", "numbers", "a scale that is none")
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - _BIAS).to(torch.bfloat16)
     values = blocks.view(num_experts, num_outputs, num_inputs // 2)
     return QuantizedWeight(4, GROUP_SIZE, values, scales, None, codes="fp4")
 

@@ -1,8 +1,9 @@
-"""Weights that a checkpoint stores in 3, 4 or 8 bits (GPTQ, AWQ, compressed-tensors), passed on as
+"""Weights that a checkpoint stores in 3, 4 or 8 bits (GPTQ, AWQ, compressed-tensors; 4-bit floats
+and bitsandbytes in files of their own), passed on as
 they are: numbers are rearranged for `QuantizedWeight`, and never become floating in the model's
 linears.
 
-All three pack unsigned numbers q with w = scale * (q - zero), which is here
+The first three pack unsigned numbers q with w = scale * (q - zero), which is here
 
     scale * number + offset,  number = q - 2^(bits - 1),  offset = scale * (2^(bits - 1) - zero)
 
@@ -25,12 +26,18 @@ from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from ..weight_source import WeightSource
+from .bitsandbytes import read_8_bits
+from .float4 import read_float4
 from .gptq_layout import numbers_of_3_bits
 from .mxfp4 import has_mxfp4, read_mxfp4
 from .quantization_config import PackedConfig
 from .stacking import stack_weights
 
 _CHUNK_NUMBERS = 1 << 22  # of a weight, sorted at a time
+
+_PACKED_NAMES = {
+    "compressed-tensors": "weight_scale", "float4": "weight_scale", "bitsandbytes": "SCB",
+}  # fmt: skip
 
 # AWQ's gemm layout: the index in an int32 of each of eight consecutive columns
 # (github.com/casper-hansen/AutoAWQ, its order is [0, 2, 4, 6, 1, 3, 5, 7] by number).
@@ -50,7 +57,7 @@ class PackedWeights(WeightSource):
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """Packed tensors (a mixture's router, if the quantizer included it) become floating."""
         module = name.removesuffix(".weight")
-        if module == name or len(shape) != 2 or self._packed_name(module) not in self._source:
+        if module == name or len(shape) != 2 or not self._is_packed(module):
             return self._source.take(name, shape, dtype)
         weight = self._part(module, shape[0], shape[1])
         assert isinstance(weight, QuantizedWeight), "it is packed"
@@ -102,23 +109,28 @@ class PackedWeights(WeightSource):
     def _part(self, name: str, out_features: int, in_features: int) -> Weight:
         config, source = self._config, self._source
         shape = (out_features, in_features)
-        packed = self._packed_name(name)
-        if packed not in source:
+        if not self._is_packed(name):
             if name not in config.kept:
-                raise _not_packed(source, name, packed, config.method)
+                raise _not_packed(source, name, self._packed_name(name), config.method)
             return source.take_weight([name], [out_features], in_features)
         if config.method == "compressed-tensors":
             weight = read_compressed(source, name, shape, config.activations)
         elif config.method == "gptq":
             weight = read_gptq(source, name, shape, config.zero_shift)
+        elif config.method == "float4":
+            weight = read_float4(source, name, shape, config.group_size, config.packed)
+        elif config.method == "bitsandbytes":
+            weight = read_8_bits(source, name, shape)
         else:
             weight = read_awq(source, name, shape)
         return _moved(weight, source.device)
 
+    def _is_packed(self, module: str) -> bool:
+        return self._packed_name(module) in self._source
+
     def _packed_name(self, module: str) -> str:
-        """The name of a tensor that a packed module has."""
-        is_compressed = self._config.method == "compressed-tensors"
-        return f"{module}.{'weight_scale' if is_compressed else 'qweight'}"
+        """The name of a tensor that a packed module alone has."""
+        return f"{module}.{_PACKED_NAMES.get(self._config.method, 'qweight')}"
 
 
 def read_gptq(

@@ -19,21 +19,25 @@ from .modules_to_not_convert import (
 )
 
 SUPPORTED = (
-    "gptq (3, 4 and 8 bits), awq (gemm, 4 bits), compressed-tensors (pack-quantized, "
-    "int-quantized), mxfp4 (of experts) and fp8 (in blocks, or a scale a weight)"
+    "gptq (3, 4 and 8 bits), awq (gemm, 4 bits), compressed-tensors, mxfp4 (of experts), fp8, "
+    "fbgemm_fp8, modelopt (FP8, NVFP4) and bitsandbytes"
 )
 OUR_QUANTIZER = "stemma"  # in meta.quantizer, as GPTQModel has it
 GROUP_SIZE = 32  # of MXFP4
 _FIELD = "quantization_config"
 _MAX_BLOCK = 1 << 16  # guess, far above any format's
-_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized")
+_NVFP4_GROUP_SIZE = 16
+_FOLDED = ("weight_input", "weight_output")
+_INTEGERS = ("pack-quantized", "int-quantized")
+_8_BIT_FLOATS = ("float-quantized", "naive-quantized", "mxfp8-quantized")
+_4_BIT_FLOATS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedConfig:
     """How to read the packed tensors of a quantized checkpoint."""
 
-    method: Literal["gptq", "awq", "compressed-tensors", "mxfp4", "fp8"]
+    method: Literal["gptq", "awq", "compressed-tensors", "mxfp4", "fp8", "float4", "bitsandbytes"]
     bits: int
     group_size: int | None  # None: a row's inputs are one group
     kept: KeptModules
@@ -41,11 +45,13 @@ class PackedConfig:
     activations: Literal["exact", "int8"] = "exact"
     rounds_rest: bool = False  # written by `stemma quantize`: floating linears have to be rounded
     block: tuple[int, int] | None = None  # fp8: rows and columns with one scale; None: all of them
+    scales: str = ""  # fp8: the last name of the tensors with scales
+    packed: str = ""  # float4: that of the tensors with codes
 
     @property
     def is_floating(self) -> bool:
         """Whether weights become floating when they are loaded, and may then be rounded."""
-        return self.method == "fp8"
+        return self.method == "fp8" or (self.method == "bitsandbytes" and self.bits == 4)
 
 
 def packed_config(folder: Path) -> PackedConfig | None:
@@ -69,6 +75,13 @@ def packed_config(folder: Path) -> PackedConfig | None:
         return PackedConfig("mxfp4", 4, GROUP_SIZE, ALL_MODULES)
     if method == "fp8":
         return _fp8(section)
+    if method == "fbgemm_fp8":
+        return _floats_of_8_bits()
+    if method == "modelopt":
+        return _modelopt(section)
+    if method == "bitsandbytes":
+        bits = 4 if section.get("load_in_4bit") else 8
+        return PackedConfig("bitsandbytes", bits, None, ALL_MODULES)
     raise section.fail(
         "quant_method",
         f"one of {SUPPORTED}; the model's unquantized checkpoint can be rounded with "
@@ -77,17 +90,36 @@ def packed_config(folder: Path) -> PackedConfig | None:
 
 
 def _fp8(section: Fields) -> PackedConfig:
-    """DeepSeek's. Which weights are not in 8 bits (`modules_to_not_convert`) their types say."""
+    """DeepSeek's."""
     section.restrict("fmt", "e4m3")
-    block = section.get("weight_block_size")
+    return _floats_of_8_bits(_block(section, "weight_block_size"), "weight_scale_inv")
+
+
+def _floats_of_8_bits(
+    block: tuple[int, int] | None = None, scales: str = "weight_scale"
+) -> PackedConfig:
+    """Which weights are not in 8 bits (`modules_to_not_convert`, `ignore`) their types say."""
+    return PackedConfig("fp8", 8, None, ALL_MODULES, block=block, scales=scales)
+
+
+def _block(section: Fields, field: str) -> tuple[int, int] | None:
+    block = section.get(field)
     if block is None:
-        return PackedConfig("fp8", 8, None, ALL_MODULES)
+        return None
     is_pair = isinstance(block, list) and len(block) == 2
     if not is_pair or not all(type(size) is int and 0 < size <= _MAX_BLOCK for size in block):
-        raise section.fail(
-            "weight_block_size", f"two integers in [1, {_MAX_BLOCK:,}], rows and columns, or null"
-        )
-    return PackedConfig("fp8", 8, None, ALL_MODULES, block=(block[0], block[1]))
+        raise section.fail(field, f"two integers in [1, {_MAX_BLOCK:,}], rows and columns, or null")
+    return block[0], block[1]
+
+
+def _modelopt(section: Fields) -> PackedConfig:
+    """NVIDIA's Model Optimizer."""
+    method = section.get("quant_algo")
+    if method == "FP8":
+        return _floats_of_8_bits()
+    if method == "NVFP4":
+        return PackedConfig("float4", 4, _NVFP4_GROUP_SIZE, ALL_MODULES, packed="weight")
+    raise section.fail("quant_algo", "'FP8' or 'NVFP4'")
 
 
 def _gptq(section: Fields) -> PackedConfig:
@@ -122,8 +154,10 @@ def _awq(section: Fields) -> PackedConfig:
 
 def _compressed(section: Fields) -> PackedConfig:
     """github.com/vllm-project/compressed-tensors, which llm-compressor writes."""
-    if section.get("format") not in _COMPRESSED_FORMATS:
-        raise section.fail("format", f"one of {_COMPRESSED_FORMATS}")
+    layout = section.get("format")
+    if layout not in (*_INTEGERS, *_8_BIT_FLOATS, *_4_BIT_FLOATS):
+        raise section.fail("format", f"one of {(*_INTEGERS, *_8_BIT_FLOATS, *_4_BIT_FLOATS)}")
+    _require_no_online_transform(section)
     groups = section.nested("config_groups")
     if groups is None or len(groups.values) != 1:
         raise section.fail("config_groups", "one group, for all linears alike")
@@ -132,8 +166,21 @@ def _compressed(section: Fields) -> PackedConfig:
     weights = None if scheme is None else scheme.nested("weights")
     if scheme is None or weights is None:
         raise groups.fail(name, "an object with 'weights'")
-    if weights.get("type") not in (None, "int"):
+    kind = weights.get("type")
+    if kind not in (None, "int") and layout in _INTEGERS:
         raise weights.fail("type", "'int'")
+    if layout in _8_BIT_FLOATS and (layout != "naive-quantized" or kind == "float"):
+        _bits(weights, (8,), "num_bits")
+        return _floats_of_8_bits(_float_block(weights))
+    if layout in _4_BIT_FLOATS:
+        _bits(weights, (4,), "num_bits")
+        size = _group_size(weights) or 0
+        kept = kept_by_compressed(section, scheme)
+        return PackedConfig("float4", 4, size, kept, packed="weight_packed")
+    return _compressed_integers(section, scheme, weights)
+
+
+def _compressed_integers(section: Fields, scheme: Fields, weights: Fields) -> PackedConfig:
     if weights.get("strategy") not in ("group", "channel"):
         raise weights.fail("strategy", "'group' or 'channel'")
     size = _group_size(weights) if weights.get("strategy") == "group" else None
@@ -145,6 +192,7 @@ def _compressed(section: Fields) -> PackedConfig:
     if inputs.get("type") not in (None, "int"):
         raise inputs.fail("type", "'int'")
     _bits(inputs, (8,), "num_bits")
+    inputs.restrict("symmetric", True)
     if inputs.get("dynamic") is not True or inputs.get("strategy") != "token":
         raise scheme.fail("input_activations", "null, or dynamic with a scale a token")
     bits = _bits(weights, (8,), "num_bits")
@@ -156,6 +204,34 @@ def _compressed(section: Fields) -> PackedConfig:
         activations="int8",
         rounds_rest=_is_ours(section),
     )
+
+
+def _float_block(weights: Fields) -> tuple[int, int] | None:
+    """Rows and columns with one scale; None: a row has one, or the whole weight."""
+    strategy = weights.get("strategy")
+    if strategy == "block":
+        return _block(weights, "block_structure")
+    if strategy == "group":
+        return 1, _group_size(weights) or _MAX_BLOCK
+    if strategy not in ("tensor", "channel"):
+        raise weights.fail("strategy", "'tensor', 'channel', 'block' or 'group'")
+    return None
+
+
+def _require_no_online_transform(section: Fields) -> None:
+    """What is folded into the weights is there already; what the model has to compute would be
+    left out in silence."""
+    config = section.nested("transform_config")
+    schemes = None if config is None else config.nested("config_groups")
+    for name in {} if schemes is None else schemes.values:
+        scheme = schemes.nested(name) if schemes is not None else None
+        for applied in (scheme.get("apply") or []) if scheme is not None else []:
+            location = applied.get("location") if isinstance(applied, dict) else None
+            if location not in _FOLDED:
+                raise section.fail(
+                    "transform_config",
+                    f"transforms at {' or '.join(_FOLDED)} alone, which are within the weights",
+                )
 
 
 def _bits(section: Fields, allowed: tuple[int, ...], field: str = "bits") -> int:

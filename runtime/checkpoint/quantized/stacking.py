@@ -28,7 +28,8 @@ def stack_weights(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def _stack_quantized(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    bits: Literal[8, 4] = 4 if all(part.bits == 4 for part in parts) else 8
+    codes = {part.codes for part in parts}
+    bits: Literal[8, 4] = 4 if len(codes) == 1 and all(part.bits == 4 for part in parts) else 8
     group_size = gcd(*(part.group_size for part in parts))
     has_offsets = any(part.offsets is not None for part in parts)
     is_exact = any(part.activations == "exact" for part in parts)
@@ -40,6 +41,7 @@ def _stack_quantized(parts: list[QuantizedWeight]) -> QuantizedWeight:
         torch.cat([_offsets(part, group_size) for part in parts]) if has_offsets else None,
         "exact" if is_exact else "int8",
         parts[0].input_order,
+        codes.pop() if bits == 4 else "integer",
     )
 
 

@@ -368,23 +368,41 @@ def test_groups_of_the_wrong_size_are_refused(tmp_path: Path, groups: list[int])
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"quant_method": "bitsandbytes"}, "found 'bitsandbytes'"),
         (
-            {"quant_method": "fbgemm_fp8"},
-            r"expected one of gptq \(3, 4 and 8 bits\), awq.*--quantization",
+            {"quant_method": "hqq"},
+            r"expected one of gptq \(3, 4 and 8 bits\), awq.*--quantization.*found 'hqq'",
         ),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'quant_algo': .*'NVFP4'"),
         ({}, "'quant_method': .*found nothing"),
         ({**GPTQ, "bits": 2}, "'bits': expected 3 or 4 or 8, found 2"),
         ({**GPTQ, "group_size": 100}, "'group_size': expected -1, or a power of two.*found 100"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "'checkpoint_format': .*found 'marlin'"),
         ({**AWQ, "version": "gemv"}, "'version': expected 'gemm'.*found 'gemv'"),
         ({**AWQ, "bits": 8}, "'bits': expected 4, found 8"),
-        (compressed_config(4, "group", "float-quantized"), "'format': .*'float-quantized'"),
+        (compressed_config(4, "group", "marlin-24"), "'format': .*found 'marlin-24'"),
+        (compressed_config(4, "group", "float-quantized"), "'num_bits': expected 8, found 4"),
+        (compressed_config(8, "head", "float-quantized"), "'strategy': .*found 'head'"),
         (compressed_config(4, "tensor", "pack-quantized"), "'strategy': .*found 'tensor'"),
         (compressed_config(2, "group", "pack-quantized"), "'num_bits': .*found 2"),
         (
             compressed_config(8, "channel", "int-quantized", {"num_bits": 8, "dynamic": False}),
             "'input_activations': expected null, or dynamic",
+        ),
+        (
+            compressed_config(
+                8,
+                "channel",
+                "int-quantized",
+                {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": False},
+            ),
+            "'symmetric': expected True, nothing else",
+        ),
+        (
+            {
+                **compressed_config(8, "channel", "float-quantized"),
+                "transform_config": {"config_groups": {"u": {"apply": [{"location": "input"}]}}},
+            },
+            "'transform_config': expected transforms at weight_input or weight_output alone",
         ),
     ],
 )
