@@ -3,7 +3,8 @@
 Sums over shared memory, beside a copy of as many bytes into shared memory and out of it (what no
 exchange can do without) and beside gloo. Engines: two ranks, or two stages, with a thread each, and
 one process with two threads; rounds take turns. Medians. Of two stages also how long one waits for
-the other while a prompt goes through them, beside what it must be: of m chunks 1 / (m + 1).
+the other while a prompt goes through them, beside what it must be: of m chunks 1 / (m + 1) where
+both take as long, and more where one has more layers, because the other has the output projection.
 """
 
 from __future__ import annotations
@@ -201,6 +202,8 @@ def _engines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _bubbles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Of a prompt as long as the model takes."""
     from ...frontend.backend import Engine
+    from ...runtime.models.model_config import read_model_config
+    from ...runtime.parallel.stages import stages_of
     from ...runtime.schedule.queue.prompt_limits import share_of_stage
 
     with (
@@ -216,15 +219,21 @@ def _bubbles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         config = EngineConfig()
         share = share_of_stage(config.chunked_prefill_size, 2, config.max_running_requests)
         num_chunks = length / share
-        lost, least = 1 - medians["one"] / (2 * medians["two"]), 1 / (num_chunks + 1)
-        yield {
-            "what": f"two stages wait, of a prompt of {length} tokens, %",
-            "here": lost * 100,
-            "beside": least * 100,
-            "beside is": f"1 / (m + 1), m = {num_chunks:.1f} chunks",
-            "here / beside": lost / least,
-            "gloo / here": None,
-        }
+        lost = 1 - medians["one"] / (2 * medians["two"])
+        layers = [end - first for first, end in stages_of(read_model_config(args.model), 2)]
+        through = num_chunks * max(layers) + min(layers)  # in times of a layer's chunk
+        for least, of in (
+            (1 / (num_chunks + 1), "as many layers each"),
+            (1 - num_chunks * sum(layers) / (2 * through), "{} and {} layers".format(*layers)),
+        ):
+            yield {
+                "what": f"two stages wait, of a prompt of {length} tokens, %",
+                "here": lost * 100,
+                "beside": least * 100,
+                "beside is": f"the least, of {num_chunks:.1f} chunks through {of}",
+                "here / beside": lost / least,
+                "gloo / here": None,
+            }
 
 
 def _seconds(engine: Engine, batch: int, args: argparse.Namespace) -> tuple[float, float]:

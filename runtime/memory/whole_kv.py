@@ -192,7 +192,8 @@ class WholeKV:
         if self._heads is not None and (tokens is None or not tokens[0].rank):
             communicator = self._heads.communicator
             shapes = [(count, len(slots), size) for count, size in own]
-            places = self._heads.vectors or [None] * communicator.num_ranks
+            places: Sequence[npt.NDArray[np.int64] | None] = [None] * communicator.num_ranks
+            places = self._heads.vectors or places
             pieces = _split(communicator, pieces, places, 0, shapes)
         if tokens is not None:
             num_own = len(self.own_slots(slots))

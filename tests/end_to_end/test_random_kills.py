@@ -34,6 +34,7 @@ SCHEMES = (
     "--pp-size 2",
     "--tp-size 2 --pp-size 2",
     "--tp-size 2 --ep-size 2",
+    "--pp-size 2 --kv-store kv",
     "--cp-size 2",
     "--tp-size 2 --cp-size 2",
     "--replicas 3 --prefill-replicas 1",
