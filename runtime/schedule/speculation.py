@@ -137,7 +137,7 @@ class Speculation:
         sides = [Candidate(*each) for each in result.beside]
         text.offer([each.token_id for each in guess], [each.logprob for each in guess], sides)
         forced = request.token_ids[request.num_computed_tokens + 1 :]
-        text.extend(forced)
+        text.skip(forced)
 
     def _model_text(self, request: Request) -> ModelText:
         text = self._texts_of(request).model

@@ -51,7 +51,7 @@ _PASSES = 9  # whose times are kept
 # Of all time, what may go into following requests whose op's guesses do not pay, and guessing of
 # them; so many tokens of each.
 _TRIAL_SHARE = 0.005
-_TRIAL_TOKENS = 12
+_TRIAL_TOKENS = 8
 _IN_USE = 256  # steps behind one in which guesses paid
 _LONGEST_WORTH = 4  # tokens ahead, of which one number pays or none does
 
@@ -197,7 +197,10 @@ class ModelDrafter:
             self._num_vain, self._patience = 0, min(2 * self._patience, _MOST_VAIN)
             return [min(2, room)] * num_rows
         self._num_vain, self._patience = 0, _VAIN
-        return [_num_worth(text, best_ahead) for text in texts]
+        wanted = [_num_worth(text, best_ahead) for text in texts]
+        for text, num in zip(texts, wanted, strict=True):
+            text.take_trial(num)
+        return wanted
 
     def num_beside(self) -> int:
         """How many candidates to ask for beside each token ahead in the next step: some in each
@@ -269,6 +272,7 @@ class ModelText:
         self.share = of_op.share  # of its guesses, how many were preferred to those of others
         self._num_trials = _TRIAL_TOKENS
         self._nodes: tuple[_Node, ...] = ()
+        self._is_noted = False  # how much of it was right
 
     @property
     def rate(self) -> float:
@@ -297,8 +301,19 @@ class ModelText:
                 cell = _cell(depths[number], each.logprob, each.rank)
                 nodes.append(_Node(numbers[each.behind], each.token_id, cell))
         self._nodes = tuple(nodes)
+        self._is_noted = False
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Of a guess that was not verified it is learnt here how much was right."""
+        if self._nodes and not self._is_noted:
+            own = [self._nodes[number] for number in _first_path(self._nodes)][: len(tokens)]
+            pairs = enumerate(zip(own, tokens))
+            num_right = next((i for i, (node, it) in pairs if node.token_id != it), len(own))
+            self._learn([node.cell for node in own], num_right)
+        self.skip(tokens)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """These follow, whatever was guessed."""
         self._nodes = self._behind(tokens)
 
     def propose(self, room: int, tail: Sequence[int] = ()) -> Draft:
@@ -317,7 +332,7 @@ class ModelText:
 
     def take_trial(self, most: int) -> int:
         """How many tokens, at most so many, to guess although that does not pay: a few of an
-        output, so that it is found out where it would."""
+        output, so that it is found out where it would, unless as many were guessed since it did."""
         num_tokens = min(most, self._num_trials)
         self._num_trials -= num_tokens
         return num_tokens
@@ -332,11 +347,16 @@ class ModelText:
         return self._num_trials > 0 or self._drafter.pays(self.rate, self.share, curve)
 
     def note(self, draft: Draft, num_accepted: int) -> None:
-        for place, cell in enumerate(draft.evidence[: num_accepted + 1]):
-            self._drafter.learn(cell, place < num_accepted)
-        num_seen = num_accepted + (num_accepted < len(draft.tokens))
-        self._drafter.learn_rate(self._of_op, num_accepted, num_seen)
-        self._right += num_accepted
+        self._is_noted = True
+        self._learn(draft.evidence, num_accepted)
+
+    def _learn(self, cells: Sequence[int], num_right: int) -> None:
+        """Of guesses in a row so many were right, and then none."""
+        for place, cell in enumerate(cells[: num_right + 1]):
+            self._drafter.learn(cell, place < num_right)
+        num_seen = num_right + (num_right < len(cells))
+        self._drafter.learn_rate(self._of_op, num_right, num_seen)
+        self._right += num_right
         self._seen += num_seen
 
     def note_side(self, cell: int, is_right: bool) -> None:

@@ -139,11 +139,44 @@ def test_a_text_that_is_followed_in_vain_is_tried_for_a_few_tokens() -> None:
     asked = []
     while text.is_worth_following(CURVE):
         asked += drafter.num_ahead([text], CURVE, 8, known)
-    assert asked == [2] * 6
+    assert asked == [2] * 4
     taught(drafter, "good", 4)
     other = drafter.open(SubjectOf("good"))
     assert all(drafter.num_ahead([other], CURVE, 8, known)[0] > 0 for _ in range(20))
     assert other.is_worth_following(CURVE)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_guesses_that_nobody_verifies_are_learnt_from(is_right: bool) -> None:
+    drafter = ModelDrafter()
+    text, before = opened(drafter), opened(drafter).rate
+    for _ in range(100):
+        text.offer([1, 2], [-0.1] * 2)
+        text.extend([1] if is_right else [3])
+        text.extend([2])
+    assert text.rate > before if is_right else text.rate < before / 4
+    first, *_ = text_of_two(drafter).propose(2).confidences
+    assert first > 0.95 if is_right else first < 0.1
+    assert drafter.open(SubjectOf("op")).rate == pytest.approx(text.rate, abs=0.1)
+
+
+def text_of_two(drafter: ModelDrafter) -> ModelText:
+    text = opened(drafter)
+    text.offer([1, 2], [-0.1] * 2)
+    return text
+
+
+def test_what_is_forced_or_was_verified_is_not_learnt_from_again() -> None:
+    drafter = ModelDrafter()
+    text = text_of_two(drafter)
+    before = text.rate
+    text.skip([3])
+    assert text.rate == before
+    text.offer([1, 2], [-0.1] * 2)
+    text.note(text.propose(2), 0)
+    noted = text.rate
+    text.extend([3])
+    assert text.rate == noted < before
 
 
 def test_an_op_that_is_new_begins_with_what_is_known_of_all() -> None:
