@@ -23,6 +23,7 @@ from ...frontend.dsl.expr import assistant, user
 from ...frontend.dsl.function import function
 from ...frontend.dsl.generation import select
 from ...frontend.dsl.state import ProgramState
+from ...frontend.protocol.kv_policy import KVPolicy
 from ..harness.process_meter import ProcessMeter
 
 
@@ -39,27 +40,30 @@ class _Told:
         """Of the answers that end within [first + 1, end]."""
         inside = [each for each in self.answers if first < each[0] <= end]
         num_answered = sum(num_tokens for _, _, num_tokens in inside)
-        nats = sum(loss for _, loss, _ in inside) / max(1, num_answered)
-        return {"answered": num_answered, "nats_a_token": round(nats, 3)}
+        nats = sum(loss for _, loss, _ in inside)
+        each_nats = round(nats / num_answered, 3) if num_answered else ""
+        return {"answered": num_answered, "nats_a_token": each_nats}
 
 
 def stream_rows(
-    model: Sequence[str], policy: str | None, num_tokens: int, num_windows: int = 10
+    model: Sequence[str], policy: KVPolicy | None, num_tokens: int, num_windows: int = 10
 ) -> list[dict[str, Any]]:
-    """A chat of so many tokens, under a policy KIND:KEEP of tokens, or (None) with all KV: a row
-    for each part of it."""
-    keep = 512 if policy is None else int(policy.partition(":")[2])
-    pool_tokens = 8192 if policy is None else 3 * keep
+    """A chat of so many tokens, under a streaming policy, or (None) with all KV: a row for each
+    part of it."""
+    pool_tokens = 8192 if policy is None else 3 * int(policy.keep)
+    name = None if policy is None else str(policy)
     told = _Told()
-    options = {"max_total_tokens": pool_tokens, "kv_policy": policy, "speculate": "off"}
-    with Engine(*model, **options) as engine, ProcessMeter(engine.pid) as meter:
+    with (
+        Engine(*model, max_total_tokens=pool_tokens, kv_policy=name, speculate="off") as engine,
+        ProcessMeter(engine.pid) as meter,
+    ):
         began = time.perf_counter()
         chat.run(told, num_tokens, backend=engine)
         wall_s = time.perf_counter() - began
-    size = num_tokens // num_windows
+    size = max(1, num_tokens // num_windows)
     parts = [(first, first + size) for first in range(0, num_tokens, size)]
     rows = [
-        {"policy": policy or "none", "pool_tokens": pool_tokens, "tokens": f"{first} to {end}",
+        {"policy": name or "none", "pool_tokens": pool_tokens, "tokens": f"{first} to {end}",
          **told.loss(first, end), "dropped": "", "wall_s": "", "cpu_s": "", "ended_by": ""}
         for first, end in parts if first < told.num_tokens
     ]  # fmt: skip

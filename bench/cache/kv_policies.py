@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from ...errors import InvalidRequest
 from ...flags import count
 from ...frontend.backend import Engine
 from ...frontend.dsl.expr import assistant, text, user
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and report."""
     if args.stream is not None:
         model = [] if args.model is None else [args.model]
-        streams = [None if each == "none" else each for each in args.policy or STREAMS]
+        streams = [_stream(name) for name in args.policy or STREAMS]
         told = [row for each in streams for row in stream_rows(model, each, args.stream)]
         write_report("kv-policies-stream", told, args)
         return 0
@@ -76,6 +77,14 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(name, each, first) for name, each in runs.items()]
     write_report("kv-policies", rows, args)
     return 0
+
+
+def _stream(name: str) -> KVPolicy | None:
+    """Raises InvalidRequest."""
+    policy = None if name == "none" else KVPolicy.from_text(name)
+    if policy is not None and policy.kind != "streaming":
+        raise InvalidRequest.of("policy", name, "streaming:KEEP or none, with --stream")
+    return policy
 
 
 @dataclass(frozen=True, slots=True)

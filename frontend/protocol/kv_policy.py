@@ -74,10 +74,24 @@ class KVPolicy:
             allowed = f"an integer, tokens, above the {self.sinks} of sinks"
             raise InvalidProgram.of("kv_policy.keep", self.keep, allowed)
 
+    def __str__(self) -> str:
+        """As `from_text` reads it; what else was given follows."""
+        text = f"{self.kind}:{self.keep}"
+        first = KVPolicy(self.kind, self.keep)
+        for name in _RANGES:
+            if getattr(self, name) != getattr(first, name):
+                text += f" {name}={getattr(self, name)}"
+        return text
+
     @property
     def num_observed(self) -> int:
         """Of the last tokens of a prompt: whose queries are looked at, in one chunk."""
         return self.window if self.kind == "snapkv" else 1
+
+    @property
+    def num_pooled(self) -> int:
+        """Tokens around each one, the largest of whose attention is its own."""
+        return self.pool if self.kind == "snapkv" else 1
 
     @property
     def is_stream(self) -> bool:
@@ -136,7 +150,7 @@ def snapkv(keep: float, *, window: int = 32, pool: int = 7) -> KVPolicy:
 def h2o(keep: float, *, recent: int = 32) -> KVPolicy:
     """See `KVPolicy`. keep: a share of the prompt in (0, 1], or a number of tokens; the `recent`
     last ones are among them."""
-    return KVPolicy("h2o", keep, window=recent, pool=1)
+    return KVPolicy("h2o", keep, window=recent)
 
 
 def streaming(keep: int, *, sinks: int = 4) -> KVPolicy:

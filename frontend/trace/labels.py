@@ -38,7 +38,7 @@ def label_of(op: ir.Op, max_text_chars: int = 60) -> tuple[str, str]:
             expected = "" if op.expected_s is None else f"about {op.expected_s:g} s"
             return "pause", _spaced(op.label, expected)
         case ir.Compress():
-            return "compress", _pairs(op.policy.to_wire())
+            return "compress", str(op.policy)
         case ir.Background():
             return "background", "begins" if op.begins else "ends"
         case ir.Hint():

@@ -184,14 +184,15 @@ class Observation:
 
 def most_attended(attention: Tensor, is_candidate: Tensor, keep: int, policy: KVPolicy) -> Tensor:
     """SnapKV's and H2O's choice, ascending: the last `window` tokens and those that are no
-    candidates, and of the others the ones with the most attention among `pool` tokens around them;
-    of equal ones the first.
+    candidates, and of the others the ones with the most attention among `num_pooled` tokens around
+    them; of equal ones the first.
 
     attention [num_kv_heads, C] (`observe`), is_candidate [C] bool -> [num_kv_heads, keep] int64.
     """
     num_kv_heads, num_tokens = attention.shape
     num_before = num_tokens - policy.window
-    pooled = max_pool1d(attention[:, :num_before], policy.pool, stride=1, padding=policy.pool // 2)
+    num_pooled = policy.num_pooled
+    pooled = max_pool1d(attention[:, :num_before], num_pooled, stride=1, padding=num_pooled // 2)
     pooled[:, ~is_candidate[:num_before]] = torch.inf
     order = pooled.sort(dim=-1, descending=True, stable=True).indices
     chosen = order[:, : keep - policy.window].sort(dim=-1).values

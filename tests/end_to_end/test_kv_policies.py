@@ -31,12 +31,15 @@ def extract(s: st.ProgramState, policy: st.KVPolicy | None = None) -> None:
     s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0, kv_policy=policy))
 
 
-def test_background_is_dropped_and_the_question_is_not(embedded: st.Engine) -> None:
+@pytest.mark.parametrize("policy", [st.snapkv(0.1, window=8), st.h2o(0.1, recent=8)])
+def test_background_is_dropped_and_the_question_is_not(
+    embedded: st.Engine, policy: st.KVPolicy
+) -> None:
     whole = extract.run(backend=embedded)
     meta = whole.get_meta_info("x")
     assert "dropped_tokens" not in meta
     for _ in range(2):
-        state = extract.run(st.snapkv(0.1, window=8), backend=embedded)
+        state = extract.run(policy, backend=embedded)
         kept = state.get_meta_info("x")
         assert kept["prompt_tokens"] == meta["prompt_tokens"]
         assert 0.7 * meta["prompt_tokens"] < kept["dropped_tokens"] < meta["prompt_tokens"]
@@ -87,6 +90,23 @@ def test_few_tokens_behind_a_compressed_branch_are_kept_whole(
     states = [ask.run(policy, backend=embedded) for policy in (None, st.snapkv(0.5))]
     before, after = (state.get_meta_info("x")["dropped_tokens"] for state in states)
     assert (after > before) == (len(tail) > 100)
+
+
+def test_h2o_chooses_again_from_what_was_kept(embedded: st.Engine) -> None:
+    @st.function
+    def ask(s: st.ProgramState) -> None:
+        s += st.user(st.text(DOCUMENTS + "\n", kv="background") + QUESTION)
+        s.compress(st.snapkv(0.3))
+        s += st.assistant(st.gen("x", max_tokens=12, temperature=0))
+        s += st.user(st.text(DOCUMENTS + "\n", kv="background") + QUESTION)
+        s.compress(st.h2o(0.1, recent=4))
+        s += st.assistant(st.gen("y", json_schema=PERSON, temperature=0))
+
+    first, again = (ask.run(backend=embedded) for _ in range(2))
+    dropped = [first.get_meta_info(name)["dropped_tokens"] for name in ("x", "y")]
+    assert dropped[1] > dropped[0] + 300
+    assert json.loads(first["y"]) == {"name": "Ada Moor", "age": 34}
+    assert (again["x"], again["y"]) == (first["x"], first["y"])
 
 
 def test_a_beam_search_goes_on_from_what_is_kept(embedded: st.Engine) -> None:
@@ -173,9 +193,11 @@ def test_over_http(served: Any) -> None:
         return told
 
     whole = ask(None)["usage"]["prompt_tokens"]
-    assert ask({"kind": "snapkv", "keep": 0.25, "window": 8})["usage"]["prompt_tokens"] == whole
+    for kind in ("snapkv", "h2o"):
+        assert ask({"kind": kind, "keep": 0.25, "window": 8})["usage"]["prompt_tokens"] == whole
     for policy, field in (
-        ({"kind": "h2o", "keep": 0.25}, "kv_policy.kind"),
+        ({"kind": "pyramid", "keep": 0.25}, "kv_policy.kind"),
+        ({"kind": "window", "keep": 16, "sinks": 0}, "by themselves"),
         ({"kind": "snapkv", "keep": 1.5}, "kv_policy.keep"),
         ({"kind": "snapkv"}, "kv_policy"),
         ({"kind": "streaming", "keep": 4}, "kv_policy.keep"),
@@ -193,6 +215,35 @@ def test_a_model_that_cannot_says_why(tmp_path: Path) -> None:
         st.Engine(folder, kv_policy="snapkv:0.5")
     with pytest.raises(st.StemmaError, match="KIND:KEEP"):
         st.Engine(kv_policy="snapkv")
+
+
+def test_a_model_with_windows_gives_up_what_is_behind_them(tmp_path: Path) -> None:
+    """Also where branches fork and are scored and searched, in a pool smaller than the text."""
+    folder = make_checkpoint(tmp_path, "mistral", sliding_window=16)
+
+    @st.function
+    def tell(s: st.ProgramState) -> None:
+        s += "x" * 60
+        s += st.gen("a", max_tokens=50, temperature=0, ignore_eos=True)
+        forks = s.fork(2)
+        for number, fork in enumerate(forks):
+            fork += f"{number}" * 30 + st.gen("b", max_tokens=30, seed=number, ignore_eos=True)
+        s += "-" + st.select("c", ["one " * 5, "two " * 5]) + "y" * 40
+        s += st.gen("d", max_tokens=6, beam=2, ignore_eos=True)
+        s += st.gen("e", max_tokens=5, n=2, temperature=1.0, seed=3, logprobs=1, ignore_eos=True)
+        s += st.gen("f", max_tokens=5, seed=4, repetition_penalty=1.5, ignore_eos=True)
+        s["forks"] = [fork["b"] for fork in forks]
+
+    told = []
+    for options in ({"max_total_tokens": 160}, {"kv_policy": "none"}):
+        with st.Engine(folder, dtype="float64", kernels="reference", **options) as engine:
+            for _ in range(2):
+                state = tell.run(backend=engine)
+                names = ("a", "c", "d", "e", "f", "forks")
+                told.append([state[name] for name in names])
+            dropped = state.get_meta_info("f").get("dropped_tokens", 0)
+            assert (dropped > 150) == ("max_total_tokens" in options)
+    assert all(each == told[0] for each in told)
 
 
 def test_what_the_pool_cannot_hold_beside_its_prompt_is_refused() -> None:

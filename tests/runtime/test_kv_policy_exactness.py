@@ -118,7 +118,7 @@ def _chosen(attention: torch.Tensor, num_kv_heads: int, num: int, policy: KVPoli
         first = 0 if policy.kind == "h2o" else num - policy.window
         of_head = attention[head * group : (head + 1) * group, first:]
         votes = of_head.sum((0, 1))[: num - policy.window].tolist()
-        half = policy.pool // 2
+        half = 0 if policy.kind == "h2o" else policy.pool // 2
         best = [max(votes[max(0, i - half) : i + half + 1]) for i in range(len(votes))]
         order = sorted(range(len(best)), key=lambda i: (-best[i], i))[: keep - policy.window]
         rows.append([*sorted(order), *range(num - policy.window, num)])

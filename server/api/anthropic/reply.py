@@ -78,7 +78,7 @@ class MessagesReply:
         if reason == "stop" and matched:
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}
         num_tokens = outcome.meta["prompt_tokens"] + outcome.meta["completion_tokens"]
-        if reason == "length" and num_tokens >= self._max_model_len:
+        if reason == "length" and num_tokens == self._max_model_len:  # a stream may have more
             return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
         return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
