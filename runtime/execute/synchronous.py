@@ -112,7 +112,7 @@ class SynchronousSteps:
         batch = self._batch(flat, inputs)
         if sending is not None:
             batch = replace(batch, on_layer=sending.layer_is_done)
-        observation = self._selector.begin(plan.rows, inputs.layout)
+        observation = self._selector.begin(flat.rows, inputs.layout)
         if observation is not None:
             batch = replace(batch, observed=observation)
         hidden = self.forward(batch)
