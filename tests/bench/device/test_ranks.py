@@ -24,5 +24,5 @@ def test_sums_and_steps_are_measured_beside_what_they_compete_with(
     assert run_command(["bench", "ranks", *sizes, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ranks.json").read_text())["rows"]
     sums = [row for row in rows if row["gloo / here"] is not None]
-    assert len(sums) == len(ranks.SIZES) and len(rows) == len(sums) + 7
+    assert len(sums) == len(ranks.SIZES) and len(rows) == len(sums) + 8
     assert all(row["here"] > 0 for row in sums)

@@ -152,7 +152,7 @@ def test_each_rank_has_its_part_of_the_kv(load: Load) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"tp_size": 32}, {"device": "cuda"}, {"deterministic": True}, {"kv_store": "kv"}],
+    [{"tp_size": 32}, {"device": "cuda"}, {"deterministic": True}],
     ids=str,
 )
 def test_what_does_not_go_with_divided_tokens_is_refused_by_name(
