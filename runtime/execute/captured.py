@@ -1,9 +1,9 @@
 """Small steps replay a recorded forward pass, where the kernels can record one.
 
 There is one recording for each number of tokens up to a limit, with and without adapters, made at
-the second such step: a size that comes once is not worth one. Its inputs are fixed tensors, into
-which a step's inputs are copied; what a row attends to and a token's adapter come with the plans,
-so prompts and decode rows of the same number of tokens share a recording.
+the first such step. Its inputs are fixed tensors, into which a step's inputs are copied; what a row
+attends to and a token's adapter come with the plans, so prompts and decode rows of the same number
+of tokens share a recording.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class CapturedForward:
         # By (number of tokens, with adapters, with states kept); None: the pass does more than
         # call kernels.
         self._replays: dict[tuple[int, bool, bool], _Replay | None] = {}
-        self._seen: set[tuple[int, bool, bool]] = set()
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> hidden [T, hidden_size], see `Decoder.forward`."""
@@ -60,9 +59,6 @@ class CapturedForward:
         is_recorded = key[0] <= MAX_CAPTURED_TOKENS and batch.images is None
         is_recorded = is_recorded and batch.on_layer is None and batch.observed is None
         if self._capture is None or not is_recorded:
-            return self._forward(batch)
-        if key not in self._seen:
-            self._seen.add(key)
             return self._forward(batch)
         if key not in self._replays:
             result, self._replays[key] = self._record(batch, self._capture)

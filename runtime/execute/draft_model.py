@@ -47,6 +47,7 @@ from ..models.forward_batch import ForwardBatch, LayerStates
 from ..models.language_model import LanguageModel
 from ..schedule.draft_tree import counted, token_ids_of
 from ..schedule.plan import (
+    NO_GUESSES,
     Guessing,
     Row,
     RowResult,
@@ -209,7 +210,7 @@ class DraftModel:
         if self._keys is not None:
             self._mark(plan.rows, self._keys)
         if not any(row.is_followed for row in plan.rows):
-            return results, Guessing(time.perf_counter() - started)
+            return results, NO_GUESSES
         if self._merge is not None:
             assert kept is not None, "the step was told what to keep"
             hidden = self._merge(kept.of)
