@@ -13,7 +13,9 @@
 //
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
-// few instructions a number and half of the memory traffic.
+// few instructions a number and half of the memory traffic. In 4 bits queries are transformed as keys
+// are, and the sums of values back. A vector's lowest number, that of n = 0, is added to all of its
+// numbers: to a score as often as the query's sum, to all sums as often as the probability.
 #include "attention.h"
 #include "kv_format.h"
 
@@ -25,6 +27,23 @@ constexpr int kMaxSums = 24;
 // Sums beside each other in a row of a tile, of 32 registers 24 in all, of 8 as many as rows.
 constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
 constexpr int kLineBytes = 64;
+
+// What products with packed numbers of 4 bits are multiplied by, and what is then added for each unit
+// of the other factor. [kKeys] each; zero past the last.
+void pack_ranges(const float* scales, const int32_t* slots, int num_keys, float* packed,
+                 float* lowest) {
+    for (int group = 0; group < num_keys; group += 16) {
+        const Ints both = as_ints(gather(scales, slots + group, lanes_below(num_keys - group)));
+        store(packed + group, as_floats(both << 16));
+        store(lowest + group, as_floats(both & splat(static_cast<int32_t>(0xffff0000))));
+    }
+}
+
+// What `store_pairs` keeps of numbers.
+STEMMA_INLINE Floats kept(Floats x) {
+    if constexpr (kPairsAreBf16) return widen(narrow(x));
+    return x;
+}
 
 // The scales of some slots, [kKeys]; zero past the last.
 void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
@@ -39,13 +58,13 @@ void pack_scales(const float* scales, const int32_t* slots, int num_keys, float*
 // second-level cache: the first is full of the block at hand.
 template <class Number>
 void fetch(const Number* keys, const float* scales, const int32_t* slots, int num_keys,
-           int head_dim) {
+           int width) {
     constexpr int kLine = kLineBytes / sizeof(Number);
     for (int i = 0; i < num_keys; ++i) {
         if (scales != nullptr)
             prefetch(scales + slots[i]);
-        const int64_t at = static_cast<int64_t>(slots[i]) * head_dim;
-        for (int line = 0; line < head_dim; line += kLine)
+        const int64_t at = static_cast<int64_t>(slots[i]) * width;
+        for (int line = 0; line < width; line += kLine)
             prefetch(keys + at + line);
     }
 }
@@ -61,11 +80,14 @@ struct Rows {
     float* decay;    // [count] by which a block shrinks what was summed before
     int* first_seen; // [count] each row sees keys [first_seen, end_seen) of the block, at least one
     int* end_seen;
+    float* q_sums;   // [count] sums of q; of KV in 4 bits, as the next
+    float* added;    // [count, 16] what is to be added to all sums, in parts
 
     Rows from(int skip, int head_dim) const {
         return {count - skip,          q + skip * (head_dim / 2), sums + skip * head_dim,
                 probs + skip * (kKeys / 2), largest + skip,    totals + skip * 16,
-                decay + skip,          first_seen + skip,      end_seen + skip};
+                decay + skip,          first_seen + skip,      end_seen + skip,
+                q_sums + skip,         added + skip * 16};
     }
 };
 
@@ -75,6 +97,8 @@ struct Block {
     uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
     float* key_scales;    // [kKeys], null where the format has none
     float* value_scales;
+    float* key_lowest;    // [kKeys], null where the format has none
+    float* value_lowest;
     int num_keys;
 };
 
@@ -127,6 +151,12 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
         STEMMA_EACH(g, kGroups) {
             const Floats scales = load(block.key_scales + g * 16);
             STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
+            if (block.key_lowest != nullptr) {
+                const Floats lowest =
+                    fnmadd(splat(NibbleKV::kAdded), scales, load(block.key_lowest + g * 16));
+                STEMMA_EACH(r, kRows)
+                    s[r][g] = fmadd(splat(rows.q_sums[first + r]), lowest, s[r][g]);
+            }
         }
     }
     if (scoring.soft_cap > 0) {
@@ -165,15 +195,22 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     store(rows.decay + first, decay, kLanes);
     STEMMA_EACH(r, kRows) {
         const Floats shift = splat_lane(largest, r) * factors;
-        Floats sum = zero_floats();
+        Floats sum = zero_floats(), added = zero_floats();
         Pair* out = rows.probs + (first + r) * (kKeys / 2);
         STEMMA_EACH(g, kGroups) {
             const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
             sum = sum + p;
-            if (block.value_scales != nullptr)
-                store_pairs(out + g * 8, p * load(block.value_scales + g * 16));
-            else
-                store_pairs(out + g * 8, p);
+            const Floats weight =
+                block.value_scales != nullptr ? p * load(block.value_scales + g * 16) : p;
+            store_pairs(out + g * 8, weight);
+            if (block.value_lowest != nullptr) {
+                added = fmadd(p, load(block.value_lowest + g * 16), added);
+                added = fnmadd(splat(NibbleKV::kAdded), kept(weight), added);
+            }
+        }
+        if (block.value_lowest != nullptr) {
+            float* so_far = rows.added + (first + r) * 16;
+            store(so_far, fmadd(load(so_far), splat_lane(decay, r), added));
         }
         float* total = rows.totals + (first + r) * 16;
         store(total, fmadd(load(total), splat_lane(decay, r), sum));
@@ -222,14 +259,34 @@ void attend_block(const Rows& rows, const Block& block, int head_dim, const Scor
     }
 }
 
+// Transformed queries of `count` heads, as packed keys want them, and their sums.
+void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_sums) {
+    thread_local std::vector<float> wide, ordered;
+    wide.resize(dims);
+    ordered.resize(dims);
+    for (int row = 0; row < count; ++row, from += dims, q += dims / 2) {
+        for (int dim = 0; dim < dims; dim += 16) store(wide.data() + dim, load_bf16(from + dim));
+        hadamard(wide.data(), dims);
+        NibbleKV::in_order(wide.data(), dims, ordered.data());
+        Floats sum = zero_floats();
+        for (int dim = 0; dim < dims; dim += 16) {
+            const Floats numbers = load(ordered.data() + dim);
+            store_pairs(q + dim / 2, numbers);
+            sum = sum + kept(numbers);
+        }
+        q_sums[row] = sum_of(sum);
+    }
+}
+
 template <class KV>
 void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
     const size_t row_bytes =
-        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 20 * sizeof(float);
-    char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 12 * 64);
+        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 37 * sizeof(float);
+    char* at =
+        workspace.at(2 * kKeys * (dims * 2 + 2 * sizeof(float)) + count * row_bytes + 16 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
         at += (bytes + 63) & ~63ull;
@@ -238,10 +295,14 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Block block;
     block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
     block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    block.key_scales = block.value_scales = nullptr;
+    block.key_scales = block.value_scales = block.key_lowest = block.value_lowest = nullptr;
     if constexpr (KV::kIsScaled) {
         block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
         block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    }
+    if constexpr (KV::kIsTransformed) {
+        block.key_lowest = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_lowest = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
     }
     Rows rows;
     rows.count = count;
@@ -254,16 +315,25 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
-    for (int token = 0; token < item.num_tokens; ++token)
-        copy_pairs(static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
-                       kv_head * group * dims,
-                   group * dims, q + token * group * (dims / 2));
+    rows.q_sums = reinterpret_cast<float*>(take(count * sizeof(float)));
+    rows.added = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
+    for (int token = 0; token < item.num_tokens; ++token) {
+        const bf16* from = static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
+                           kv_head * group * dims;
+        Pair* to = q + token * group * (dims / 2);
+        if constexpr (KV::kIsTransformed)
+            transform_queries(from, group, dims, to, rows.q_sums + token * group);
+        else
+            copy_pairs(from, group * dims, to);
+    }
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
+    if constexpr (KV::kIsTransformed) std::memset(rows.added, 0, sizeof(float) * count * 16);
 
     using Number = typename KV::Number;
-    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * dims;
+    const int width = KV::width(dims);
+    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * width;
     const auto* all_values = all_keys + a.values_at;
     const float* key_scales = KV::kIsScaled ? a.scales + kv_head * a.num_slots : nullptr;
     const float* value_scales =
@@ -283,12 +353,17 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
             rows.first_seen[row] = std::max(0, item.num_hidden + row / group - first);
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
         }
-        fetch(all_values, value_scales, slots + first, block.num_keys, dims);
+        fetch(all_values, value_scales, slots + first, block.num_keys, width);
         KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
         KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
         const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
-        fetch(all_keys, key_scales, slots + first + kKeys, num_next, dims);
-        if constexpr (KV::kIsScaled) {
+        fetch(all_keys, key_scales, slots + first + kKeys, num_next, width);
+        if constexpr (KV::kIsTransformed) {
+            const int32_t* at = slots + first;
+            const int num = block.num_keys;
+            pack_ranges(key_scales, at, num, block.key_scales, block.key_lowest);
+            pack_ranges(value_scales, at, num, block.value_scales, block.value_lowest);
+        } else if constexpr (KV::kIsScaled) {
             pack_scales(key_scales, slots + first, block.num_keys, block.key_scales);
             pack_scales(value_scales, slots + first, block.num_keys, block.value_scales);
         }
@@ -297,6 +372,12 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         attend_block(seeing, block, dims, scoring);
     }
     for (int row = 0; row < count; ++row) {
+        if constexpr (KV::kIsTransformed) {
+            float* sums = rows.sums + row * dims;
+            const Floats added = splat(sum_of(load(rows.added + row * 16)));
+            for (int dim = 0; dim < dims; dim += 16) store(sums + dim, load(sums + dim) + added);
+            hadamard(sums, dims);
+        }
         const float total = sum_of(load(rows.totals + row * 16));
         finish_row<bf16>(a, item, kv_head, row, rows.sums + row * dims, rows.largest[row], total);
     }
@@ -311,7 +392,8 @@ extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stri
                                  const float* scales, const float* sinks, void* out) {
     const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, sinks, out};
     constexpr decltype(&run_unit<Bf16KV>) kRunUnit[] = {
-        run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>};
+        run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>,
+        run_unit<NibbleKV>};
     const auto run = kRunUnit[a.format];
     run_plan<bf16>(a, [&](const Item& item, int kv_head) { run(a, item, kv_head); });
 }

@@ -192,11 +192,47 @@ void quantize(const bf16* from, int64_t dims, uint8_t* to, float* scale) {
     }
 }
 
+// One vector's numbers of 4 bits, two a byte, its scale and its lowest number, by the same rule.
+void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* scale_and_lowest) {
+    thread_local std::vector<float> all;
+    all.resize(dims);
+    float* y = all.data();
+    for (int64_t i = 0; i < dims; i += 16) {
+        const Mask lanes = lanes_from(i, dims);
+        store(y + i, load_bf16(from + i, lanes), lanes);
+    }
+    hadamard(y, static_cast<int>(dims));
+    float low = y[0], high = y[0], none = 0.0f;
+    for (int64_t i = 0; i < dims; ++i) {
+        low = std::min(low, y[i]);
+        high = std::max(high, y[i]);
+        none += y[i] * 0.0f;  // NaN if any is not finite
+    }
+    constexpr float kKept = 0.95 / 15;
+    const Floats scale = widen(narrow(splat((high - low) * kKept + none)));
+    const Floats lowest = widen(narrow(splat((low + high) * 0.5f) - scale * splat(7.5f)));
+    const Floats inverse = splat(1.0f) / scale;
+    const auto number = [&](int64_t at, Mask lanes) __attribute__((always_inline)) {
+        const Floats x = (load(y + at, lanes) - lowest) * inverse;
+        const Floats bounded = min(max(x, zero_floats()), splat(15.0f));
+        return round_to_ints(select(is_number(x), bounded, zero_floats()));
+    };
+    const int64_t half = dims / 2;
+    for (int64_t i = 0; i < half; i += 16) {
+        const Mask lanes = lanes_from(i, half);
+        store_bytes(to + i, number(i, lanes) | number(half + i, lanes) << 4, lanes);
+    }
+    auto* range = static_cast<bf16*>(scale_and_lowest);
+    store_bf16(range, scale, 1);
+    store_bf16(range + 1, lowest, 1);
+}
+
 }  // namespace
 
 // heads [T, num_heads + 2 * num_kv_heads, dims]: queries are rotated in place, keys rotated into
-// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] with its scales
-// [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place before);
+// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] (4 bits: dims / 2) with its
+// scales [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place
+// before; 4 bits: of each vector scale and lowest number, in bfloat16);
 // cos, sin [T, rotary_dim].
 extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void* kv,
                                         float* scales, const int64_t* slots, int64_t num_tokens,
@@ -220,10 +256,15 @@ extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void
             }
             return;
         }
-        const auto store = format == kInt8 ? quantize<kInt8> : quantize<kFp8>;
+        auto* const to = static_cast<uint8_t*>(kv);
         for (int64_t h = 0; h < 2 * num_kv_heads; ++h, head += dims) {
             const int64_t at = h * num_slots + slots[token];
-            store(head, dims, static_cast<uint8_t*>(kv) + at * dims, scales + at);
+            if (format == kInt4)
+                quantize_in_4_bits(head, dims, to + at * dims / 2, scales + at);
+            else if (format == kInt8)
+                quantize<kInt8>(head, dims, to + at * dims, scales + at);
+            else
+                quantize<kFp8>(head, dims, to + at * dims, scales + at);
         }
     });
 }
