@@ -80,8 +80,11 @@ def kl_rows(num_cases: int, reply_tokens: int) -> list[dict[str, Any]]:
     rows = []
     for form in formats():
         scorer.form = form
-        row: dict[str, Any] = {"format": form.name, "bits": round(form.bits, 2),
-                               "smaller": round(16 / form.bits, 2)}
+        row: dict[str, Any] = {
+            "format": form.name,
+            "bits": round(form.bits, 2),
+            "smaller": round(16 / form.bits, 2),
+        }
         kl_all, kl_replies, same = [], [], []
         for skill, own in texts.items():
             of_skill = []
@@ -129,8 +132,14 @@ def formats() -> Iterator[Format]:
                 yield Format(f"int{bits} h-{name} values only", bits, lambda x: x, turned)
         by_channel = partial(by_tokens, bits=bits)
         for residual in (0, 64, 128):
-            yield Format(f"int{bits} kivi-{residual}", bits + 1.0, by_channel,
-                         partial(by_range, bits=bits), residual, GROUP)
+            yield Format(
+                f"int{bits} kivi-{residual}",
+                bits + 1.0,
+                by_channel,
+                partial(by_range, bits=bits),
+                residual,
+                GROUP,
+            )
     del torch
 
 
@@ -197,8 +206,9 @@ def normal_codebook(bits: int) -> Tensor:
     book = torch.linspace(-2, 2, 2**bits, dtype=torch.float64)
     for _ in range(2000):
         cell = torch.bucketize(grid, (book[1:] + book[:-1]) / 2)
-        book = (torch.zeros_like(book).scatter_add_(0, cell, weight * grid)
-                / torch.zeros_like(book).scatter_add_(0, cell, weight))
+        book = torch.zeros_like(book).scatter_add_(0, cell, weight * grid) / torch.zeros_like(
+            book
+        ).scatter_add_(0, cell, weight)
     return book.float()
 
 

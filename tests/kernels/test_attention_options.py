@@ -45,6 +45,7 @@ KINDS: dict[str, torch.dtype | None] = {
     "bf16": None,
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
+    "int4": torch.uint8,
 }
 # (mode, dtype, tolerance): torch calls in two precisions, and what is compiled where it is.
 PATHS: dict[str, tuple[KernelMode, torch.dtype, float]] = {

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, Options]] = {
     "int4": ("llama", {"quantization": "int4"}),
     "KV in int8": ("llama", {"kv_cache_dtype": "int8"}),
     "KV in fp8": ("llama", {"kv_cache_dtype": "fp8"}),
+    "KV in int4": ("llama", {"kv_cache_dtype": "int4"}),
     "adapters": ("llama", {"lora_paths": ("first", "second")}),
     "normed heads": ("qwen3", {"dtype": "float32"}),
     "windows": ("gemma2", {}),

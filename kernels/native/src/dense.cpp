@@ -202,14 +202,13 @@ void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* scale
         store(y + i, load_bf16(from + i, lanes), lanes);
     }
     hadamard(y, static_cast<int>(dims));
-    float low = y[0], high = y[0], none = 0.0f;
+    float low = y[0], high = y[0];  // NaN where there is one
     for (int64_t i = 0; i < dims; ++i) {
-        low = std::min(low, y[i]);
-        high = std::max(high, y[i]);
-        none += y[i] * 0.0f;  // NaN if any is not finite
+        low = y[i] < low || std::isnan(y[i]) ? y[i] : low;
+        high = y[i] > high || std::isnan(y[i]) ? y[i] : high;
     }
     constexpr float kKept = 0.95 / 15;
-    const Floats scale = widen(narrow(splat((high - low) * kKept + none)));
+    const Floats scale = widen(narrow(splat((high - low) * kKept)));
     const Floats lowest = widen(narrow(splat((low + high) * 0.5f) - scale * splat(7.5f)));
     const Floats inverse = splat(1.0f) / scale;
     const auto number = [&](int64_t at, Mask lanes) __attribute__((always_inline)) {

@@ -91,6 +91,7 @@ def _mixture(family: str, **fields: Any) -> Callable[[Path], object]:
 
 MODELS = {
     "int8 KV": Model(_llama, {"kv_cache_dtype": "int8"}),
+    "int4 KV": Model(_llama, {"kv_cache_dtype": "int4"}),
     "windows": Model(_llama, attention=WINDOWS),
     "windows in fp8 KV": Model(_llama, {"kv_cache_dtype": "fp8"}, WINDOWS),
     "w8a8": Model(_llama, {"quantization": "w8a8"}),
@@ -100,6 +101,7 @@ MODELS = {
     "qwen2_moe": Model(_mixture("Qwen2Moe")),
     "gpt_oss": Model(_mixture("GptOss", sliding_window=20, num_hidden_layers=3)),
     "gpt_oss in int8 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int8"}),
+    "gpt_oss in int4 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int4"}),
     "llama4": Model(_mixture("Llama4", attention_chunk_size=20)),
     "gemma3n": Model(_mixture("Gemma3n")),
     "gemma4": Model(_mixture("Gemma4")),
@@ -269,10 +271,10 @@ def test_tokens_are_identical_after_a_restart_over_a_store(
     assert outputs[0] == outputs[1] and num_fetched == 1
 
 
-def test_8_bits_of_kv_do_change_what_is_said(checkpoint: Path) -> None:
+def test_fewer_bits_of_kv_do_change_what_is_said(checkpoint: Path) -> None:
     """Else the tests above would hold nothing of them: the logprobs of the same tokens."""
     results = []
-    for kv_cache_dtype in ("auto", "int8", "fp8"):
+    for kv_cache_dtype in ("auto", "int8", "fp8", "int4"):
         runner = _runner(checkpoint, "cpu", "float64", kv_cache_dtype)
         results.append(_logprobs(runner))
     plain, *others = results
