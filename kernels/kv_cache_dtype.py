@@ -9,7 +9,7 @@ KVCacheDtype = Literal["auto", "int8", "fp8", "int4"]
 
 KV_CACHE_DTYPES: tuple[KVCacheDtype, ...] = ("auto", "int8", "fp8", "int4")
 
-INT4_STEP = 16
+INT4_STEP = 32
 """4 bits take heads of a multiple of so many numbers: a Hadamard transform mixes at least these."""
 
 _FLOAT8_CAPABILITY = (8, 9)  # the first at which a GPU converts 8-bit floats

@@ -84,13 +84,13 @@ class QuantizedKV:
     """One layer's KV, by the rules of reference/kv_store.py.
 
     8 bits: a key or value is its numbers times its scale. 4 bits (uint8): number i of a vector is in
-    the low bits of byte i, number i + head_dim / 2 in its high bits; scale * number + lowest is the
-    Hadamard transform of the key or value.
+    the low bits of byte i, number i + head_dim / 2 in its high bits; each half of them less its zero
+    and times its scale is a half of the Hadamard transform of the key or value.
     """
 
     # [2, num_kv_heads, num_slots, head_dim] int8 or float8_e4m3fn, or [..., head_dim / 2] uint8
     values: Tensor
-    # [2, num_kv_heads, num_slots] float32, or of 4 bits [..., 2] bfloat16: scale and lowest
+    # [2, num_kv_heads, num_slots] float32, or of 4 bits [..., 4] uint8: scales, then zeros
     scales: Tensor
 
     @property

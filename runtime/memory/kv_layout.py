@@ -4,7 +4,7 @@
     8 bits        values  2 * num_kv_heads vectors of head_dim      one byte a number
                   scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_tensors.py
     4 bits        values  2 * num_kv_heads vectors of head_dim / 2  two numbers a byte
-                  scales  2 * num_kv_heads vectors of 2 bfloat16    scale and lowest number
+                  scales  2 * num_kv_heads vectors of 4 bytes       of each half a scale and a zero
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
                   index   one vector of the indexer's head_dim      where it selects keys
 
@@ -128,7 +128,7 @@ def _heads(
             raise InvalidRequest.of("kv_cache_dtype", kv_cache_dtype, allowed)
         return [
             KVPart("values", num_vectors, head_dim // 2, "uint8", layers),
-            KVPart("scales", num_vectors, 2, "bfloat16", layers),
+            KVPart("scales", num_vectors, 4, "uint8", layers),
         ]
     return [
         KVPart("values", num_vectors, head_dim, _QUANTIZED[kv_cache_dtype], layers),

@@ -14,8 +14,9 @@
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
 // few instructions a number and half of the memory traffic. In 4 bits queries are transformed as keys
-// are, and the sums of values back. A vector's lowest number, that of n = 0, is added to all of its
-// numbers: to a score as often as the query's sum, to all sums as often as the probability.
+// are, and the sums of values back. The halves of a vector have scales of their own, so that a score is
+// the sum of two and values have two kinds of probabilities. What is to be added to all numbers of a
+// half is added to a score as often as the query's sum, and to sums as often as the probabilities.
 #include "attention.h"
 #include "kv_format.h"
 
@@ -28,14 +29,17 @@ constexpr int kMaxSums = 24;
 constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
 constexpr int kLineBytes = 64;
 
-// What products with packed numbers of 4 bits are multiplied by, and what is then added for each unit
-// of the other factor. [kKeys] each; zero past the last.
-void pack_ranges(const float* scales, const int32_t* slots, int num_keys, float* packed,
-                 float* lowest) {
+// The scales of both halves of some slots' vectors, and what is added to their numbers, [2][kKeys].
+void pack_ranges(const float* ranges, const int32_t* slots, int num_keys, float* const (&scales)[2],
+                 float* const (&added)[2]) {
     for (int group = 0; group < num_keys; group += 16) {
-        const Ints both = as_ints(gather(scales, slots + group, lanes_below(num_keys - group)));
-        store(packed + group, as_floats(both << 16));
-        store(lowest + group, as_floats(both & splat(static_cast<int32_t>(0xffff0000))));
+        const Ints words = as_ints(gather(ranges, slots + group, lanes_below(num_keys - group)));
+        Floats of_half[2], zero[2];
+        NibbleKV::unpack_range(words, of_half, zero);
+        for (int half = 0; half < 2; ++half) {
+            store(scales[half] + group, of_half[half]);
+            store(added[half] + group, zero[half]);
+        }
     }
 }
 
@@ -80,14 +84,17 @@ struct Rows {
     float* decay;    // [count] by which a block shrinks what was summed before
     int* first_seen; // [count] each row sees keys [first_seen, end_seen) of the block, at least one
     int* end_seen;
-    float* q_sums;   // [count] sums of q; of KV in 4 bits, as the next
-    float* added;    // [count, 16] what is to be added to all sums, in parts
+    // Of KV in 4 bits, by half of a vector:
+    Pair* second_probs;  // as probs, which are the first half's
+    float* q_sums;       // [2, count] sums of q
+    float* added;        // [2, count, 16] what is to be added to all sums, in parts
+    int stride;          // from the first half to the second, in rows
 
     Rows from(int skip, int head_dim) const {
         return {count - skip,          q + skip * (head_dim / 2), sums + skip * head_dim,
                 probs + skip * (kKeys / 2), largest + skip,    totals + skip * 16,
                 decay + skip,          first_seen + skip,      end_seen + skip,
-                q_sums + skip,         added + skip * 16};
+                second_probs + skip * (kKeys / 2), q_sums + skip, added + skip * 16, stride};
     }
 };
 
@@ -95,10 +102,11 @@ struct Rows {
 struct Block {
     uint32_t* keys;       // [head_dim / 2, kKeys] pairs of dimensions
     uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
-    float* key_scales;    // [kKeys], null where the format has none
-    float* value_scales;
-    float* key_lowest;    // [kKeys], null where the format has none
-    float* value_lowest;
+    int num_parts;            // of a vector, with scales of their own: one, or two halves
+    float* key_scales[2];     // [kKeys] a part, null where the format has none
+    float* value_scales[2];
+    float* key_added[2];      // to numbers before they are scaled, [kKeys] of two parts
+    float* value_added[2];
     int num_keys;
 };
 
@@ -133,29 +141,49 @@ inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, 
     }
 }
 
+// s = rows x keys, over some pairs of dimensions.
+template <int kRows, int kGroups>
+inline void add_scores(const Pair* q, int q_stride, const uint32_t* keys, int num_pairs,
+                       Floats (&s)[kRows][kGroups]) {
+    STEMMA_UNROLL
+    for (int from = 0; from < kGroups; from += kWidth) {
+        constexpr int kBeside = std::min(kGroups, kWidth);
+        Floats sums[kRows][kBeside];
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
+        multiply(q, q_stride, keys + from * 16, kKeys, num_pairs, sums);
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
+    }
+}
+
 // Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
 template <int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
                 const Scoring& scoring) {
     Floats s[kRows][kGroups];
     const Pair* q = rows.q + first * num_pairs;
-    STEMMA_UNROLL
-    for (int from = 0; from < kGroups; from += kWidth) {
-        constexpr int kBeside = std::min(kGroups, kWidth);
-        Floats sums[kRows][kBeside];
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
-        multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
-    }
-    if (block.key_scales != nullptr) {
+    if (block.num_parts == 1) {
+        add_scores(q, num_pairs, block.keys, num_pairs, s);
+        if (block.key_scales[0] != nullptr) {
+            STEMMA_EACH(g, kGroups) {
+                const Floats scales = load(block.key_scales[0] + g * 16);
+                STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
+            }
+        }
+    } else {
+        const int half = num_pairs / 2;
+        Floats second[kRows][kGroups];
+        add_scores(q, num_pairs, block.keys, half, s);
+        add_scores(q + half, num_pairs, block.keys + half * kKeys, half, second);
+        const float* q_sums[] = {rows.q_sums + first, rows.q_sums + rows.stride + first};
         STEMMA_EACH(g, kGroups) {
-            const Floats scales = load(block.key_scales + g * 16);
-            STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
-            if (block.key_lowest != nullptr) {
-                const Floats lowest =
-                    fnmadd(splat(NibbleKV::kAdded), scales, load(block.key_lowest + g * 16));
-                STEMMA_EACH(r, kRows)
-                    s[r][g] = fmadd(splat(rows.q_sums[first + r]), lowest, s[r][g]);
+            const Floats scale[] = {load(block.key_scales[0] + g * 16),
+                                    load(block.key_scales[1] + g * 16)};
+            const Floats added[] = {load(block.key_added[0] + g * 16),
+                                    load(block.key_added[1] + g * 16)};
+            STEMMA_EACH(r, kRows) {
+                s[r][g] = scale[0] * fmadd(splat(q_sums[0][r]), added[0], s[r][g]);
+                second[r][g] = fmadd(splat(q_sums[1][r]), added[1], second[r][g]);
+                s[r][g] = fmadd(scale[1], second[r][g], s[r][g]);
             }
         }
     }
@@ -195,22 +223,25 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     store(rows.decay + first, decay, kLanes);
     STEMMA_EACH(r, kRows) {
         const Floats shift = splat_lane(largest, r) * factors;
-        Floats sum = zero_floats(), added = zero_floats();
+        Floats sum = zero_floats(), added[2] = {zero_floats(), zero_floats()};
         Pair* out = rows.probs + (first + r) * (kKeys / 2);
+        Pair* second = rows.second_probs + (first + r) * (kKeys / 2);
         STEMMA_EACH(g, kGroups) {
             const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
             sum = sum + p;
             const Floats weight =
-                block.value_scales != nullptr ? p * load(block.value_scales + g * 16) : p;
+                block.value_scales[0] != nullptr ? p * load(block.value_scales[0] + g * 16) : p;
             store_pairs(out + g * 8, weight);
-            if (block.value_lowest != nullptr) {
-                added = fmadd(p, load(block.value_lowest + g * 16), added);
-                added = fnmadd(splat(NibbleKV::kAdded), kept(weight), added);
+            if (block.num_parts == 2) {
+                const Floats other = p * load(block.value_scales[1] + g * 16);
+                store_pairs(second + g * 8, other);
+                added[0] = fmadd(kept(weight), load(block.value_added[0] + g * 16), added[0]);
+                added[1] = fmadd(kept(other), load(block.value_added[1] + g * 16), added[1]);
             }
         }
-        if (block.value_lowest != nullptr) {
-            float* so_far = rows.added + (first + r) * 16;
-            store(so_far, fmadd(load(so_far), splat_lane(decay, r), added));
+        for (int part = 0; part < 2 && block.num_parts == 2; ++part) {
+            float* so_far = rows.added + (part * rows.stride + first + r) * 16;
+            store(so_far, fmadd(load(so_far), splat_lane(decay, r), added[part]));
         }
         float* total = rows.totals + (first + r) * 16;
         store(total, fmadd(load(total), splat_lane(decay, r), sum));
@@ -219,21 +250,21 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
 
 // sums = sums * decay + probabilities x values, for kRows rows by kGroups * 16 dimensions.
 template <int kRows, int kGroups>
-void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
-                int dim) {
+void value_tile(const Rows& rows, const Pair* probs, int first, const uint32_t* values,
+                int num_pairs, int head_dim, int dim) {
     Floats o[kRows][kGroups];
     STEMMA_EACH(r, kRows) {
         const Floats decay = splat(rows.decay[first + r]);
         STEMMA_EACH(g, kGroups)
             o[r][g] = decay * load(rows.sums + (first + r) * head_dim + dim + g * 16);
     }
-    multiply(rows.probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
+    multiply(probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
     STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
         store(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
 }
 
 using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
-using ValueTile = void (*)(const Rows&, int, const uint32_t*, int, int, int);
+using ValueTile = void (*)(const Rows&, const Pair*, int, const uint32_t*, int, int, int);
 #define STEMMA_SCORES(rows) \
     {score_tile<rows, 1>, score_tile<rows, 2>, score_tile<rows, 3>, score_tile<rows, 4>}
 #define STEMMA_VALUES(rows)                                                                   \
@@ -251,16 +282,20 @@ void attend_block(const Rows& rows, const Block& block, int head_dim, const Scor
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
         kScoreTile[count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
-        for (int dim = 0; dim < head_dim; dim += 16 * kWidth) {
-            const int width = std::min(kWidth, (head_dim - dim) / 16);
-            kValueTile[count - 1][width - 1](rows, first, block.values, (block.num_keys + 1) / 2,
-                                             head_dim, dim);
+        const int part_dims = head_dim / block.num_parts, num_pairs = (block.num_keys + 1) / 2;
+        for (int dim = 0; dim < head_dim;) {
+            const int left = (dim < part_dims ? part_dims : head_dim) - dim;
+            const int width = std::min(kWidth, left / 16);
+            const Pair* probs = dim < part_dims ? rows.probs : rows.second_probs;
+            kValueTile[count - 1][width - 1](rows, probs, first, block.values, num_pairs, head_dim,
+                                             dim);
+            dim += 16 * width;
         }
     }
 }
 
-// Transformed queries of `count` heads, as packed keys want them, and their sums.
-void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_sums) {
+// Transformed queries of `count` heads, as packed keys want them, and the sums of their halves.
+void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_sums, int stride) {
     thread_local std::vector<float> wide, ordered;
     wide.resize(dims);
     ordered.resize(dims);
@@ -268,13 +303,15 @@ void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_
         for (int dim = 0; dim < dims; dim += 16) store(wide.data() + dim, load_bf16(from + dim));
         hadamard(wide.data(), dims);
         NibbleKV::in_order(wide.data(), dims, ordered.data());
-        Floats sum = zero_floats();
+        Floats sums[] = {zero_floats(), zero_floats()};
         for (int dim = 0; dim < dims; dim += 16) {
             const Floats numbers = load(ordered.data() + dim);
             store_pairs(q + dim / 2, numbers);
+            Floats& sum = sums[dim >= dims / 2];
             sum = sum + kept(numbers);
         }
-        q_sums[row] = sum_of(sum);
+        q_sums[row] = sum_of(sums[0]);
+        q_sums[stride + row] = sum_of(sums[1]);
     }
 }
 
@@ -284,9 +321,9 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
     const size_t row_bytes =
-        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 37 * sizeof(float);
+        (dims + 2 * kKeys) / 2 * sizeof(Pair) + dims * 4 + 54 * sizeof(float);
     char* at =
-        workspace.at(2 * kKeys * (dims * 2 + 2 * sizeof(float)) + count * row_bytes + 16 * 64);
+        workspace.at(2 * kKeys * (dims * 2 + 4 * sizeof(float)) + count * row_bytes + 24 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
         at += (bytes + 63) & ~63ull;
@@ -295,14 +332,15 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Block block;
     block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
     block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    block.key_scales = block.value_scales = block.key_lowest = block.value_lowest = nullptr;
-    if constexpr (KV::kIsScaled) {
-        block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-        block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    block.num_parts = KV::kIsTransformed ? 2 : 1;
+    block.key_scales[0] = block.value_scales[0] = nullptr;
+    for (int part = 0; KV::kIsScaled && part < block.num_parts; ++part) {
+        block.key_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
     }
-    if constexpr (KV::kIsTransformed) {
-        block.key_lowest = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-        block.value_lowest = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    for (int part = 0; KV::kIsTransformed && part < 2; ++part) {
+        block.key_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
     }
     Rows rows;
     rows.count = count;
@@ -315,21 +353,27 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
-    rows.q_sums = reinterpret_cast<float*>(take(count * sizeof(float)));
-    rows.added = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
+    rows.second_probs = nullptr;
+    rows.q_sums = rows.added = nullptr;
+    rows.stride = count;
+    if constexpr (KV::kIsTransformed) {
+        rows.second_probs = reinterpret_cast<Pair*>(take(count * kKeys / 2 * sizeof(Pair)));
+        rows.q_sums = reinterpret_cast<float*>(take(2 * count * sizeof(float)));
+        rows.added = reinterpret_cast<float*>(take(2 * count * 16 * sizeof(float)));
+        std::memset(rows.added, 0, sizeof(float) * 2 * count * 16);
+    }
     for (int token = 0; token < item.num_tokens; ++token) {
         const bf16* from = static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
                            kv_head * group * dims;
         Pair* to = q + token * group * (dims / 2);
         if constexpr (KV::kIsTransformed)
-            transform_queries(from, group, dims, to, rows.q_sums + token * group);
+            transform_queries(from, group, dims, to, rows.q_sums + token * group, count);
         else
             copy_pairs(from, group * dims, to);
     }
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
-    if constexpr (KV::kIsTransformed) std::memset(rows.added, 0, sizeof(float) * count * 16);
 
     using Number = typename KV::Number;
     const int width = KV::width(dims);
@@ -361,11 +405,11 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
         if constexpr (KV::kIsTransformed) {
             const int32_t* at = slots + first;
             const int num = block.num_keys;
-            pack_ranges(key_scales, at, num, block.key_scales, block.key_lowest);
-            pack_ranges(value_scales, at, num, block.value_scales, block.value_lowest);
+            pack_ranges(key_scales, at, num, block.key_scales, block.key_added);
+            pack_ranges(value_scales, at, num, block.value_scales, block.value_added);
         } else if constexpr (KV::kIsScaled) {
-            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales);
-            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales);
+            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales[0]);
+            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales[0]);
         }
         Rows seeing = rows.from(begin * group, dims);
         seeing.count = (end - begin) * group;
@@ -374,8 +418,11 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     for (int row = 0; row < count; ++row) {
         if constexpr (KV::kIsTransformed) {
             float* sums = rows.sums + row * dims;
-            const Floats added = splat(sum_of(load(rows.added + row * 16)));
-            for (int dim = 0; dim < dims; dim += 16) store(sums + dim, load(sums + dim) + added);
+            for (int dim = 0; dim < dims; dim += 16) {
+                const int part = dim >= dims / 2;
+                const float added = sum_of(load(rows.added + (part * count + row) * 16));
+                store(sums + dim, load(sums + dim) + splat(added));
+            }
             hadamard(sums, dims);
         }
         const float total = sum_of(load(rows.totals + row * 16));

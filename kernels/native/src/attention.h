@@ -51,7 +51,7 @@ struct Attention : Plan {
     const void* q;        // bf16 or float, as out and plain KV
     int64_t q_stride;     // elements from token to token
     const void* kv;       // [2, num_kv_heads, num_slots, head_dim], in 4 bits half as many bytes
-    const float* scales;  // [2, num_kv_heads, num_slots], or null; in 4 bits pairs of bfloat16
+    const float* scales;  // [2, num_kv_heads, num_slots], or null; in 4 bits 4 bytes
     const float* sinks;   // [num_heads] scores of a key without a value, or null
     void* out;            // [T, num_heads, head_dim]
 

@@ -192,38 +192,56 @@ void quantize(const bf16* from, int64_t dims, uint8_t* to, float* scale) {
     }
 }
 
-// One vector's numbers of 4 bits, two a byte, its scale and its lowest number, by the same rule.
-void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* scale_and_lowest) {
+// One half of a transformed vector: its scale's code, its zero's, and what makes numbers of it.
+struct Range {
+    int32_t code, zero_code;
+    float inverse, zero;
+
+    Range(const float* y, int64_t count) {
+        float low = y[0], high = y[0];  // NaN where there is one
+        for (int64_t i = 0; i < count; ++i) {
+            low = y[i] < low || std::isnan(y[i]) ? y[i] : low;
+            high = y[i] > high || std::isnan(y[i]) ? y[i] : high;
+        }
+        const float wanted = (high - low) * static_cast<float>(0.97 / 15);
+        int32_t bits;
+        std::memcpy(&bits, &wanted, sizeof bits);
+        constexpr int32_t kFirst = NibbleKV::kFirstScaleCode;
+        code = std::clamp(((bits + (1 << 19)) >> 20) - kFirst, 0, 254);
+        if (!std::isfinite(wanted)) code = 255;
+        float scale;
+        bits = (code + kFirst) << 20;
+        std::memcpy(&scale, &bits, sizeof scale);
+        inverse = code == 255 ? NAN : 1.0f / scale;
+        const float wanted_zero = (15.5f - (low + high) * 0.5f * inverse) * 8;
+        zero_code = 0;
+        if (!std::isnan(wanted_zero))
+            zero_code = static_cast<int32_t>(
+                std::clamp(std::nearbyint(wanted_zero), 0.0f, 255.0f));
+        zero = static_cast<float>(zero_code) * 0.125f - 8.0f;
+    }
+    Ints numbers(const float* y) const {
+        const Floats x = load(y) * splat(inverse) + splat(zero);
+        const Floats bounded = min(max(x, zero_floats()), splat(15.0f));
+        return round_to_ints(select(is_number(x), bounded, zero_floats()));
+    }
+};
+
+// One vector's numbers of 4 bits, two a byte, and its halves' scales and zeros, by the same rule.
+void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* ranges) {
     thread_local std::vector<float> all;
     all.resize(dims);
     float* y = all.data();
-    for (int64_t i = 0; i < dims; i += 16) {
-        const Mask lanes = lanes_from(i, dims);
-        store(y + i, load_bf16(from + i, lanes), lanes);
-    }
+    for (int64_t i = 0; i < dims; i += 16) store(y + i, load_bf16(from + i));
     hadamard(y, static_cast<int>(dims));
-    float low = y[0], high = y[0];  // NaN where there is one
-    for (int64_t i = 0; i < dims; ++i) {
-        low = y[i] < low || std::isnan(y[i]) ? y[i] : low;
-        high = y[i] > high || std::isnan(y[i]) ? y[i] : high;
-    }
-    constexpr float kKept = 0.95 / 15;
-    const Floats scale = widen(narrow(splat((high - low) * kKept)));
-    const Floats lowest = widen(narrow(splat((low + high) * 0.5f) - scale * splat(7.5f)));
-    const Floats inverse = splat(1.0f) / scale;
-    const auto number = [&](int64_t at, Mask lanes) __attribute__((always_inline)) {
-        const Floats x = (load(y + at, lanes) - lowest) * inverse;
-        const Floats bounded = min(max(x, zero_floats()), splat(15.0f));
-        return round_to_ints(select(is_number(x), bounded, zero_floats()));
-    };
     const int64_t half = dims / 2;
-    for (int64_t i = 0; i < half; i += 16) {
-        const Mask lanes = lanes_from(i, half);
-        store_bytes(to + i, number(i, lanes) | number(half + i, lanes) << 4, lanes);
-    }
-    auto* range = static_cast<bf16*>(scale_and_lowest);
-    store_bf16(range, scale, 1);
-    store_bf16(range + 1, lowest, 1);
+    const Range first(y, half), second(y + half, half);
+    for (int64_t i = 0; i < half; i += 16)
+        store_bytes(to + i, first.numbers(y + i) | second.numbers(y + half + i) << 4, 0xffff);
+    const uint8_t codes[] = {
+        static_cast<uint8_t>(first.code), static_cast<uint8_t>(second.code),
+        static_cast<uint8_t>(first.zero_code), static_cast<uint8_t>(second.zero_code)};
+    std::memcpy(ranges, codes, sizeof codes);
 }
 
 }  // namespace
@@ -231,7 +249,7 @@ void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* scale
 // heads [T, num_heads + 2 * num_kv_heads, dims]: queries are rotated in place, keys rotated into
 // kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] (4 bits: dims / 2) with its
 // scales [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place
-// before; 4 bits: of each vector scale and lowest number, in bfloat16);
+// before; 4 bits: of each vector 4 bytes of its halves, scales, then zeros);
 // cos, sin [T, rotary_dim].
 extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void* kv,
                                         float* scales, const int64_t* slots, int64_t num_tokens,

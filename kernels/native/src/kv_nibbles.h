@@ -1,7 +1,9 @@
 // Keys and values in 4 bits: a number n becomes 16 + n, which bfloat16 has, by a shift, a mask and an
-// or. What multiplies takes the 16 away again, of all products of a vector at once.
+// or. What multiplies takes the 16 away again, of all products of a vector at once, with the vector's
+// zero.
 //
-// Number i of a vector is in the low half of byte i, number i + head_dim / 2 in its high half.
+// Number i of a vector is in the low half of byte i, number i + head_dim / 2 in its high half; the two
+// halves of a vector have a scale and a zero each. head_dim is a multiple of 32.
 #pragma once
 
 #include "hadamard.h"
@@ -13,6 +15,7 @@ struct NibbleKV {
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = true;
     static constexpr float kAdded = 16.0f;
+    static constexpr int32_t kFirstScaleCode = 107 << 3;  // reference/kv_store.py
     static int width(int head_dim) { return head_dim / 2; }
 
     // As of Bf16KV, with the dimensions in the order of `in_order`.
@@ -28,12 +31,13 @@ struct NibbleKV {
                     rows[i] = load_ints(keys + slot * bytes + word * 4, lanes_below(count));
                 }
                 transpose(rows);
-                uint32_t* to = packed + word * 4 * kKeys + group;
-                for (int i = 0; i < count; ++i, to += 4 * kKeys) {
-                    store_ints(to, numbers(rows[i] << 3));
-                    store_ints(to + kKeys, numbers(shift_right<5>(rows[i])));
-                    store_ints(to + 2 * kKeys, numbers(shift_right<1>(rows[i])));
-                    store_ints(to + 3 * kKeys, numbers(shift_right<9>(rows[i])));
+                uint32_t* low = packed + word * 2 * kKeys + group;
+                uint32_t* high = low + bytes / 2 * kKeys;
+                for (int i = 0; i < count; ++i, low += 2 * kKeys, high += 2 * kKeys) {
+                    store_ints(low, numbers(rows[i] << 3));
+                    store_ints(low + kKeys, numbers(shift_right<5>(rows[i])));
+                    store_ints(high, numbers(shift_right<1>(rows[i])));
+                    store_ints(high + kKeys, numbers(shift_right<9>(rows[i])));
                 }
             }
     }
@@ -48,37 +52,37 @@ struct NibbleKV {
                 values + static_cast<int64_t>(slots[std::min(key + 1, num_keys - 1)]) * bytes;
             uint32_t* to = packed + key / 2 * head_dim;
             for (int byte = 0; byte < bytes; byte += 16) {
-                const int count = std::min(16, bytes - byte);
-                const Ints both = (load_some(even + byte, count) & splat(0xff)) |
-                                  load_some(odd + byte, count) << 16;
-                const Mask lanes = lanes_below(count);
-                store_words(to + byte, numbers(both << 3), lanes);
-                store_words(to + bytes + byte, numbers(shift_right<1>(both)), lanes);
+                const Ints both =
+                    (load_bytes(even + byte) & splat(0xff)) | load_bytes(odd + byte) << 16;
+                store_ints(to + byte, numbers(both << 3));
+                store_ints(to + bytes + byte, numbers(shift_right<1>(both)));
             }
         }
     }
 
     // The dimensions of a vector [head_dim] as the pairs of packed keys have them.
     static void in_order(const float* from, int head_dim, float* to) {
-        const int half = head_dim / 2;
-        for (int dim = 0; dim < half; dim += 4)
-            for (const int first : {dim, dim + half})
-                for (const int place : {0, 2, 1, 3}) *to++ = from[first + place];
+        for (int dim = 0; dim < head_dim; dim += 4)
+            for (const int place : {0, 2, 1, 3}) *to++ = from[dim + place];
+    }
+
+    // Of the halves of vectors, from what is kept beside their numbers: scales, and what to add to sums
+    // of packed numbers for each unit of the other factors' sums.
+    static void unpack_range(Ints words, Floats (&scales)[2], Floats (&added)[2]) {
+        const Ints byte = splat(0xff);
+        const Ints codes[] = {words & byte, shift_right<8>(words) & byte};
+        const Ints zeros[] = {shift_right<16>(words) & byte, shift_right<24>(words)};
+        for (int half = 0; half < 2; ++half) {
+            const Floats scale = as_floats((codes[half] + splat(kFirstScaleCode)) << 20);
+            scales[half] = select(less(splat(254), codes[half]), splat(NAN), scale);
+            added[half] = fnmadd(to_floats(zeros[half]), splat(0.125f), splat(8.0f - kAdded));
+        }
     }
 
   private:
     // 16 + n in bfloat16 of a number n in bits 3 to 6 of each half.
     STEMMA_INLINE static Ints numbers(Ints bits) {
         return (bits & splat(0x00780078)) | splat(0x41804180);
-    }
-    STEMMA_INLINE static Ints load_some(const uint8_t* from, int count) {
-        if (count == 16) return load_bytes(from);
-        uint8_t all[16] = {};
-        std::copy(from, from + count, all);
-        return load_bytes(all);
-    }
-    STEMMA_INLINE static void store_words(uint32_t* to, Ints words, Mask lanes) {
-        store(reinterpret_cast<float*>(to), as_floats(words), lanes);
     }
 };
 
