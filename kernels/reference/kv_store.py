@@ -55,7 +55,9 @@ def dequantized(values: Tensor, scales: Tensor) -> Tensor:
         return values.to(torch.float32) * scales[..., None]
     numbers = torch.stack((values & 15, values >> 4), dim=-2).to(torch.float32)
     codes, zero_codes = scales.split(2, dim=-1)
-    return hadamard(((numbers - _zeros(zero_codes)[..., None]) * _scales(codes)[..., None]).flatten(-2))
+    return hadamard(
+        ((numbers - _zeros(zero_codes)[..., None]) * _scales(codes)[..., None]).flatten(-2)
+    )
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stemma.kernels.attention_rows import AttentionRows
+from stemma.kernels.kv_cache_dtype import INT4_STEP
 from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.reference import kv_store as reference
 from stemma.kernels.registry import KernelMode, select_kernels
@@ -22,11 +23,15 @@ PATHS: list[tuple[KernelMode, torch.dtype]] = [
 
 
 @pytest.mark.parametrize(("mode", "dtype"), PATHS, ids=str)
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (80, 32), (64, 6), (24, 24)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"), [(16, 16), (80, 32), (64, 6), (24, 24), (96, 96)]
+)
 @pytest.mark.parametrize("format_dtype", FORMATS, ids=str)
 def test_a_quantized_pool_is_the_plain_one_quantized_bit_by_bit(
     mode: KernelMode, dtype: torch.dtype, head_dim: int, rotary_dim: int, format_dtype: torch.dtype
 ) -> None:
+    if format_dtype is torch.uint8 and head_dim % INT4_STEP:
+        pytest.skip("4 bits take other heads")
     heads, cos, sin, slots = _inputs(head_dim, rotary_dim, dtype)
     store = select_kernels(dtype, mode=mode).rotate_and_store
     shape = (2, NUM_KV_HEADS, NUM_SLOTS, head_dim)
@@ -79,18 +84,19 @@ def test_every_number_of_the_format_is_read_as_itself(format_dtype: torch.dtype)
 
 @pytest.mark.parametrize("mode", ["cpu", "auto"])
 def test_every_byte_of_4_bits_is_read_as_its_two_numbers(mode: KernelMode) -> None:
-    """Through attention over one key; of the transform back only signs and sums are left, since 16
-    numbers are multiplied by 1 / 4."""
+    """Through attention over one key."""
     kernels = select_kernels(torch.bfloat16, mode=mode)
-    numbers = torch.arange(256, dtype=torch.uint8).view(32, 8)
-    scales = torch.tensor([4.0, -28.0]).bfloat16().expand(2, 1, 32, 2).contiguous()
-    kv_layer = QuantizedKV(numbers.expand(2, 1, 32, 8).contiguous(), scales)
-    plan = kernels.plan_attention(_single_tokens(32), kv_layer, 1)
-    found = kernels.paged_attention(torch.zeros(32, 1, 16).bfloat16(), kv_layer, plan)[:, 0]
-    expected = reference.dequantized(kv_layer.values[1, 0], scales[1, 0])
-    sums = 4.0 * torch.cat((numbers & 15, numbers >> 4), 1).float() - 28.0
-    assert torch.equal(expected[:, 0], sums.sum(1) / 4)
-    assert torch.equal(found, expected.bfloat16())
+    numbers = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    # Of the halves the scales 2 and 3, the zeros 7 and -1.
+    scales = torch.tensor([21 << 3, (21 << 3) + 4, 15 * 8, 7 * 8], dtype=torch.uint8)
+    scales = scales.expand(2, 1, 16, 4).contiguous()
+    kv_layer = QuantizedKV(numbers.expand(2, 1, 16, 16).contiguous(), scales)
+    plan = kernels.plan_attention(_single_tokens(16), kv_layer, 1)
+    found = kernels.paged_attention(torch.zeros(16, 1, 32).bfloat16(), kv_layer, plan)[:, 0]
+    first, second = (numbers & 15).float() - 7, (numbers >> 4).float() + 1
+    expected = reference.hadamard(torch.cat((2 * first, 3 * second), 1))
+    assert torch.equal(reference.dequantized(kv_layer.values[1, 0], scales[1, 0]), expected)
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-3)
 
 
 def test_4_bits_spread_what_is_large_over_all_numbers() -> None:
@@ -103,7 +109,7 @@ def test_4_bits_spread_what_is_large_over_all_numbers() -> None:
     for x in (plain, with_peak):
         found = reference.dequantized(*reference.quantized(x, torch.uint8))
         errors.append((found - x).square().mean().sqrt().item())
-    assert errors[0] < 0.1 and errors[1] < 1.6 * errors[0]
+    assert errors[0] < 0.09 and errors[1] < 1.6 * errors[0]
 
 
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 128])

@@ -21,7 +21,7 @@ from stemma.kernels.registry import Kernels, select_kernels
 pytestmark = pytest.mark.skipif(
     why_not_native(torch.bfloat16) is not None, reason="nothing is compiled on this machine"
 )
-HEADS, KV_HEADS, DIM = 4, 2, 16
+HEADS, KV_HEADS, DIM = 4, 2, 32
 
 
 @functools.cache
