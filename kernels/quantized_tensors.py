@@ -83,9 +83,9 @@ def experts_of(weight: Tensor | QuantizedWeight) -> Iterator[Tensor | QuantizedW
 class QuantizedKV:
     """One layer's KV, by the rules of reference/kv_store.py.
 
-    8 bits: a key or value is its numbers times its scale. 4 bits (uint8): number i of a vector is in
-    the low bits of byte i, number i + head_dim / 2 in its high bits; each half of them less its zero
-    and times its scale is a half of the Hadamard transform of the key or value.
+    8 bits: a key or value is its numbers times its scale. 4 bits (uint8): number i of a vector is
+    in the low bits of byte i, number i + head_dim / 2 in its high bits; each half of them, less its
+    zero and times its scale, is a half of the Hadamard transform of the key or value.
     """
 
     # [2, num_kv_heads, num_slots, head_dim] int8 or float8_e4m3fn, or [..., head_dim / 2] uint8
