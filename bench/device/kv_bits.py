@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,6 @@ from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
 from ...runtime.schedule.sampling_params import SamplingParams
 from ..harness.model import PRESETS, checkpoint_config
 from ..harness.report import write_report
-from ..speculation.conversations import conversations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SKILLS = ("extract", "extract_many", "react", "chat")
 GROUP = 32  # numbers or tokens
+_CONVERSATIONS = "../speculation/data/conversations.json"
 _MAX_TOKENS = 2048
 _MAX_TURNS = 6
 _GREEDY = SamplingParams(temperature=0.0)
@@ -335,9 +336,12 @@ def _texts(scorer: _Scorer, num_cases: int, reply_tokens: int) -> dict[str, list
                 ids.pop()
         return Text(ids, [at for at in drawn if at < len(ids)])
 
-    told = conversations()
+    told = json.loads(files(__package__).joinpath(_CONVERSATIONS).read_text())
     return {
-        skill: [written(case.system, case.user[:_MAX_TURNS]) for case in told[skill][:num_cases]]
+        skill: [
+            written(case["system"], case["user"][:_MAX_TURNS])
+            for case in [each for each in told if each["skill"] == skill][:num_cases]
+        ]
         for skill in SKILLS
     }
 
@@ -380,8 +384,8 @@ def _runner(folder: Path, kv_cache_dtype: Any, args: argparse.Namespace) -> Mode
 
     runner = ModelRunner(
         folder, read_model_config(folder), dtype="bfloat16", load_format="dummy",
-        max_total_tokens=args.rows * (args.context_tokens + 1),
-        max_running_requests=args.rows, max_model_len=args.context_tokens + 1,
+        max_total_tokens=args.rows * args.context_tokens,
+        max_running_requests=args.rows, max_model_len=args.context_tokens,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     for part in runner.pool.parts:
@@ -391,9 +395,10 @@ def _runner(folder: Path, kv_cache_dtype: Any, args: argparse.Namespace) -> Mode
 
 
 def _decode_plan(num_rows: int, num_tokens: int) -> StepPlan:
-    """The token behind so many of each row, which share nothing."""
+    """The last of so many tokens of each row; rows share nothing."""
     rows = []
     for index in range(num_rows):
-        pages = tuple(range(index * (num_tokens + 1), (index + 1) * (num_tokens + 1)))
-        rows.append(Row(index, index, num_tokens, (5,), PageUpdate(0, pages), sampling=_GREEDY))
+        pages = tuple(range(index * num_tokens, (index + 1) * num_tokens))
+        update = PageUpdate(0, pages)
+        rows.append(Row(index, index, num_tokens - 1, (5,), update, sampling=_GREEDY))
     return StepPlan(0, tuple(rows))
