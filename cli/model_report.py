@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.harness.report import print_table
-from ..kernels.kv_cache_dtype import KVCacheDtype
+from ..kernels.kv_cache_dtype import INT4_STEP, KVCacheDtype
 from ..planning.draft_room import DraftRoom
 from ..planning.formats import stored_quantization
 from ..planning.rank_shape import parts_of
@@ -77,7 +77,7 @@ def examine_model(
                 // cp_size
                 for part, _ in parts
             )
-            for name in _kv_dtypes(config)
+            for name in _kv_dtypes(config, is_alone=draft is None, is_gpu=is_gpu)
         },
         "draft_bytes": None if draft is None else DraftRoom.of(draft, config, dtype).weight_bytes,
         "state_bytes": max(ServedModel.of(part, dtype).state_bytes for part, _ in parts),
@@ -99,9 +99,16 @@ def examine_model(
     }
 
 
-def _kv_dtypes(config: ModelConfig) -> tuple[KVCacheDtype, ...]:
-    """Latents are kept as they are."""
-    return ("auto", "int8") if config.latent is None else ("auto",)
+def _kv_dtypes(config: ModelConfig, *, is_alone: bool, is_gpu: bool) -> tuple[KVCacheDtype, ...]:
+    """Latents are kept as they are; 4 bits are a CPU's, and told of without a draft's heads."""
+    if config.latent is not None:
+        return ("auto",)
+    takes_4_bits = (
+        is_alone
+        and not is_gpu
+        and all(head_dim % INT4_STEP == 0 for _, head_dim in config.kv_shapes)
+    )
+    return ("auto", "int8", "int4") if takes_4_bits else ("auto", "int8")
 
 
 def _fit(

@@ -29,6 +29,7 @@ from .native.partial_attention import PartialAttention, Run, takes
 from .ops import Communicator, KVLayer
 from .quantized_tensors import QuantizedKV
 from .reference.dense import widen
+from .reference.kv_store import dequantized
 from .registry import KernelChoice, Kernels
 
 # Of a block of a row with several queries: its scores are in memory at once, with 32 heads in
@@ -299,8 +300,7 @@ def _block(
 def _gather(kv_layer: KVLayer, block: _Block, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values [R, KV, K, D] of a block; latents, one part, are both at once."""
     if isinstance(kv_layer, QuantizedKV):
-        numbers = kv_layer.values[:, :, block.slots].to(torch.float32)
-        found = numbers * kv_layer.scales[:, :, block.slots, None]
+        found = dequantized(kv_layer.values[:, :, block.slots], kv_layer.scales[:, :, block.slots])
     else:
         found = kv_layer.index_select(2, block.slots)
     num_parts, num_kv_heads, _, head_dim = found.shape

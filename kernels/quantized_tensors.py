@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 # Of a float with a sign, 2 bits of exponent and 1 of mantissa (OCP Microscaling Formats, 5.3.3),
@@ -80,11 +81,28 @@ def experts_of(weight: Tensor | QuantizedWeight) -> Iterator[Tensor | QuantizedW
 
 @dataclass(frozen=True, slots=True)
 class QuantizedKV:
-    """One layer's KV; a key or value is its quantized numbers times its scale.
+    """One layer's KV, by the rules of reference/kv_store.py.
 
-    A scale is the largest magnitude of its head's vector over the largest number of the format
-    (127 for int8, 448 for float8_e4m3fn), 0 for a vector of zeros.
+    8 bits: a key or value is its numbers times its scale. 4 bits (uint8): number i of a vector is
+    in the low bits of byte i, number i + head_dim / 2 in its high bits; each half of them, less its
+    zero and times its scale, is a half of the Hadamard transform of the key or value.
     """
 
-    values: Tensor  # [2, num_kv_heads, num_slots, head_dim] int8 or float8_e4m3fn
-    scales: Tensor  # [2, num_kv_heads, num_slots] float32
+    # [2, num_kv_heads, num_slots, head_dim] int8 or float8_e4m3fn, or [..., head_dim / 2] uint8
+    values: Tensor
+    # [2, num_kv_heads, num_slots] float32, or of 4 bits [..., 4] uint8: scales, then zeros
+    scales: Tensor
+
+    @property
+    def is_packed(self) -> bool:
+        """Two numbers a byte."""
+        return self.values.dtype is torch.uint8
+
+    @property
+    def head_dim(self) -> int:
+        return self.values.shape[-1] * (2 if self.is_packed else 1)
+
+
+def head_dim_of(kv_layer: Tensor | QuantizedKV) -> int:
+    """Numbers of a head's key."""
+    return kv_layer.shape[-1] if isinstance(kv_layer, Tensor) else kv_layer.head_dim

@@ -244,7 +244,7 @@ def _attention(args: argparse.Namespace) -> Iterator[Contest]:
 
 
 def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[Kernel]:
-    """With KV in 16 and in 8 bits."""
+    """With KV in 16, 8 and 4 bits."""
     import numpy as np
     import torch
 
@@ -260,6 +260,7 @@ def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[
     layers: dict[str, KVLayer] = {
         "bf16": kv.bfloat16(),
         "int8": QuantizedKV(*quantized(kv, torch.int8)),
+        "int4": QuantizedKV(*quantized(kv, torch.uint8)),
     }
     kernels = []
     for name, layer in layers.items():

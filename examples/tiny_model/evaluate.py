@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--model", help="a model folder (default: the embedded model)")
     parser.add_argument("--quantization", default="none", help="none, int8, w8a8 or int4")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, int8 or fp8")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, int8, fp8 or int4")
     parser.add_argument("--mistakes", type=int, default=0, help="print so many wrong cases")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -38,7 +38,9 @@ from ..attention_rows import AttentionRows, IntArray
 from ..chunked_rows import in_chunks
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
+from ..quantized_tensors import head_dim_of
 from ..reference.dense import widen
+from ..reference.kv_store import dequantized
 from ..visible_keys import VisibleKeys, visible_keys
 
 # A second group costs more calls, some 40 us a layer, as much as gathering some 500 slots of 1 KiB
@@ -150,7 +152,7 @@ def plan_attention(
         )
         for first, last, row_start, row_end in keys.segments.tolist()
     ]
-    scale = shape[-1] ** -0.5 if options.scale is None else options.scale
+    scale = head_dim_of(kv_layer) ** -0.5 if options.scale is None else options.scale
     return CpuAttentionPlan(tuple(groups), tuple(prefill), tuple(segments), scale, options.soft_cap)
 
 
@@ -301,14 +303,13 @@ def _gather(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values in `dtype`, each [num_batches, num_keys, head_dim], contiguous."""
     values = _values(kv_layer)
-    head_dim = values.shape[-1]
     if isinstance(kv_layer, Tensor):
-        rows = values.view(-1, head_dim).index_select(0, places)
+        rows = values.view(-1, values.shape[-1]).index_select(0, places)
     else:  # as bytes: torch gathers no 8-bit floats
-        numbers = values.view(torch.uint8).view(-1, head_dim).index_select(0, places)
-        scales = kv_layer.scales.view(-1, 1).index_select(0, places)
-        rows = numbers.view(values.dtype).to(torch.float32).mul_(scales)
-    kv = rows.to(dtype).view(2, num_batches, -1, head_dim)
+        numbers = values.view(torch.uint8).view(-1, values.shape[-1]).index_select(0, places)
+        scales = kv_layer.scales.flatten(0, 2).index_select(0, places)
+        rows = dequantized(numbers.view(values.dtype), scales)
+    kv = rows.to(dtype).view(2, num_batches, -1, rows.shape[-1])
     return kv[0], kv[1]
 
 

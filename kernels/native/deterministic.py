@@ -21,10 +21,9 @@ from ...errors import InvalidRequest
 from ..attention_rows import AttentionRows
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import Activation, GatedLinearWithLora, HeadLinear, KVLayer, Linear, Lora, Weight
-from ..quantized_tensors import QuantizedWeight
+from ..quantized_tensors import QuantizedWeight, head_dim_of
 from . import latent_attention, linear, paged_attention, quantized_linear
 from . import lora as low_rank
-from .kv_format import kv_format
 
 SEGMENT_COST_TOKENS = 1 << 30  # no segment is used
 _HEAD_DIM_STEP = 16
@@ -91,7 +90,7 @@ def plan_attention(
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
 ) -> object:
-    _require_head_dim("head_dim", kv_format(kv_layer)[1].shape[-1])
+    _require_head_dim("head_dim", head_dim_of(kv_layer))
     return paged_attention.plan_fixed_attention(rows, kv_layer, num_heads, options)
 
 

@@ -24,6 +24,7 @@ from ..chunked_rows import in_chunks
 from ..cpu import paged_attention as cpu
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
+from ..quantized_tensors import head_dim_of
 from ..visible_keys import VisibleKeys, visible_keys
 from .bindings import library
 from .calls import kernel
@@ -154,7 +155,8 @@ class NativeAttentionPlan:
     ) -> None:
         """Set what does not depend on the rows. num_partials: where none of them is merged."""
         format_number, values, _ = kv_format(kv_layer)
-        num_parts, num_kv_heads, num_slots, head_dim = values.shape
+        num_parts, num_kv_heads, num_slots, width = values.shape
+        head_dim = head_dim_of(kv_layer)
         if num_partials is None:
             num_partials = len(self.merged[2])
         self._partials = torch.empty(num_partials, num_heads, head_dim + 2, dtype=torch.float32)
@@ -163,7 +165,7 @@ class NativeAttentionPlan:
         record.num_heads, record.num_kv_heads = num_heads, num_kv_heads
         record.num_slots, record.head_dim = num_slots, head_dim
         # Latents, one part, are keys and values at once.
-        record.values_at = (num_parts - 1) * num_kv_heads * num_slots * head_dim
+        record.values_at = (num_parts - 1) * num_kv_heads * num_slots * width
         record.format = format_number
         record.scale = head_dim**-0.5 if options.scale is None else options.scale
         record.soft_cap = options.soft_cap or 0.0
@@ -187,8 +189,8 @@ def plan_attention(
     options: AttentionOptions = DEFAULT_OPTIONS,
     padded_tokens: int | None = None,
 ) -> object:
-    _, num_kv_heads, _, head_dim = kv_format(kv_layer)[1].shape
-    if head_dim % 16:
+    num_kv_heads = kv_format(kv_layer)[1].shape[1]
+    if head_dim_of(kv_layer) % 16:
         return cpu.plan_attention(rows, kv_layer, num_heads, options)
     rows = in_chunks(rows, options.chunk)
     plan = _plan_lone_row(rows, options) or _plan_rows(rows, options, num_kv_heads)

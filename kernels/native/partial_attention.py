@@ -13,7 +13,7 @@ from torch import Tensor
 from ..attention_rows import IntArray
 from ..model_options import AttentionOptions
 from ..ops import KVLayer
-from .kv_format import kv_format
+from ..quantized_tensors import head_dim_of
 from .paged_attention import NO_MERGES, NONE, NativeAttentionPlan, paged_attention, token_tiles
 
 
@@ -59,4 +59,4 @@ class PartialAttention:
 
 def takes(kv_layer: KVLayer) -> bool:
     """Whether there is a compiled kernel for such keys."""
-    return kv_format(kv_layer)[1].shape[-1] % 16 == 0
+    return head_dim_of(kv_layer) % 16 == 0

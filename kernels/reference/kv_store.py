@@ -5,6 +5,16 @@ and x becomes the format's number nearest to x * (127 / m), ties to even, in flo
 input is what a plain pool would store. A vector with NaN or an infinity gets a scale that is not
 finite either, so that the error stays visible. (Below 2e-36, where 448 / m overflows, all values
 except zero become m.)
+
+In 4 bits a vector is first transformed by a Hadamard matrix over sqrt(n), block after block of n
+numbers, the largest power of two that divides head_dim, in float32: what is much larger than the
+rest, as some numbers of keys are, is spread over all (QuaRot: Ashkboos et al. 2024). A product of
+two vectors is that of their transforms, and the transform is its own inverse. Each half of what
+results has a scale and a zero: y becomes the integer n of 0 to 15 that is nearest to
+y / scale + zero. The scale is (high - low) * 0.97 / 15, of the half's smallest and largest number,
+rounded to a byte (5 bits of exponent, 3 of fraction: 2^-20 to 3584; 255: NaN). The zero puts
+(low + high) / 2 at 7.5, rounded to a byte that counts eighths from -8 on. (Of normal numbers it
+loses less to cut the ends of the range.)
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from ..ops import KVLayer
 from .dense import widen
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+RANGE_KEPT = 0.97  # in 4 bits
 
 
 def rotate_and_store(
@@ -38,6 +49,17 @@ def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
     kv_layer.scales[:, :, slots] = scales
 
 
+def dequantized(values: Tensor, scales: Tensor) -> Tensor:
+    """`QuantizedKV`'s tensors, or slots of them -> [..., head_dim] float32."""
+    if values.dtype is not torch.uint8:
+        return values.to(torch.float32) * scales[..., None]
+    numbers = torch.stack((values & 15, values >> 4), dim=-2).to(torch.float32)
+    codes, zero_codes = scales.split(2, dim=-1)
+    return hadamard(
+        ((numbers - _zeros(zero_codes)[..., None]) * _scales(codes)[..., None]).flatten(-2)
+    )
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotates the first cos.shape[-1] elements of heads [T, any, head_dim], IN PLACE."""
     rotary_dim = cos.shape[-1]
@@ -48,7 +70,10 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [..., head_dim] -> its numbers in `dtype`, and float32 scales [...]."""
+    """x [..., head_dim] -> its numbers in `dtype`, and float32 scales [...]; uint8: 4 bits, two
+    numbers a byte, and their halves' scales and zeros [..., 4] uint8."""
+    if dtype is torch.uint8:
+        return _in_4_bits(x)
     largest = x.float().abs().amax(-1)
     limit = LARGEST[dtype]
     inverse = torch.full_like(largest, limit) / largest  # a number / a tensor rounds twice
@@ -56,6 +81,49 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if dtype is torch.int8:
         numbers = numbers.round()
     return numbers.to(dtype), largest / limit
+
+
+def _in_4_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = hadamard(x.float()).unflatten(-1, (2, -1))
+    low, high = y.aminmax(dim=-1)  # [..., 2]
+    codes = _codes((high - low) * (RANGE_KEPT / 15))
+    inverse = 1.0 / _scales(codes)
+    zero_codes = (15.5 - (low + high) * 0.5 * inverse) * 8
+    zero_codes = zero_codes.nan_to_num(nan=0.0).round().clamp(0, 255).to(torch.uint8)
+    numbers = y * inverse[..., None] + _zeros(zero_codes)[..., None]
+    numbers = numbers.nan_to_num(nan=0.0).round().clamp(0, 15).to(torch.uint8)
+    first, second = numbers.unbind(-2)
+    return first | second << 4, torch.cat((codes, zero_codes), dim=-1)
+
+
+_FIRST_CODE = 107 << 3  # of 2^-20: the exponent and 3 bits of fraction as float32 has them
+
+
+def _codes(scales: Tensor) -> Tensor:
+    bits = scales.contiguous().view(torch.int32)
+    codes = ((bits + (1 << 19) >> 20) - _FIRST_CODE).clamp(0, 254)
+    return torch.where(scales.isfinite(), codes, 255).to(torch.uint8)
+
+
+def _scales(codes: Tensor) -> Tensor:
+    scales = (codes.to(torch.int32) + _FIRST_CODE << 20).view(torch.float32)
+    return scales.masked_fill_(codes == 255, torch.nan)
+
+
+def _zeros(codes: Tensor) -> Tensor:
+    return codes.to(torch.float32) * 0.125 - 8.0
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x [..., head_dim] times the orthogonal matrix above, in x's dtype. Number by number, so that
+    the result of a vector does not depend on those beside it."""
+    size = x.shape[-1] & -x.shape[-1]
+    half = 1
+    while half < size:
+        first, second = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        half *= 2
+    return x * size**-0.5
 
 
 def as_bytes(values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from ..model_options import DEFAULT_OPTIONS, AttentionOptions
 from ..ops import KVLayer
 from ..quantized_tensors import QuantizedKV
 from .dense import widen
+from .kv_store import dequantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def _gather(kv_layer: KVLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = widen(kv_layer.index_select(2, slots)).unbind(0)
         return keys, values
     assert isinstance(kv_layer, QuantizedKV)
-    numbers = kv_layer.values[:, :, slots].to(torch.float32)
-    keys, values = (numbers * kv_layer.scales[:, :, slots, None]).unbind(0)
+    found = dequantized(kv_layer.values[:, :, slots], kv_layer.scales[:, :, slots])
+    keys, values = found.unbind(0)
     return keys, values
 
 

@@ -17,7 +17,7 @@ from ...frontend.protocol.kv_policy import KVPolicy
 from ...kernels.model_options import AttentionOptions
 from ...kernels.ops import KVLayer
 from ...kernels.quantized_tensors import QuantizedKV
-from ...kernels.reference.kv_store import rotate, store_kv
+from ...kernels.reference.kv_store import dequantized, rotate, store_kv
 from ...kernels.registry import Kernels
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.block_copy import slots_of
@@ -209,6 +209,6 @@ def first_and_last(num_tokens: int, keep: int, num_first: int) -> Tensor:
 def _numbers(layer: KVLayer, which: int, slots: Tensor) -> Tensor:
     """Keys (0) or values (1) in these slots: [num_kv_heads, C, head_dim]."""
     if isinstance(layer, QuantizedKV):
-        return layer.values[which][:, slots].float() * layer.scales[which][:, slots, None]
+        return dequantized(layer.values[which][:, slots], layer.scales[which][:, slots])
     assert isinstance(layer, Tensor)
     return layer[which][:, slots]

@@ -2,7 +2,7 @@
 addressed by slot.
 
     layers[i]     [2, num_kv_heads, num_slots, head_dim]: [0] keys (after rotation), [1] values;
-                  the same in 8 bits (QuantizedKV); or [num_slots, latent_dim + rope_dim]
+                  the same in 8 or 4 bits (QuantizedKV); or [num_slots, latent_dim + rope_dim]
     index_keys[i] [num_slots, head_dim of the indexer], if the layers select keys
     parts[p][i]   the same memory as bytes: [num_vectors, num_slots, vector_bytes], of the i-th
                   layer that has the part
@@ -122,4 +122,7 @@ def _layer(views: dict[str, Tensor]) -> KVLayer:
     if "latent" in views:
         return views["latent"][0]
     heads = {name: view.view(2, -1, *view.shape[1:]) for name, view in views.items()}
-    return heads["kv"] if "kv" in heads else QuantizedKV(heads["values"], heads["scales"][..., 0])
+    if "kv" in heads:
+        return heads["kv"]
+    scales = heads["scales"]
+    return QuantizedKV(heads["values"], scales[..., 0] if scales.shape[-1] == 1 else scales)

@@ -1,8 +1,10 @@
 """What a token's KV consists of: the one definition for pools, tiers, files and memory estimates.
 
     plain         kv      2 * num_kv_heads vectors of head_dim      keys, then values
-    quantized     values  2 * num_kv_heads vectors of head_dim      one byte a number
-                  scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_kv.py
+    8 bits        values  2 * num_kv_heads vectors of head_dim      one byte a number
+                  scales  2 * num_kv_heads vectors of one float32   see kernels/quantized_tensors.py
+    4 bits        values  2 * num_kv_heads vectors of head_dim / 2  two numbers a byte
+                  scales  2 * num_kv_heads vectors of 4 bytes       of each half a scale and a zero
     latent        latent  one vector of latent_dim + rope_dim       multi-head latent attention
                   index   one vector of the indexer's head_dim      where it selects keys
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidRequest
-from ...kernels.kv_cache_dtype import KVCacheDtype
+from ...kernels.kv_cache_dtype import INT4_STEP, KVCacheDtype
 from ..checkpoint.config.model_config import ModelConfig
 
 DTYPE_BYTES = {
@@ -26,6 +28,7 @@ DTYPE_BYTES = {
     "float16": 2,
     "int8": 1,
     "float8_e4m3fn": 1,
+    "uint8": 1,
 }
 _QUANTIZED = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
@@ -68,9 +71,11 @@ class KVLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto") -> KVLayout:
-        """For a model computed in `dtype` ("bfloat16"), whose KV has this dtype ("auto") or 8 bits.
+        """For a model computed in `dtype` ("bfloat16"), whose KV has this dtype ("auto"), 8 or 4
+        bits.
 
-        Raises InvalidRequest for latents in 8 bits: they are small already.
+        Raises InvalidRequest for latents in fewer bits, as they are small already, and for heads
+        that 4 bits are not for.
         """
         return cls(len(config.attention_layers), _parts(config, dtype, kv_cache_dtype))
 
@@ -117,6 +122,14 @@ def _heads(
     num_vectors = 2 * num_kv_heads
     if kv_cache_dtype == "auto":
         return [KVPart("kv", num_vectors, head_dim, dtype, layers)]
+    if kv_cache_dtype == "int4":
+        if head_dim % INT4_STEP:
+            allowed = f"auto, int8 or fp8: heads of {head_dim} are no multiple of {INT4_STEP}"
+            raise InvalidRequest.of("kv_cache_dtype", kv_cache_dtype, allowed)
+        return [
+            KVPart("values", num_vectors, head_dim // 2, "uint8", layers),
+            KVPart("scales", num_vectors, 4, "uint8", layers),
+        ]
     return [
         KVPart("values", num_vectors, head_dim, _QUANTIZED[kv_cache_dtype], layers),
         KVPart("scales", num_vectors, 1, "float32", layers),

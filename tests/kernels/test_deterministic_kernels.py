@@ -140,7 +140,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8", "fp8", "int4"])
 @settings(max_examples=8, deadline=None)
 @given(steps, st.sampled_from([1, 4]))
 def test_attention_gives_the_same_bits_in_any_step(
@@ -225,8 +225,8 @@ def _one_query(rows: AttentionRows, row: int, token: int) -> AttentionRows:
 def _kv_of(kv: torch.Tensor, kind: str) -> KVLayer:
     if kind in ("bfloat16", "float32"):
         return kv.to(getattr(torch, kind))
-    values, scales = quantized(kv, torch.int8 if kind == "int8" else torch.float8_e4m3fn)
-    return QuantizedKV(values, scales)
+    formats = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+    return QuantizedKV(*quantized(kv, formats[kind]))
 
 
 def _attend(

@@ -15,18 +15,22 @@ from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_tensors import QuantizedKV
+from stemma.kernels.reference.kv_store import quantized
 from stemma.kernels.registry import Kernels, select_kernels
 
 pytestmark = pytest.mark.skipif(
     why_not_native(torch.bfloat16) is not None, reason="nothing is compiled on this machine"
 )
-HEADS, KV_HEADS, DIM = 4, 2, 16
+HEADS, KV_HEADS, DIM = 4, 2, 32
 
 
 @functools.cache
 def one_rank() -> SharedMemoryCommunicator:
     """The sum over one rank changes nothing, and is recorded all the same."""
     return SharedMemoryCommunicator(SharedMemory(1), 0, 1)
+
+
+KV_DTYPES = [torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.uint8]  # uint8: 4 bits
 
 
 class Block:
@@ -45,10 +49,12 @@ class Block:
         )
         self.merge = kernels.make_linear(torch.randn(size, 2 * size).bfloat16() / 8, None)
         self.gated = kernels.make_gated_linear(torch.randn(2 * size, size).bfloat16() / 8, None)
-        values = torch.zeros((2, KV_HEADS, 64, DIM), dtype=kv_dtype)
-        self.kv_layer: KVLayer = values
+        plain = torch.zeros((2, KV_HEADS, 64, DIM), dtype=torch.bfloat16)
+        self.kv_layer: KVLayer = plain
+        values = plain
         if kv_dtype is not torch.bfloat16:
-            self.kv_layer = QuantizedKV(values, torch.zeros(2, KV_HEADS, 64))
+            self.kv_layer = QuantizedKV(*quantized(plain, kv_dtype))
+            values = self.kv_layer.values
         self.memory = values.view(torch.uint8)
         self.ids = torch.zeros(2, dtype=torch.int64)
         self.slots = torch.zeros(2, dtype=torch.int64)
@@ -97,7 +103,7 @@ def capture_of(kernels: Kernels, block: Block, run: Callable[[], torch.Tensor]) 
     return kernels.capture(run, [block.plan])[1]
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 def test_a_replay_gives_what_the_calls_give_for_every_later_step(
     kernels: Kernels, kv_dtype: torch.dtype
 ) -> None:

@@ -387,6 +387,7 @@ def test_the_commands_print_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 REFUSED: list[tuple[list[str], str]] = [
     (["--device", "rtx3090", "--kv-cache-dtype", "fp8"], "auto or int8 with dtype=bfloat16 on rtx"),
+    (["--device", "h200", "--kv-cache-dtype", "int4"], "auto or int8 or fp8 with dtype=bfloat16"),
     (["--device", "h200", "--dtype", "float32"], "rates are known for these"),
     (["--prompt-tokens", "2000", "--output-tokens", "49"], "at most 2,048 with output_tokens"),
     (["--max-running-requests", "100000000"], "an integer in [1, 65536]"),

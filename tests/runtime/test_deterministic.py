@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, Options]] = {
     "int4": ("llama", {"quantization": "int4"}),
     "KV in int8": ("llama", {"kv_cache_dtype": "int8"}),
     "KV in fp8": ("llama", {"kv_cache_dtype": "fp8"}),
+    "KV in int4": ("wide llama", {"kv_cache_dtype": "int4"}),
     "adapters": ("llama", {"lora_paths": ("first", "second")}),
     "normed heads": ("qwen3", {"dtype": "float32"}),
     "windows": ("gemma2", {}),
@@ -121,6 +122,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_mixture(folder, "GptOss", has_tokenizer=True, **sizes)
             if name == "mxfp4":
                 pack_experts(folder)
+        elif name == "wide llama":
+            make_checkpoint(folder, head_dim=32, init_std=0.3)
         elif name in ("first", "second"):
             make_adapter(folder, folder_of("llama"), rank=3, seed=len(name))
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from adapters import make_adapter
+from checkpoints import make_checkpoint
 from exactness_jobs import (
     CONSTRAINED,
     GREEDY,
@@ -313,6 +314,14 @@ def test_a_prefix_is_made_once_for_all_who_wait_for_it(load: Load) -> None:
     requests = serve(loaded, jobs)
     assert loaded.engine.scheduler.compressions.num_made == num_made + 1
     assert sorted(request.num_to_compress > 0 for request in requests) == [False, False, True]
+
+
+def test_kv_in_4_bits_is_kept_as_it_is(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, init_std=0.3, head_dim=32)
+    for load in loading(tmp_path):
+        loaded = load(kv_cache_dtype="int4", kernels="auto", dtype="float32")
+        alone = [list(serve(loaded, [job])[0].output_ids) for job in JOBS[:3]]
+        assert outputs_of(serve(loaded, JOBS[:3])) == alone
 
 
 def test_kv_in_8_bits_and_adapters_are_kept_as_they_are(

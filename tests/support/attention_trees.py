@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.quantized_tensors import QuantizedKV
+from stemma.kernels.reference import kv_store
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def random_kv(rows: AttentionRows, num_kv_heads: int, head_dim: int) -> Tensor:
 
 
 def quantized(kv_layer: Tensor, dtype: torch.dtype) -> QuantizedKV:
-    """Quantized KV; NaN is kept in the scales."""
+    """Quantized KV; NaN is kept in the scales. uint8: in 4 bits."""
+    if dtype is torch.uint8:
+        return QuantizedKV(*kv_store.quantized(kv_layer, dtype))
     largest = 127.0 if dtype == torch.int8 else 448.0
     scales = kv_layer.abs().amax(-1) / largest
     values = kv_layer / scales[..., None]

@@ -12,6 +12,7 @@ LAYOUTS = {
     "bfloat16": KVLayout(2, (KVPart("kv", 4, 16, "bfloat16"),)),
     "float32": KVLayout(2, (KVPart("kv", 4, 6, "float32"),)),
     "int8": KVLayout(2, (KVPart("values", 4, 16, "int8"), KVPart("scales", 4, 1, "float32"))),
+    "int4": KVLayout(2, (KVPart("values", 4, 16, "uint8"), KVPart("scales", 4, 4, "uint8"))),
     "fp8": KVLayout(
         3, (KVPart("values", 2, 6, "float8_e4m3fn"), KVPart("scales", 2, 1, "float32"))
     ),

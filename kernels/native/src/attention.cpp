@@ -13,7 +13,10 @@
 //
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
-// few instructions a number and half of the memory traffic.
+// few instructions a number and half of the memory traffic. In 4 bits queries are transformed as keys
+// are, and the sums of values back. The halves of a vector have scales of their own, so that a score is
+// the sum of two and values have two kinds of probabilities. What is to be added to all numbers of a
+// half is added to a score as often as the query's sum, and to sums as often as the probabilities.
 #include "attention.h"
 #include "kv_format.h"
 
@@ -25,6 +28,26 @@ constexpr int kMaxSums = 24;
 // Sums beside each other in a row of a tile, of 32 registers 24 in all, of 8 as many as rows.
 constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
 constexpr int kLineBytes = 64;
+
+// The scales of both halves of some slots' vectors, and what is added to their numbers, [2][kKeys].
+void pack_ranges(const float* ranges, const int32_t* slots, int num_keys, float* const (&scales)[2],
+                 float* const (&added)[2]) {
+    for (int group = 0; group < num_keys; group += 16) {
+        const Ints words = as_ints(gather(ranges, slots + group, lanes_below(num_keys - group)));
+        Floats of_half[2], zero[2];
+        NibbleKV::unpack_range(words, of_half, zero);
+        for (int half = 0; half < 2; ++half) {
+            store(scales[half] + group, of_half[half]);
+            store(added[half] + group, zero[half]);
+        }
+    }
+}
+
+// What `store_pairs` keeps of numbers.
+STEMMA_INLINE Floats kept(Floats x) {
+    if constexpr (kPairsAreBf16) return widen(narrow(x));
+    return x;
+}
 
 // The scales of some slots, [kKeys]; zero past the last.
 void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
@@ -39,13 +62,13 @@ void pack_scales(const float* scales, const int32_t* slots, int num_keys, float*
 // second-level cache: the first is full of the block at hand.
 template <class Number>
 void fetch(const Number* keys, const float* scales, const int32_t* slots, int num_keys,
-           int head_dim) {
+           int width) {
     constexpr int kLine = kLineBytes / sizeof(Number);
     for (int i = 0; i < num_keys; ++i) {
         if (scales != nullptr)
             prefetch(scales + slots[i]);
-        const int64_t at = static_cast<int64_t>(slots[i]) * head_dim;
-        for (int line = 0; line < head_dim; line += kLine)
+        const int64_t at = static_cast<int64_t>(slots[i]) * width;
+        for (int line = 0; line < width; line += kLine)
             prefetch(keys + at + line);
     }
 }
@@ -61,11 +84,17 @@ struct Rows {
     float* decay;    // [count] by which a block shrinks what was summed before
     int* first_seen; // [count] each row sees keys [first_seen, end_seen) of the block, at least one
     int* end_seen;
+    // Of KV in 4 bits, by half of a vector:
+    Pair* second_probs;  // as probs, which are the first half's
+    float* q_sums;       // [2, count] sums of q
+    float* added;        // [2, count, 16] what is to be added to all sums, in parts
+    int stride;          // from the first half to the second, in rows
 
     Rows from(int skip, int head_dim) const {
         return {count - skip,          q + skip * (head_dim / 2), sums + skip * head_dim,
                 probs + skip * (kKeys / 2), largest + skip,    totals + skip * 16,
-                decay + skip,          first_seen + skip,      end_seen + skip};
+                decay + skip,          first_seen + skip,      end_seen + skip,
+                second_probs + skip * (kKeys / 2), q_sums + skip, added + skip * 16, stride};
     }
 };
 
@@ -73,8 +102,11 @@ struct Rows {
 struct Block {
     uint32_t* keys;       // [head_dim / 2, kKeys] pairs of dimensions
     uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
-    float* key_scales;    // [kKeys], null where the format has none
-    float* value_scales;
+    int num_parts;            // of a vector, with scales of their own: one, or two halves
+    float* key_scales[2];     // [kKeys] a part, null where the format has none
+    float* value_scales[2];
+    float* key_added[2];      // to numbers before they are scaled, [kKeys] of two parts
+    float* value_added[2];
     int num_keys;
 };
 
@@ -109,24 +141,50 @@ inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, 
     }
 }
 
+// s = rows x keys, over some pairs of dimensions.
+template <int kRows, int kGroups>
+inline void add_scores(const Pair* q, int q_stride, const uint32_t* keys, int num_pairs,
+                       Floats (&s)[kRows][kGroups]) {
+    STEMMA_UNROLL
+    for (int from = 0; from < kGroups; from += kWidth) {
+        constexpr int kBeside = std::min(kGroups, kWidth);
+        Floats sums[kRows][kBeside];
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
+        multiply(q, q_stride, keys + from * 16, kKeys, num_pairs, sums);
+        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
+    }
+}
+
 // Scores of kRows rows by kGroups * 16 keys, made probabilities of this block.
 template <int kRows, int kGroups>
 void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
                 const Scoring& scoring) {
     Floats s[kRows][kGroups];
     const Pair* q = rows.q + first * num_pairs;
-    STEMMA_UNROLL
-    for (int from = 0; from < kGroups; from += kWidth) {
-        constexpr int kBeside = std::min(kGroups, kWidth);
-        Floats sums[kRows][kBeside];
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
-        multiply(q, num_pairs, block.keys + from * 16, kKeys, num_pairs, sums);
-        STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
-    }
-    if (block.key_scales != nullptr) {
+    if (block.num_parts == 1) {
+        add_scores(q, num_pairs, block.keys, num_pairs, s);
+        if (block.key_scales[0] != nullptr) {
+            STEMMA_EACH(g, kGroups) {
+                const Floats scales = load(block.key_scales[0] + g * 16);
+                STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
+            }
+        }
+    } else {
+        const int half = num_pairs / 2;
+        Floats second[kRows][kGroups];
+        add_scores(q, num_pairs, block.keys, half, s);
+        add_scores(q + half, num_pairs, block.keys + half * kKeys, half, second);
+        const float* q_sums[] = {rows.q_sums + first, rows.q_sums + rows.stride + first};
         STEMMA_EACH(g, kGroups) {
-            const Floats scales = load(block.key_scales + g * 16);
-            STEMMA_EACH(r, kRows) s[r][g] = s[r][g] * scales;
+            const Floats scale[] = {load(block.key_scales[0] + g * 16),
+                                    load(block.key_scales[1] + g * 16)};
+            const Floats added[] = {load(block.key_added[0] + g * 16),
+                                    load(block.key_added[1] + g * 16)};
+            STEMMA_EACH(r, kRows) {
+                s[r][g] = scale[0] * fmadd(splat(q_sums[0][r]), added[0], s[r][g]);
+                second[r][g] = fmadd(splat(q_sums[1][r]), added[1], second[r][g]);
+                s[r][g] = fmadd(scale[1], second[r][g], s[r][g]);
+            }
         }
     }
     if (scoring.soft_cap > 0) {
@@ -165,15 +223,25 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     store(rows.decay + first, decay, kLanes);
     STEMMA_EACH(r, kRows) {
         const Floats shift = splat_lane(largest, r) * factors;
-        Floats sum = zero_floats();
+        Floats sum = zero_floats(), added[2] = {zero_floats(), zero_floats()};
         Pair* out = rows.probs + (first + r) * (kKeys / 2);
+        Pair* second = rows.second_probs + (first + r) * (kKeys / 2);
         STEMMA_EACH(g, kGroups) {
             const Floats p = exp2_nonpositive(fmsub(s[r][g], factors, shift));
             sum = sum + p;
-            if (block.value_scales != nullptr)
-                store_pairs(out + g * 8, p * load(block.value_scales + g * 16));
-            else
-                store_pairs(out + g * 8, p);
+            const Floats weight =
+                block.value_scales[0] != nullptr ? p * load(block.value_scales[0] + g * 16) : p;
+            store_pairs(out + g * 8, weight);
+            if (block.num_parts == 2) {
+                const Floats other = p * load(block.value_scales[1] + g * 16);
+                store_pairs(second + g * 8, other);
+                added[0] = fmadd(kept(weight), load(block.value_added[0] + g * 16), added[0]);
+                added[1] = fmadd(kept(other), load(block.value_added[1] + g * 16), added[1]);
+            }
+        }
+        for (int part = 0; part < 2 && block.num_parts == 2; ++part) {
+            float* so_far = rows.added + (part * rows.stride + first + r) * 16;
+            store(so_far, fmadd(load(so_far), splat_lane(decay, r), added[part]));
         }
         float* total = rows.totals + (first + r) * 16;
         store(total, fmadd(load(total), splat_lane(decay, r), sum));
@@ -182,21 +250,21 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
 
 // sums = sums * decay + probabilities x values, for kRows rows by kGroups * 16 dimensions.
 template <int kRows, int kGroups>
-void value_tile(const Rows& rows, int first, const uint32_t* values, int num_pairs, int head_dim,
-                int dim) {
+void value_tile(const Rows& rows, const Pair* probs, int first, const uint32_t* values,
+                int num_pairs, int head_dim, int dim) {
     Floats o[kRows][kGroups];
     STEMMA_EACH(r, kRows) {
         const Floats decay = splat(rows.decay[first + r]);
         STEMMA_EACH(g, kGroups)
             o[r][g] = decay * load(rows.sums + (first + r) * head_dim + dim + g * 16);
     }
-    multiply(rows.probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
+    multiply(probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
     STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
         store(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
 }
 
 using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
-using ValueTile = void (*)(const Rows&, int, const uint32_t*, int, int, int);
+using ValueTile = void (*)(const Rows&, const Pair*, int, const uint32_t*, int, int, int);
 #define STEMMA_SCORES(rows) \
     {score_tile<rows, 1>, score_tile<rows, 2>, score_tile<rows, 3>, score_tile<rows, 4>}
 #define STEMMA_VALUES(rows)                                                                   \
@@ -214,11 +282,36 @@ void attend_block(const Rows& rows, const Block& block, int head_dim, const Scor
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
         kScoreTile[count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
-        for (int dim = 0; dim < head_dim; dim += 16 * kWidth) {
-            const int width = std::min(kWidth, (head_dim - dim) / 16);
-            kValueTile[count - 1][width - 1](rows, first, block.values, (block.num_keys + 1) / 2,
-                                             head_dim, dim);
+        const int part_dims = head_dim / block.num_parts, num_pairs = (block.num_keys + 1) / 2;
+        for (int dim = 0; dim < head_dim;) {
+            const int left = (dim < part_dims ? part_dims : head_dim) - dim;
+            const int width = std::min(kWidth, left / 16);
+            const Pair* probs = dim < part_dims ? rows.probs : rows.second_probs;
+            kValueTile[count - 1][width - 1](rows, probs, first, block.values, num_pairs, head_dim,
+                                             dim);
+            dim += 16 * width;
         }
+    }
+}
+
+// Transformed queries of `count` heads, as packed keys want them, and the sums of their halves.
+void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_sums, int stride) {
+    thread_local std::vector<float> wide, ordered;
+    wide.resize(dims);
+    ordered.resize(dims);
+    for (int row = 0; row < count; ++row, from += dims, q += dims / 2) {
+        for (int dim = 0; dim < dims; dim += 16) store(wide.data() + dim, load_bf16(from + dim));
+        hadamard(wide.data(), dims);
+        NibbleKV::in_order(wide.data(), dims, ordered.data());
+        Floats sums[] = {zero_floats(), zero_floats()};
+        for (int dim = 0; dim < dims; dim += 16) {
+            const Floats numbers = load(ordered.data() + dim);
+            store_pairs(q + dim / 2, numbers);
+            Floats& sum = sums[dim >= dims / 2];
+            sum = sum + kept(numbers);
+        }
+        q_sums[row] = sum_of(sums[0]);
+        q_sums[stride + row] = sum_of(sums[1]);
     }
 }
 
@@ -228,8 +321,9 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
     const size_t row_bytes =
-        (dims + kKeys) / 2 * sizeof(Pair) + dims * 4 + 20 * sizeof(float);
-    char* at = workspace.at(2 * kKeys * (dims * 2 + sizeof(float)) + count * row_bytes + 12 * 64);
+        (dims + 2 * kKeys) / 2 * sizeof(Pair) + dims * 4 + 54 * sizeof(float);
+    char* at =
+        workspace.at(2 * kKeys * (dims * 2 + 4 * sizeof(float)) + count * row_bytes + 24 * 64);
     const auto take = [&at](size_t bytes) {
         char* taken = at;
         at += (bytes + 63) & ~63ull;
@@ -238,10 +332,15 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Block block;
     block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
     block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    block.key_scales = block.value_scales = nullptr;
-    if constexpr (KV::kIsScaled) {
-        block.key_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-        block.value_scales = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    block.num_parts = KV::kIsTransformed ? 2 : 1;
+    block.key_scales[0] = block.value_scales[0] = nullptr;
+    for (int part = 0; KV::kIsScaled && part < block.num_parts; ++part) {
+        block.key_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+    }
+    for (int part = 0; KV::kIsTransformed && part < 2; ++part) {
+        block.key_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.value_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
     }
     Rows rows;
     rows.count = count;
@@ -254,16 +353,31 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
     rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
     rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
-    for (int token = 0; token < item.num_tokens; ++token)
-        copy_pairs(static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
-                       kv_head * group * dims,
-                   group * dims, q + token * group * (dims / 2));
+    rows.second_probs = nullptr;
+    rows.q_sums = rows.added = nullptr;
+    rows.stride = count;
+    if constexpr (KV::kIsTransformed) {
+        rows.second_probs = reinterpret_cast<Pair*>(take(count * kKeys / 2 * sizeof(Pair)));
+        rows.q_sums = reinterpret_cast<float*>(take(2 * count * sizeof(float)));
+        rows.added = reinterpret_cast<float*>(take(2 * count * 16 * sizeof(float)));
+        std::memset(rows.added, 0, sizeof(float) * 2 * count * 16);
+    }
+    for (int token = 0; token < item.num_tokens; ++token) {
+        const bf16* from = static_cast<const bf16*>(a.q) + (item.token + token) * a.q_stride +
+                           kv_head * group * dims;
+        Pair* to = q + token * group * (dims / 2);
+        if constexpr (KV::kIsTransformed)
+            transform_queries(from, group, dims, to, rows.q_sums + token * group, count);
+        else
+            copy_pairs(from, group * dims, to);
+    }
     std::memset(rows.sums, 0, sizeof(float) * count * dims);
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
 
     using Number = typename KV::Number;
-    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * dims;
+    const int width = KV::width(dims);
+    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * width;
     const auto* all_values = all_keys + a.values_at;
     const float* key_scales = KV::kIsScaled ? a.scales + kv_head * a.num_slots : nullptr;
     const float* value_scales =
@@ -283,20 +397,34 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
             rows.first_seen[row] = std::max(0, item.num_hidden + row / group - first);
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
         }
-        fetch(all_values, value_scales, slots + first, block.num_keys, dims);
+        fetch(all_values, value_scales, slots + first, block.num_keys, width);
         KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
         KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
         const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
-        fetch(all_keys, key_scales, slots + first + kKeys, num_next, dims);
-        if constexpr (KV::kIsScaled) {
-            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales);
-            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales);
+        fetch(all_keys, key_scales, slots + first + kKeys, num_next, width);
+        if constexpr (KV::kIsTransformed) {
+            const int32_t* at = slots + first;
+            const int num = block.num_keys;
+            pack_ranges(key_scales, at, num, block.key_scales, block.key_added);
+            pack_ranges(value_scales, at, num, block.value_scales, block.value_added);
+        } else if constexpr (KV::kIsScaled) {
+            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales[0]);
+            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales[0]);
         }
         Rows seeing = rows.from(begin * group, dims);
         seeing.count = (end - begin) * group;
         attend_block(seeing, block, dims, scoring);
     }
     for (int row = 0; row < count; ++row) {
+        if constexpr (KV::kIsTransformed) {
+            float* sums = rows.sums + row * dims;
+            for (int dim = 0; dim < dims; dim += 16) {
+                const int part = dim >= dims / 2;
+                const float added = sum_of(load(rows.added + (part * count + row) * 16));
+                store(sums + dim, load(sums + dim) + splat(added));
+            }
+            hadamard(sums, dims);
+        }
         const float total = sum_of(load(rows.totals + row * 16));
         finish_row<bf16>(a, item, kv_head, row, rows.sums + row * dims, rows.largest[row], total);
     }
@@ -311,7 +439,8 @@ extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stri
                                  const float* scales, const float* sinks, void* out) {
     const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, sinks, out};
     constexpr decltype(&run_unit<Bf16KV>) kRunUnit[] = {
-        run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>};
+        run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>,
+        run_unit<NibbleKV>};
     const auto run = kRunUnit[a.format];
     run_plan<bf16>(a, [&](const Item& item, int kv_head) { run(a, item, kv_head); });
 }

@@ -38,7 +38,7 @@ struct Plan {
     const int32_t* merged_partials;
     int64_t num_merged;
     int64_t num_slots;
-    int64_t values_at;  // elements from the keys to the values; 0: a key is a value too
+    int64_t values_at;  // elements of KV from the keys to the values; 0: a key is a value too
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
@@ -50,8 +50,8 @@ struct Plan {
 struct Attention : Plan {
     const void* q;        // bf16 or float, as out and plain KV
     int64_t q_stride;     // elements from token to token
-    const void* kv;       // [2, num_kv_heads, num_slots, head_dim]
-    const float* scales;  // [2, num_kv_heads, num_slots], or null
+    const void* kv;       // [2, num_kv_heads, num_slots, head_dim], in 4 bits half as many bytes
+    const float* scales;  // [2, num_kv_heads, num_slots], or null; in 4 bits 4 bytes
     const float* sinks;   // [num_heads] scores of a key without a value, or null
     void* out;            // [T, num_heads, head_dim]
 

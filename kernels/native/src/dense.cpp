@@ -192,11 +192,64 @@ void quantize(const bf16* from, int64_t dims, uint8_t* to, float* scale) {
     }
 }
 
+// One half of a transformed vector: its scale's code, its zero's, and what makes numbers of it.
+struct Range {
+    int32_t code, zero_code;
+    float inverse, zero;
+
+    Range(const float* y, int64_t count) {
+        float low = y[0], high = y[0];  // NaN where there is one
+        for (int64_t i = 0; i < count; ++i) {
+            low = y[i] < low || std::isnan(y[i]) ? y[i] : low;
+            high = y[i] > high || std::isnan(y[i]) ? y[i] : high;
+        }
+        const float wanted = (high - low) * static_cast<float>(0.97 / 15);
+        int32_t bits;
+        std::memcpy(&bits, &wanted, sizeof bits);
+        constexpr int32_t kFirst = NibbleKV::kFirstScaleCode;
+        code = std::clamp(((bits + (1 << 19)) >> 20) - kFirst, 0, 254);
+        if (!std::isfinite(wanted)) code = 255;
+        float scale;
+        bits = (code + kFirst) << 20;
+        std::memcpy(&scale, &bits, sizeof scale);
+        inverse = code == 255 ? NAN : 1.0f / scale;
+        const float wanted_zero = (15.5f - (low + high) * 0.5f * inverse) * 8;
+        zero_code = 0;
+        if (!std::isnan(wanted_zero))
+            zero_code = static_cast<int32_t>(
+                std::clamp(std::nearbyint(wanted_zero), 0.0f, 255.0f));
+        zero = static_cast<float>(zero_code) * 0.125f - 8.0f;
+    }
+    Ints numbers(const float* y) const {
+        const Floats x = load(y) * splat(inverse) + splat(zero);
+        const Floats bounded = min(max(x, zero_floats()), splat(15.0f));
+        return round_to_ints(select(is_number(x), bounded, zero_floats()));
+    }
+};
+
+// One vector's numbers of 4 bits, two a byte, and its halves' scales and zeros, by the same rule.
+void quantize_in_4_bits(const bf16* from, int64_t dims, uint8_t* to, void* ranges) {
+    thread_local std::vector<float> all;
+    all.resize(dims);
+    float* y = all.data();
+    for (int64_t i = 0; i < dims; i += 16) store(y + i, load_bf16(from + i));
+    hadamard(y, static_cast<int>(dims));
+    const int64_t half = dims / 2;
+    const Range first(y, half), second(y + half, half);
+    for (int64_t i = 0; i < half; i += 16)
+        store_bytes(to + i, first.numbers(y + i) | second.numbers(y + half + i) << 4, 0xffff);
+    const uint8_t codes[] = {
+        static_cast<uint8_t>(first.code), static_cast<uint8_t>(second.code),
+        static_cast<uint8_t>(first.zero_code), static_cast<uint8_t>(second.zero_code)};
+    std::memcpy(ranges, codes, sizeof codes);
+}
+
 }  // namespace
 
 // heads [T, num_heads + 2 * num_kv_heads, dims]: queries are rotated in place, keys rotated into
-// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] with its scales
-// [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place before);
+// kv[0], values copied into kv[1]; kv [2, num_kv_heads, num_slots, dims] (4 bits: dims / 2) with its
+// scales [2, num_kv_heads, num_slots] where the format has them (then keys are rotated in place
+// before; 4 bits: of each vector 4 bytes of its halves, scales, then zeros);
 // cos, sin [T, rotary_dim].
 extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void* sin, void* kv,
                                         float* scales, const int64_t* slots, int64_t num_tokens,
@@ -220,10 +273,15 @@ extern "C" void stemma_rotate_and_store(void* heads, const void* cos, const void
             }
             return;
         }
-        const auto store = format == kInt8 ? quantize<kInt8> : quantize<kFp8>;
+        auto* const to = static_cast<uint8_t*>(kv);
         for (int64_t h = 0; h < 2 * num_kv_heads; ++h, head += dims) {
             const int64_t at = h * num_slots + slots[token];
-            store(head, dims, static_cast<uint8_t*>(kv) + at * dims, scales + at);
+            if (format == kInt4)
+                quantize_in_4_bits(head, dims, to + at * dims / 2, scales + at);
+            else if (format == kInt8)
+                quantize<kInt8>(head, dims, to + at * dims, scales + at);
+            else
+                quantize<kFp8>(head, dims, to + at * dims, scales + at);
         }
     });
 }

@@ -19,6 +19,8 @@ template <KVFormat kFormat>
 struct ByteKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
+    static constexpr bool kIsTransformed = false;
+    static int width(int head_dim) { return head_dim; }
 
     // As of Bf16KV.
     static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,

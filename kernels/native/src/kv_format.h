@@ -1,5 +1,5 @@
 // How keys and values lie in the pool, and how they become what the products take: pairs of bfloat16.
-// An 8-bit number becomes bfloat16 without loss; its scale is left to who multiplies.
+// An 8-bit or 4-bit number becomes bfloat16 without loss; its scale is left to who multiplies.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,15 @@
 namespace stemma {
 
 // Mirrored by kv_format.py.
-enum KVFormat : int32_t { kBf16 = 0, kInt8 = 1, kFp8 = 2 };
+enum KVFormat : int32_t { kBf16 = 0, kInt8 = 1, kFp8 = 2, kInt4 = 3 };
 
 constexpr int kKeys = 64;  // keys of a block
 
 struct Bf16KV {
     using Number = bf16;
     static constexpr bool kIsScaled = false;
+    static constexpr bool kIsTransformed = false;
+    static int width(int head_dim) { return head_dim; }  // Numbers of a vector
 
     // keys -> packed [head_dim / 2, kKeys] pairs of dimensions; keys past the last repeat it.
     static void pack_keys(const bf16* keys, const int32_t* slots, int num_keys, int head_dim,
@@ -63,3 +65,4 @@ struct Bf16KV {
 #else
 #include "kv_bytes.h"
 #endif
+#include "kv_nibbles.h"

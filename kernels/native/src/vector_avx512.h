@@ -31,6 +31,10 @@ inline Ints load_ints(const void* from, Mask lanes) {
 inline Ints load_pairs(const bf16* from, int64_t count) {
     return (Ints)_mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
 }
+// 16 signed bytes.
+inline Ints load_bytes(const void* from) {
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+}
 inline Halfwords load_halfwords(const uint16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }

@@ -47,7 +47,7 @@ def test_every_kernel_is_measured_beside_torchs_calls(
     rows = json.loads(capsys.readouterr().out)
     assert Counter((row["op"], row["format"]) for row in rows) == {
         **{("linear", name): 2 for name in ("bf16", "int8", "int4")},
-        **{("decode attention", name): 1 for name in ("bf16", "int8")},
+        **{("decode attention", name): 1 for name in ("bf16", "int8", "int4")},
         ("add, RMS norm", "bf16"): 1,
         ("rotate and store", "bf16"): 1,
     }

@@ -168,18 +168,37 @@ float kv_number(int format, const Number* at) {
     return code & 128 ? -size : size;
 }
 
+// Number `dim` of a vector of 4 bits: its Hadamard transform, as reference/kv_store.py has it.
+float transformed_number(const uint8_t* bytes, const uint8_t* range, int dims, int dim) {
+    double sum = 0;
+    for (int i = 0; i < dims; ++i) {
+        const int half = i >= dims / 2, byte = bytes[i % (dims / 2)];
+        const double scale = std::ldexp(8.0 + range[half] % 8, range[half] / 8 - 23);
+        const double zero = range[2 + half] / 8.0 - 8;
+        const double number = ((half ? byte >> 4 : byte & 15) - zero) * scale;
+        sum += __builtin_popcount(i & dim) % 2 ? -number : number;
+    }
+    return static_cast<float>(sum / std::sqrt(dims));
+}
+
 // Two requests: a prompt's last `num_new` of 150 tokens in one item, and a token whose 130 keys two
 // items share out.
 template <class Out>
 void check_attention(int format, float soft_cap, int num_new) {
-    const int num_heads = 6, num_kv_heads = 2, dims = 48, num_slots = 320, num_tokens = num_new + 1;
+    const int num_heads = 6, num_kv_heads = 2, num_slots = 320, num_tokens = num_new + 1;
+    const int dims = format == kInt4 ? 64 : 48, per_byte = format == kInt4 ? 2 : 1;
     const int group = num_heads / num_kv_heads;
     const size_t count = 2ull * num_kv_heads * num_slots * dims;
     vector<uint8_t> bytes(count);
     const auto plain = numbers<Out>(count);
     for (uint8_t& each : bytes) do each = static_cast<uint8_t>(generator());
         while ((each & 0x7f) == 0x7f || each == 0x80);
-    const auto scales = numbers<float>(2 * num_kv_heads * num_slots, 0.001f, 0.01f);
+    auto scales = numbers<float>(2 * num_kv_heads * num_slots, 0.001f, 0.01f);
+    for (float& each : scales) {  // 2^-4 to 2^-3, and zeros about the middle
+        uint8_t range[4];
+        for (int i = 0; i < 4; ++i) range[i] = (i < 2 ? 128 : 100) + generator() % (i < 2 ? 8 : 48);
+        if (format == kInt4) std::memcpy(&each, range, sizeof range);
+    }
     const auto q = numbers<Out>(num_tokens * num_heads * dims);
     const auto sinks = numbers<float>(num_heads);
     vector<int32_t> slots(num_slots);
@@ -193,7 +212,7 @@ void check_attention(int format, float soft_cap, int num_new) {
     plan.items = items.data(), plan.slots = slots.data(), plan.num_items = 3;
     plan.partials = partials.data(), plan.merged_tokens = merged_tokens;
     plan.merged_first = merged_first, plan.merged_partials = merged, plan.num_merged = 1;
-    plan.num_slots = num_slots, plan.values_at = 1ll * num_kv_heads * num_slots * dims;
+    plan.num_slots = num_slots, plan.values_at = 1ll * num_kv_heads * num_slots * dims / per_byte;
     plan.num_heads = num_heads, plan.num_kv_heads = num_kv_heads, plan.head_dim = dims;
     plan.format = format, plan.scale = 0.3f, plan.soft_cap = soft_cap;
     vector<Out> out(num_tokens * num_heads * dims);
@@ -201,10 +220,16 @@ void check_attention(int format, float soft_cap, int num_new) {
     const auto run = sizeof(Out) == 4 ? stemma_float_attention : stemma_attention;
     run(&plan, q.data(), num_heads * dims, kv, format == kBf16 ? nullptr : scales.data(),
         sinks.data(), out.data());
+    vector<float> transformed(format == kInt4 ? count : 0);
+    for (size_t at = 0; at < transformed.size(); ++at)
+        transformed[at] = transformed_number(
+            bytes.data() + at / dims * dims / 2,
+            reinterpret_cast<const uint8_t*>(&scales[at / dims]), dims, static_cast<int>(at % dims));
     const auto number = [&](bool is_value, int head, int slot, int dim) {
         const size_t vector_at = (is_value * num_kv_heads + head) * num_slots + slot;
         const size_t at = vector_at * dims + dim;
         if (format == kBf16) return to_float(plain[at]);
+        if (format == kInt4) return transformed[at];
         return kv_number(format, bytes.data() + at) * scales[vector_at];
     };
     for (int token = 0; token < num_tokens; ++token)
@@ -330,7 +355,7 @@ int main() {
     check_quantized(4, true, 2, true, false);
     for (const int num_new : {1, 2, 5, 40})
         for (const float soft_cap : {0.0f, 2.0f}) {
-            for (const int format : {kBf16, kInt8, kFp8}) check_attention<bf16>(format, soft_cap, num_new);
+            for (const int format : {kBf16, kInt8, kFp8, kInt4}) check_attention<bf16>(format, soft_cap, num_new);
             check_attention<float>(kBf16, soft_cap, num_new);
         }
     for (const int64_t size : {16, 40, 33}) check_norm(size);

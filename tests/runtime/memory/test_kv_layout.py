@@ -55,6 +55,29 @@ def test_quantized_kv_has_a_byte_a_number_and_a_scale_a_vector(
         assert layer.scales.dtype is torch.float32
 
 
+def test_4_bits_are_two_numbers_a_byte_and_two_bytes_a_half(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelConfig, "kv_shapes", ((2, 32),) * 3)
+    layout = KVLayout.of(config, "float32", "int4")
+    assert layout.bytes_per_token == 3 * 2 * 2 * (32 // 2 + 4)
+    pool = pool_of(layout)
+    assert pool.num_bytes == 24 * layout.bytes_per_token
+    for layer in pool.layers:
+        assert isinstance(layer, QuantizedKV) and layer.values.dtype is torch.uint8
+        assert layer.values.shape == (2, 2, 24, 16) and layer.values.is_contiguous()
+        assert layer.scales.shape == (2, 2, 24, 4) and layer.scales.is_contiguous()
+        assert layer.scales.dtype is torch.uint8 and layer.head_dim == 32
+
+
+def test_4_bits_refuse_heads_that_they_are_not_for(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelConfig, "kv_shapes", ((2, 32), (1, 48)))
+    with pytest.raises(InvalidRequest, match=r"int4.*auto, int8 or fp8: heads of 48"):
+        KVLayout.of(config, "bfloat16", "int4")
+
+
 def test_layers_and_their_parts_are_one_memory(config: ModelConfig) -> None:
     pool = pool_of(KVLayout.of(config, "bfloat16", "int8"))
     layer = pool.layers[1]
@@ -111,5 +134,6 @@ def test_a_latent_is_one_vector_a_token_and_is_not_quantized(config: ModelConfig
     layout = KVLayout.of(latent, "float32")
     assert layout.bytes_per_token == 3 * (32 + 8) * 4
     assert [tuple(layer.shape) for layer in pool_of(layout).layers] == [(24, 40)] * 3
-    with pytest.raises(InvalidRequest, match=r"kv_cache_dtype='int8'.*latent"):
-        KVLayout.of(latent, "float32", "int8")
+    for name in ("int8", "int4"):
+        with pytest.raises(InvalidRequest, match=rf"kv_cache_dtype='{name}'.*latent"):
+            KVLayout.of(latent, "float32", name)  # type: ignore[arg-type]

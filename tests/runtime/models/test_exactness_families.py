@@ -70,6 +70,11 @@ def _llama(folder: Path) -> Path:
     return make_checkpoint(folder, init_std=0.3, seed=11)
 
 
+def _wide_llama(folder: Path) -> Path:
+    """Its heads are what 4 bits take."""
+    return make_checkpoint(folder, init_std=0.3, seed=11, head_dim=32)
+
+
 def _gemma2(folder: Path) -> Path:
     own = {"head_dim": 16, "sliding_window": 20, "query_pre_attn_scalar": 24}
     caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}
@@ -91,6 +96,7 @@ def _mixture(family: str, **fields: Any) -> Callable[[Path], object]:
 
 MODELS = {
     "int8 KV": Model(_llama, {"kv_cache_dtype": "int8"}),
+    "int4 KV": Model(_wide_llama, {"kv_cache_dtype": "int4"}),
     "windows": Model(_llama, attention=WINDOWS),
     "windows in fp8 KV": Model(_llama, {"kv_cache_dtype": "fp8"}, WINDOWS),
     "w8a8": Model(_llama, {"quantization": "w8a8"}),
@@ -100,6 +106,7 @@ MODELS = {
     "qwen2_moe": Model(_mixture("Qwen2Moe")),
     "gpt_oss": Model(_mixture("GptOss", sliding_window=20, num_hidden_layers=3)),
     "gpt_oss in int8 KV": Model(_mixture("GptOss"), {"kv_cache_dtype": "int8"}),
+    "gpt_oss in int4 KV": Model(_mixture("GptOss", head_dim=32), {"kv_cache_dtype": "int4"}),
     "llama4": Model(_mixture("Llama4", attention_chunk_size=20)),
     "gemma3n": Model(_mixture("Gemma3n")),
     "gemma4": Model(_mixture("Gemma4")),
@@ -269,16 +276,14 @@ def test_tokens_are_identical_after_a_restart_over_a_store(
     assert outputs[0] == outputs[1] and num_fetched == 1
 
 
-def test_8_bits_of_kv_do_change_what_is_said(checkpoint: Path) -> None:
+def test_fewer_bits_of_kv_do_change_what_is_said(tmp_path: Path) -> None:
     """Else the tests above would hold nothing of them: the logprobs of the same tokens."""
-    results = []
-    for kv_cache_dtype in ("auto", "int8", "fp8"):
-        runner = _runner(checkpoint, "cpu", "float64", kv_cache_dtype)
-        results.append(_logprobs(runner))
-    plain, *others = results
-    for other in others:
-        error = max(abs(a - b) for a, b in zip(plain, other, strict=True))
-        assert 1e-4 < error < 0.5
+    folder = _wide_llama(tmp_path)
+    plain = _logprobs(_runner(folder, "cpu", "float64", "auto"))
+    for kv_cache_dtype, most in (("int8", 0.5), ("fp8", 0.5), ("int4", 2.0)):
+        found = _logprobs(_runner(folder, "cpu", "float64", kv_cache_dtype))
+        error = max(abs(a - b) for a, b in zip(plain, found, strict=True))
+        assert 1e-4 < error < most, kv_cache_dtype
 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "tolerance"), [("int8", 0.1), ("fp8", 0.4)])

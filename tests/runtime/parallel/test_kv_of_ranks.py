@@ -32,6 +32,7 @@ ROOM = {"max_position_embeddings": 1024, "has_tokenizer": True}
 MODELS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "two KV heads": (make_checkpoint, {}),
     "8 bits": (make_checkpoint, {"kv_cache_dtype": "int8"}),
+    "4 bits": (partial(make_checkpoint, head_dim=32), {"kv_cache_dtype": "int4"}),
     "one KV head for both ranks": (partial(make_checkpoint, num_kv_heads=1), {}),
     "latents": (partial(make_mixture, family="DeepseekV3"), {}),
     "layers of two shapes": (partial(make_mixture, family="DeepseekV32"), {}),
