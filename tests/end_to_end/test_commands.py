@@ -180,6 +180,7 @@ def test_doctor_names_what_a_gpus_ops_run_and_why(
     assert by_torch == {
         "linear", "scale_in_place", "add_in_place", "join_columns", "gather_share", "select_keys"
     }  # fmt: skip
+    assert chosen.pop("observe") == "reference"  # KV policies are a CPU's
     assert {chosen[op] for op in chosen.keys() - by_torch} == {"triton"}
     assert {"paged_attention", "latent_attention", "sample", "experts"} <= chosen.keys()
     assert all(row["reason"] for row in report["kernels"])
