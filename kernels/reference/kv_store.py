@@ -19,6 +19,7 @@ loses less to cut the ends of the range.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -54,7 +55,7 @@ def dequantized(values: Tensor, scales: Tensor) -> Tensor:
     if values.dtype is not torch.uint8:
         return values.to(torch.float32) * scales[..., None]
     numbers = torch.stack((values & 15, values >> 4), dim=-2).to(torch.float32)
-    codes, zero_codes = scales.split(2, dim=-1)
+    codes, zero_codes = scales[..., :2], scales[..., 2:]
     return hadamard(
         ((numbers - _zeros(zero_codes)[..., None]) * _scales(codes)[..., None]).flatten(-2)
     )
@@ -84,7 +85,7 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _in_4_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = hadamard(x.float()).unflatten(-1, (2, -1))
+    y = hadamard(x.float()).view(*x.shape[:-1], 2, -1)
     low, high = y.aminmax(dim=-1)  # [..., 2]
     codes = _codes((high - low) * (RANGE_KEPT / 15))
     inverse = 1.0 / _scales(codes)
@@ -120,10 +121,10 @@ def hadamard(x: Tensor) -> Tensor:
     size = x.shape[-1] & -x.shape[-1]
     half = 1
     while half < size:
-        first, second = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        first, second = x.reshape(*x.shape[:-1], -1, 2, half).unbind(-2)
         x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         half *= 2
-    return x * size**-0.5
+    return x * (1.0 / math.sqrt(size))
 
 
 def as_bytes(values: Tensor) -> Tensor:

@@ -197,10 +197,10 @@ class ModelDrafter:
             self._num_vain, self._patience = 0, min(2 * self._patience, _MOST_VAIN)
             return [min(2, room)] * num_rows
         self._num_vain, self._patience = 0, _VAIN
-        wanted = [_num_worth(text, best_ahead) for text in texts]
-        for text, num in zip(texts, wanted, strict=True):
+        nums = [_num_worth(text, best_ahead) for text in texts]
+        for text, num in zip(texts, nums, strict=True):
             text.take_trial(num)
-        return wanted
+        return nums
 
     def num_beside(self) -> int:
         """How many candidates to ask for beside each token ahead in the next step: some in each

@@ -118,6 +118,7 @@ class PackedWeights(WeightSource):
         elif config.method == "gptq":
             weight = read_gptq(source, name, shape, config.zero_shift)
         elif config.method == "float4":
+            assert config.group_size is not None, "4-bit floats have scales for groups"
             weight = read_float4(source, name, shape, config.group_size, config.packed)
         elif config.method == "bitsandbytes":
             weight = read_8_bits(source, name, shape)

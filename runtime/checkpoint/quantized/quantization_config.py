@@ -174,7 +174,8 @@ def _compressed(section: Fields) -> PackedConfig:
         return _floats_of_8_bits(_float_block(weights))
     if layout in _4_BIT_FLOATS:
         _bits(weights, (4,), "num_bits")
-        size = _group_size(weights) or 0
+        default = _NVFP4_GROUP_SIZE if layout == "nvfp4-pack-quantized" else GROUP_SIZE
+        size = _group_size(weights) or default
         kept = kept_by_compressed(section, scheme)
         return PackedConfig("float4", 4, size, kept, packed="weight_packed")
     return _compressed_integers(section, scheme, weights)
