@@ -40,7 +40,7 @@ MIX = {"extract": 0.6, "extract_many": 0.3, "extract_whole": 0.1}
 
 def main() -> None:
     args = parse_args(
-        __doc__, out=Path("run-small"), steps=1200, tokens=2048, lr=1e-3, lr_embed=1e-3, mix=MIX,
+        __doc__, out=Path("run-small"), steps=3000, tokens=2048, lr=1e-3, lr_embed=1e-3, mix=MIX,
         warmup_mix_steps=0, decay=0.9, dtype=torch.float32, pool=400, threads=1,
     )  # fmt: skip
     torch.set_num_threads(args.threads)
