@@ -74,11 +74,11 @@ class MedusaDraft(nn.Module):
     def __init__(self, target: Target) -> None:
         super().__init__()
         size = target.config.hidden_size
-        self.blocks = nn.ModuleList([nn.Linear(size, size) for _ in range(NUM_PLACES)])
-        self.outputs = nn.ModuleList(
-            [nn.Linear(size, target.config.vocab_size, bias=False) for _ in range(NUM_PLACES)]
-        )
-        for block, output in zip(self.blocks, self.outputs, strict=True):
+        vocab_size = target.config.vocab_size
+        blocks = [nn.Linear(size, size) for _ in range(NUM_PLACES)]
+        outputs = [nn.Linear(size, vocab_size, bias=False) for _ in range(NUM_PLACES)]
+        self.blocks, self.outputs = nn.ModuleList(blocks), nn.ModuleList(outputs)
+        for block, output in zip(blocks, outputs, strict=True):
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
             output.weight.data.copy_(target.head)
@@ -98,11 +98,11 @@ class MedusaDraft(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of its checkpoint."""
-        tensors: dict[str, Tensor] = {}
-        for place, (block, output) in enumerate(zip(self.blocks, self.outputs, strict=True)):
-            tensors[f"{place}.0.linear.weight"] = block.weight
-            tensors[f"{place}.0.linear.bias"] = block.bias
-            tensors[f"{place}.1.weight"] = output.weight
+        own, tensors = self.state_dict(), dict[str, Tensor]()
+        for place in range(NUM_PLACES):
+            tensors[f"{place}.0.linear.weight"] = own[f"blocks.{place}.weight"]
+            tensors[f"{place}.0.linear.bias"] = own[f"blocks.{place}.bias"]
+            tensors[f"{place}.1.weight"] = own[f"outputs.{place}.weight"]
         return tensors
 
     def config(self, target: Target) -> dict[str, Any]:

@@ -184,12 +184,13 @@ def _as_kept(x: Tensor, dtype: Any) -> Tensor:
 
 def by_range(x: Tensor, bits: int, group: int | None) -> Tensor:
     """group: so many numbers of a vector have a range of their own; None: all have one."""
-    parts = x.unflatten(-1, (-1, group or x.shape[-1]))
+    parts = x.reshape(*x.shape[:-1], -1, group or x.shape[-1])
     low, high = parts.aminmax(dim=-1, keepdim=True)
     most = 2**bits - 1
     low = low.bfloat16().float()
     scale = ((high - low) / most).bfloat16().float().clamp_min(1e-30)
-    return (((parts - low) / scale).round().clamp(0, most) * scale + low).flatten(-2)
+    rounded: Tensor = ((parts - low) / scale).round().clamp(0, most) * scale + low
+    return rounded.flatten(-2)
 
 
 def by_channel(x: Tensor, bits: int) -> Tensor:
@@ -228,7 +229,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, form: Format) -> Tensor:
     probs = scores.masked_fill(at > at[:, None], -torch.inf).softmax(-1)
     out = (probs * is_rounded_value) @ spread(form.values(values))
     out += (probs * ~is_rounded_value) @ spread(values)
-    return out.transpose(0, 1)
+    by_token: Tensor = out.transpose(0, 1)
+    return by_token
 
 
 class _Scorer:
@@ -355,7 +357,9 @@ def time_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     shape = replace(shape, layers=args.layers or shape.layers)
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(checkpoint_config(shape)))
-        runners = {name: _runner(Path(folder), name, args) for name in KV_CACHE_DTYPES}
+        runners: dict[str, ModelRunner] = {
+            name: _runner(Path(folder), name, args) for name in KV_CACHE_DTYPES
+        }
     plan = _decode_plan(args.rows, args.context_tokens)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(1 + args.repeats):

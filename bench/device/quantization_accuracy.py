@@ -46,7 +46,9 @@ def accuracy_rows(
     texts = [exact.write(prompt, seed) for seed, prompt in enumerate(_prompts(model))]
     truth = torch.cat([exact.logits(text) for text in texts])
     rows, in_bf16 = [], truth
-    formats = [("bf16" if name == "none" else name, model, name) for name in QUANTIZATIONS]
+    formats: list[tuple[str, Path, str]] = [
+        ("bf16" if name == "none" else name, model, name) for name in QUANTIZATIONS
+    ]
     formats += [(copy.name, copy, "none") for copy in copies]
     for name, folder, quantization in formats:
         scorer = _Scorer(folder, "bfloat16", quantization)

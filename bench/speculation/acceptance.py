@@ -147,7 +147,7 @@ def _head(folder: Path, target: Target) -> _Draft:
         before = torch.nn.functional.pad(own, (0, 0, 1, 0))[:, :-1]
         return head.passes(Batch(ids, torch.tensor(text.is_guessed)[None], own, before), 1)[0][0]
 
-    return _Draft(hidden, head.logits)
+    return _Draft(hidden, lambda states: head.logits(states, 0))
 
 
 def _sampled(texts: Sequence[Text], most: int) -> list[_Place]:

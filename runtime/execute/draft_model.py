@@ -270,7 +270,7 @@ class DraftModel:
         """Of which of a row's tokens the KV is there."""
         assert self._keys is not None, "it has KV of its own"
         slots = self._slots(row.table_row, np.arange(start, end))
-        are_there: npt.NDArray[np.bool_] = self._keys[slots].any(axis=1)
+        are_there: npt.NDArray[np.bool_] = np.any(self._keys[slots], axis=1)
         return are_there
 
     def follow(self, plan: StepPlan, results: Sequence[RowResult], hidden: Tensor) -> Followed:
