@@ -64,7 +64,8 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
             if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         except httpx.TransportError:
-            time.sleep(0.1)
+            pass
+        time.sleep(0.1)  # what starts needs the processor more
     raise AssertionError(f"not healthy after {START_TIMEOUT_S} s: {log.read_text()}")
 
 
