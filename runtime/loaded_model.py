@@ -360,9 +360,9 @@ class LoadedModel:
 
     def context(self) -> ProgramContext:
         """The context that all programs on this engine share."""
-        compressed, most = self._compressed_prefixes(), self.engine.max_model_len
+        most, policy = self.engine.max_model_len, self._kv_policy()
         max_chars = most * self.tokenizer.longest_token_chars
-        if compressed.refusal is None:  # a stream's text may be longer than the context
+        if policy is not None and policy.is_stream:  # whose text may be longer than the context
             most, max_chars = sys.maxsize, MAX_TEXT_CHARS
         return ProgramContext(
             tokenizer=self.tokenizer,
@@ -378,8 +378,8 @@ class LoadedModel:
             adapters=self.adapters,
             encoder=self._encoder(),
             images=self.images,
-            compressed=compressed,
-            kv_policy=self._kv_policy(),
+            compressed=self._compressed_prefixes(),
+            kv_policy=policy,
             max_prompt_tokens=most,
             max_text_chars=max_chars,
         )
