@@ -185,16 +185,19 @@ class LayerRuns:
     ) -> Iterator[Tensor]:
         """What these linears get, chunk by chunk [T, in_features]; what follows is not computed."""
 
+        found: list[Tensor] = []
+
         def stop(reached: Linears, x: Tensor) -> None:
             if reached == linears:
-                raise _Reached(x)
+                found.append(x)
+                raise _Reached
 
         for start, end, texts in _chunks(lengths):
             self._on_input = stop
             try:
                 self._output(layer, index, texts, stream[start:end].clone())
-            except _Reached as reached:
-                yield reached.x
+            except _Reached:
+                yield found.pop()
             finally:
                 self._on_input = None
 
@@ -242,10 +245,7 @@ class LayerRuns:
 
 
 class _Reached(Exception):
-    """An input that was waited for [T, in_features]."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    """The input that was waited for."""
 
 
 def new_stream(folder: Path, name: str, num_tokens: int, hidden_size: int) -> Tensor:
