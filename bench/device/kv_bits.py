@@ -37,11 +37,11 @@ from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
 from ...runtime.schedule.sampling_params import SamplingParams
 from ..harness.model import PRESETS, checkpoint_config
 from ..harness.report import write_report
+from .scorer import Scorer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...kernels.ops import Linear, MakeOutputLinear, Weight
     from ...runtime.execute.model_runner import ModelRunner
 
 SKILLS = ("extract", "extract_many", "react", "chat")
@@ -233,70 +233,23 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, form: Format) -> Tensor:
     return by_token
 
 
-class _Scorer:
-    """The embedded model in float32, with access to all logits and KV in a format."""
+class _Scorer(Scorer):
+    """The embedded model in float32, with KV in a format."""
 
     def __init__(self) -> None:
         import torch
 
         from ...kernels.registry import select_kernels
-        from ...runtime.execute.model_runner import ModelRunner
-        from ...runtime.models.model_config import read_model_config
 
         self.form: Format | None = None
-        self._seen: list[Tensor] = []
         kernels = select_kernels(torch.float32, mode="reference")
         self._plain = kernels.paged_attention
-        self._runner: ModelRunner = ModelRunner(
+        super().__init__(
             EMBEDDED_MODEL,
-            read_model_config(EMBEDDED_MODEL),
+            replace(kernels, paged_attention=self._attention),
             dtype="float32",
-            kernels=replace(
-                kernels,
-                paged_attention=self._attention,
-                make_output_linear=self._watching(kernels.make_output_linear),
-            ),
             max_total_tokens=_MAX_TOKENS,
-            max_running_requests=1,
         )
-
-    def write(self, prompt: list[int], num_tokens: int, end: int) -> list[int]:
-        """The prompt and the model's reply, up to the token `end`."""
-        text, start = list(prompt), 0
-        for _ in range(num_tokens):
-            row = self._row(text[start:], start, sampling=_GREEDY)
-            token = self._runner.execute(StepPlan(0, (row,))).rows[0].token_id
-            assert token is not None
-            start = len(text)
-            text.append(token)
-            if token == end:
-                break
-        return text
-
-    def logits(self, text: list[int]) -> Tensor:
-        """[tokens, vocab_size] float32."""
-        import torch
-
-        self._seen.clear()
-        self._runner.execute(StepPlan(0, (self._row(text, 0, target_ids=(*text[1:], 0)),)))
-        return torch.cat(self._seen).float()
-
-    def _row(self, ids: list[int], start: int, **wanted: Any) -> Row:
-        update = PageUpdate(0, tuple(range(start + len(ids))))
-        return Row(0, 0, start, tuple(ids), update, **wanted)
-
-    def _watching(self, make: MakeOutputLinear) -> MakeOutputLinear:
-        def make_watched(weight: Weight) -> Linear:
-            linear = make(weight)
-
-            def watched(x: Tensor) -> Tensor:
-                logits = linear(x)
-                self._seen.append(logits.clone())
-                return logits
-
-            return watched
-
-        return make_watched
 
     def _attention(
         self, q: Tensor, kv_layer: Any, plan: object, sink_logits: Tensor | None = None
@@ -332,7 +285,7 @@ def _texts(scorer: _Scorer, num_cases: int, reply_tokens: int) -> dict[str, list
                 ids += tokenizer.encode(text)
                 continue
             start = len(ids)
-            ids = scorer.write(ids, reply_tokens, end)
+            ids = scorer.write(ids, reply_tokens, _GREEDY, end)
             drawn += range(start - 1, len(ids) - 1)
             if ids[-1] == end:  # which the template has, too
                 ids.pop()

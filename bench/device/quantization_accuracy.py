@@ -6,21 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidRequest
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import QUANTIZATIONS
-from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
 from ...runtime.schedule.sampling_params import SamplingParams
+from .scorer import Scorer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ...kernels.ops import Linear, MakeOutputLinear, Weight
-    from ...runtime.execute.model_runner import ModelRunner
 
 QUESTIONS = (
     "What is 17 + 26?",
@@ -42,8 +38,11 @@ def accuracy_rows(
     `stemma quantize`."""
     import torch
 
-    exact = _Scorer(model, "float32", "none")
-    texts = [exact.write(prompt, seed) for seed, prompt in enumerate(_prompts(model))]
+    exact = _scorer(model, "float32", "none")
+    texts = [
+        exact.write(prompt, _NUM_TOKENS, SamplingParams(temperature=1.0, seed=seed))
+        for seed, prompt in enumerate(_prompts(model))
+    ]
     truth = torch.cat([exact.logits(text) for text in texts])
     rows, in_bf16 = [], truth
     formats: list[tuple[str, Path, str]] = [
@@ -51,7 +50,7 @@ def accuracy_rows(
     ]
     formats += [(copy.name, copy, "none") for copy in copies]
     for name, folder, quantization in formats:
-        scorer = _Scorer(folder, "bfloat16", quantization)
+        scorer = _scorer(folder, "bfloat16", quantization)
         found = torch.cat([scorer.logits(text) for text in texts])
         if name == "bf16":
             in_bf16 = found
@@ -92,66 +91,12 @@ def _prompts(model: Path) -> list[list[int]]:
     return [[*before, *tokenizer.encode(text), *after] for text in QUESTIONS]
 
 
-class _Scorer:
-    """A model in one format, with access to all logits."""
+def _scorer(model: Path, dtype: str, quantization: str) -> Scorer:
+    from ...kernels.registry import select_kernels
+    from ...runtime.execute.model_runner import resolve_dtype
 
-    def __init__(self, model: Path, dtype: str, quantization: str) -> None:
-        from ...kernels.registry import select_kernels
-        from ...runtime.execute.model_runner import ModelRunner, resolve_dtype
-        from ...runtime.models.model_config import read_model_config
-
-        self._seen: list[Tensor] = []
-        kernels = select_kernels(resolve_dtype(dtype))
-        self._runner: ModelRunner = ModelRunner(
-            model,
-            read_model_config(model),
-            dtype=dtype,
-            kernels=replace(
-                kernels,
-                capture=None,
-                make_output_linear=self._watching(kernels.make_output_linear),
-            ),
-            max_total_tokens=512,
-            max_running_requests=1,
-            quantization=quantization,  # type: ignore[arg-type]
-        )
-
-    def write(self, prompt: list[int], seed: int) -> list[int]:
-        """The prompt and the model's output."""
-        sampling = SamplingParams(temperature=1.0, seed=seed)
-        text, start = list(prompt), 0
-        for _ in range(_NUM_TOKENS):
-            row = self._row(text[start:], start, sampling=sampling)
-            result = self._runner.execute(StepPlan(0, (row,))).rows[0]
-            assert result.token_id is not None, result.error
-            start = len(text)
-            text.append(result.token_id)
-        return text
-
-    def logits(self, text: list[int]) -> Tensor:
-        """[tokens, vocab_size] float32."""
-        import torch
-
-        self._seen.clear()
-        self._runner.execute(StepPlan(0, (self._row(text, 0, target_ids=(*text[1:], 0)),)))
-        return torch.cat(self._seen).float()
-
-    def _row(self, ids: list[int], start: int, **wanted: Any) -> Row:
-        update = PageUpdate(0, tuple(range(start + len(ids))))
-        return Row(0, 0, start, tuple(ids), update, **wanted)
-
-    def _watching(self, make: MakeOutputLinear) -> MakeOutputLinear:
-        def make_watched(weight: Weight) -> Linear:
-            linear = make(weight)
-
-            def watched(x: Tensor) -> Tensor:
-                logits = linear(x)
-                self._seen.append(logits.clone())
-                return logits
-
-            return watched
-
-        return make_watched
+    kernels = select_kernels(resolve_dtype(dtype))
+    return Scorer(model, kernels, dtype=dtype, max_total_tokens=512, quantization=quantization)
 
 
 def _differences(found: Tensor, truth: Tensor) -> dict[str, float]:
