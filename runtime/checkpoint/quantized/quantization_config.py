@@ -226,7 +226,8 @@ def _require_no_online_transform(section: Fields) -> None:
     schemes = None if config is None else config.nested("config_groups")
     for name in {} if schemes is None else schemes.values:
         scheme = schemes.nested(name) if schemes is not None else None
-        for applied in (scheme.get("apply") or []) if scheme is not None else []:
+        transforms = None if scheme is None else scheme.get("apply")
+        for applied in transforms if isinstance(transforms, list) else [transforms]:
             location = applied.get("location") if isinstance(applied, dict) else None
             if location not in _FOLDED:
                 raise section.fail(
