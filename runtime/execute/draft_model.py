@@ -206,6 +206,8 @@ class DraftModel:
         kept: LayerStates | None,
     ) -> tuple[tuple[RowResult, ...], Guessing]:
         """See `Guesser`."""
+        if self._keys is None and not any(row.num_ahead for row in plan.rows):
+            return results, NO_GUESSES
         started = time.perf_counter()
         if self._keys is not None:
             self._mark(plan.rows, self._keys)

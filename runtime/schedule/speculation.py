@@ -25,7 +25,7 @@ from ..speculate import prediction
 from ..speculate.budget import DraftBudget
 from ..speculate.drafter import NO_DRAFT, Draft, DraftText
 from ..speculate.drafting import Drafting
-from ..speculate.guesses import Candidate, ModelText
+from ..speculate.guesses import NO_WORTH, Candidate, ModelText, Worth
 from ..speculate.step_times import StepTimes
 from .draft_tree import num_same
 from .guess import Guess, SideToken, Verified, VerifiedBranch, branches_of
@@ -61,17 +61,26 @@ class Speculation:
         self._texts: dict[Request, _Texts] = {}
         self._verified: dict[Request, Verified] = {}  # by the plan in flight
         self._began_s = 0.0  # when planning the step began
+        # Requests of which nothing is to be asked in so many steps, while they are alone in them.
+        self._resting: Sequence[Request] = ()
+        self._rest = 0
 
     def choose(
         self, requests: Sequence[Request], num_tokens: int, room: int
     ) -> Iterator[tuple[int, Verified]]:
         """The guesses to verify, by the index of their request, in a step with `num_tokens` tokens
         and room for so many more."""
+        if self._rest and requests == self._resting:
+            self._rest -= 1
+            return
         least = self._budget.least_chance(num_tokens, len(requests))
         if least >= 1.0 or room <= 0:
             return
         least = max(least, _LEAST_CHANCE)
         guesses = [self._guess(request, least) for request in requests]
+        if not any(guess.tokens for guess in guesses):
+            self._rest_with(requests)
+            return
         bids = [
             guess.bid(least, weight)
             for guess, weight in zip(guesses, _weights(requests), strict=True)
@@ -87,6 +96,15 @@ class Speculation:
                 num_left -= verified.num_branch_tokens
                 self._verified[request] = verified
                 yield index, verified
+
+    def _rest_with(self, requests: Sequence[Request]) -> None:
+        """None of these has a guess: ask none before the first of them is to be asked again."""
+        texts = [self._texts[request] for request in requests if request in self._texts]
+        are_local = all(each.follower is None or each.follower.is_local for each in requests)
+        self._resting = requests
+        self._rest = min([text.rest for text in texts], default=_MAX_REST) if are_local else 0
+        for text in texts:
+            text.rest -= self._rest
 
     def _note_use(self, guess: Guess, length: int) -> None:
         """So much of a guess is to be verified."""
@@ -117,16 +135,21 @@ class Speculation:
     def num_ahead(self, requests: Sequence[Request]) -> list[int]:
         """How many tokens the executor is to guess of each behind the step that is planned. One of
         whose op they turned out not to be worth it is not followed from here on."""
+        model = self._drafting.model
+        if model is None or model.rests():
+            return [0] * len(requests)
         rooms = [self._room_of(request) for request in requests]
         texts = [self._model_text(request) for request in requests]
-        model, room = self._drafting.model, max(rooms, default=0)
-        if model is not None and model.most is not None:
+        room = max(rooms, default=0)
+        if model.most is not None:
             room = min(room, model.most)
-        if model is None or not room:
+        if not room:
             return [0] * len(requests)
         curve = self.times.curve
         wanted = model.num_ahead(texts, curve, room, self.times.is_known)
-        if not any(wanted) and model.has_kv:
+        if any(wanted):
+            self._rest = 0
+        elif model.has_kv:
             for request, text in zip(requests, texts, strict=True):
                 request.is_followed = text.is_worth_following(curve)
         return [min(num, room) for num, room in zip(wanted, rooms, strict=True)]
@@ -215,7 +238,7 @@ class Speculation:
             return
         texts = self._texts_of(request)
         if not texts.rests():
-            _, draft = texts.best(room, ())
+            _, draft = texts.best(room, (), _LEAST_EXPECTED)
             num_likely = sum(chance >= _LEAST_EXPECTED for chance in draft.chances)
             follower.expect(draft.tokens[:num_likely])
 
@@ -322,7 +345,7 @@ class Speculation:
         self, guess: Guess, texts: _Texts, request: Request, room: int, least: float
     ) -> None:
         """Append a draft, up to where it is too unlikely or would end the output."""
-        text, draft = texts.best(room, ())
+        text, draft = texts.best(room, (), least)
         if text is None:
             return
         guess.parts.append((text, draft, 0))
@@ -345,7 +368,7 @@ class Speculation:
         """Append one more draft that the grammar allows; whether another may follow it, behind what
         the grammar forces."""
         num_before = len(guess.tokens)
-        text, draft = texts.best(room - num_before, guess.tokens)
+        text, draft = texts.best(room - num_before, guess.tokens, least)
         if text is None:
             return False
         guess.parts.append((text, draft, num_before))
@@ -421,7 +444,7 @@ class _Texts:
         self.model = models[0] if models else None
         self._num_seen = 0  # output tokens
         self._num_vain = 0  # times that it was asked since it was right last
-        self._rest = 0  # steps
+        self.rest = 0  # steps in which it is not to be asked
 
     @property
     def has_guess(self) -> bool:
@@ -430,16 +453,16 @@ class _Texts:
 
     def rests(self) -> bool:
         """Whether it is not to be asked in this step."""
-        if self._rest:
-            self._rest -= 1
+        if self.rest:
+            self.rest -= 1
             return True
         self._num_vain += 1
-        self._rest = min(max(0, self._num_vain - _PATIENCE), _MAX_REST)
+        self.rest = min(max(0, self._num_vain - _PATIENCE), _MAX_REST)
         return False
 
     def wake(self) -> None:
         """A guess was right."""
-        self._num_vain = self._rest = 0
+        self._num_vain = self.rest = 0
 
     def follow(self, request: Request) -> None:
         """Tell what was generated since the last time."""
@@ -449,15 +472,15 @@ class _Texts:
             for text in self._texts:
                 text.extend(new)
 
-    def best(self, room: int, tail: Sequence[int]) -> tuple[DraftText | None, Draft]:
-        """The draft of which most is expected to be right."""
+    def best(self, room: int, tail: Sequence[int], least: float) -> tuple[DraftText | None, Draft]:
+        """The draft of which most is expected to be right; less likely tokens than `least` are of
+        no use."""
         drafts = [(text, _before_image(text.propose(room, tail))) for text in self._texts]
         found = [(text, draft) for text, draft in drafts if draft.tokens]
-        if not found:
-            return None, NO_DRAFT
-        best = max(found, key=_num_expected) if len(found) > 1 else found[0]
-        if self.model is not None and self.model.has_guess:
-            self.model.note_choice(best[0] is self.model)
+        best = max(found, key=_num_expected, default=(None, NO_DRAFT))
+        if self.model is not None and not tail:
+            others = [_worth(draft, least) for text, draft in found if text is not self.model]
+            self.model.note_choice(best[0] is self.model, max(others, default=NO_WORTH))
         return best
 
     def close(self) -> None:
@@ -474,6 +497,11 @@ def _before_image(draft: Draft) -> Draft:
 def _num_expected(found: tuple[DraftText, Draft]) -> float:
     """Tokens of a draft that are expected to be right."""
     return sum(found[1].chances)
+
+
+def _worth(draft: Draft, least: float) -> Worth:
+    useful = [chance for chance in draft.chances if chance >= least]
+    return Worth(sum(useful), len(useful))
 
 
 def _weights(requests: Sequence[Request]) -> list[float]:

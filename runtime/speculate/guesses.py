@@ -7,7 +7,9 @@ n rows whose guesses are right with a probability r each, the K for which
 
     (n + sum over rows of r + r^2 + ... + r^K) / (time of a step of n (1 + K) tokens + K * a pass)
 
-is largest (the formula of Leviathan et al. 2023, arXiv:2211.17192, 3.5, with measured times).
+is largest (the formula of Leviathan et al. 2023, arXiv:2211.17192, 3.5, with measured times). It is
+compared with what the others' guesses bring without any pass: where they find much, a draft model
+has to bring more than they do, not more than nothing.
 
 To guess, a draft model with KV of its own must have followed the text from its beginning, which
 costs time, too. So it follows the requests of an op whose guesses would pay if they were alone in
@@ -53,17 +55,47 @@ _PASSES = 9  # whose times are kept
 _TRIAL_SHARE = 0.005
 _TRIAL_TOKENS = 8
 _IN_USE = 256  # steps behind one in which guesses paid
+_OTHERS_SHARE = 0.05  # of one more step in such a mean, at least
 _LONGEST_WORTH = 4  # tokens ahead, of which one number pays or none does
+_REST = 8  # steps between two looks at whether guesses pay by now; new texts are looked at at once
+
+
+class Worth(NamedTuple):
+    """Of a draft: how many of its tokens are expected to be right, of how many that a step would
+    compute."""
+
+    right: float
+    size: float
+
+    def towards(self, other: Worth, num_before: int) -> Worth:
+        """The mean of so many, older ones counting for less, with one more."""
+        share = max(_OTHERS_SHARE, 1 / (num_before + 1))
+        return Worth(
+            self.right + share * (other.right - self.right),
+            self.size + share * (other.size - self.size),
+        )
+
+
+NO_WORTH = Worth(0.0, 0.0)
 
 
 @dataclass(slots=True)
 class _OpRate:
-    """Of an op's guesses: how many were right of those seen, older ones counting for less; and how
-    many were preferred to those of others."""
+    """Of an op's guesses: how many were right of those seen, older ones counting for less; how many
+    were preferred to those of others; and what the others' are worth, on average and where they
+    were not preferred."""
 
     right: float
     seen: float
     share: float = 1.0
+    others: Worth = NO_WORTH
+    displaced: Worth = NO_WORTH
+    num_others: int = 0  # steps that `others` is the mean of, and `displaced`
+    num_displaced: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.right / self.seen
 
 
 class ModelDrafter:
@@ -94,10 +126,12 @@ class ModelDrafter:
         self._trials_s = 0.0  # of its own part in those in which it did not pay
         self._num_vain = 0
         self._patience = _VAIN
+        self._rest = 0  # steps in which it need not be asked
         self._beside_share = 1.0  # of the guesses with candidates beside, where any was verified
         self._num_asked = 0
 
     def open(self, subject: Subject) -> ModelText:
+        self._rest = 0
         return ModelText(self, self._rate_of(subject.op_key))
 
     def note_passes(self, seconds: float, num_passes: int) -> None:
@@ -126,27 +160,31 @@ class ModelDrafter:
         elif self.pass_s is None:
             is_worth_it = self._num_steps < _IN_USE
         else:
-            rate = self._rate_of(op)
-            is_worth_it = self.pays(rate.right / rate.seen, rate.share, curve)
+            of_op = self._rate_of(op)
+            is_worth_it = self.pays(of_op.rate, of_op.share, of_op, curve)
         return is_worth_it or self._may_try
 
-    def pays(self, rate: float, share: float, curve: Sequence[float]) -> bool:
+    def pays(self, rate: float, share: float, of_op: _OpRate, curve: Sequence[float]) -> bool:
         """Whether guesses of which so many are right would pay in steps of one row, where the
-        first one is of use that often; also where nothing is measured yet."""
+        first one is of use that often, beside what the op's others bring; also where nothing is
+        measured yet."""
         if self.pass_s is None or not curve:
             return True
-        tokens, worth = 1.0, share
+        others, displaced = of_op.others, of_op.displaced
+        least = MIN_GAIN * (1.0 + others.right) / _at(curve, 1.0 + others.size)
+        tokens, worth = 1.0 + others.right - share * displaced.right, share
+        size = 1.0 + others.size - share * displaced.size
         for ahead in range(1, _LONGEST_WORTH + 1):
             worth *= rate
             tokens += worth
-            if tokens * curve[1] > MIN_GAIN * (curve[1 + ahead] + ahead * self.pass_s):
+            if tokens > least * (_at(curve, size + share * ahead) + ahead * self.pass_s):
                 return True
         return False
 
     def _trial(self, text: ModelText, curve: Sequence[float], most: int) -> int:
         """How many tokens to guess of a text that is followed though its op's guesses, as far as
         is known, would not even pay alone."""
-        is_trial = self.has_kv and not self.pays(text.rate, text.share, curve)
+        is_trial = self.has_kv and not text.pays(curve)
         return text.take_trial(most) if is_trial else 0
 
     @property
@@ -168,23 +206,28 @@ class ModelDrafter:
         if self.pass_s is None or not curve:
             return [min(_FIRST_AHEAD, room)] * len(texts)
         rates = [text.rate for text in texts]
-        worth = [text.share for text in texts]
-        num_rows = num_tokens = len(texts)
-        tokens, best_ahead, tried = float(num_rows), 0, 0
-        best_tokens = tokens
-        best = num_rows / curve[min(num_rows, MAX_TOKENS)] * MIN_GAIN
+        shares = worth = [text.share for text in texts]
+        num_rows, num_guessed = len(texts), 0.0
+        others = _sum([text.others for text in texts])
+        displaced = _sum([text.displaced for text in texts])
+        # Without guesses, and with them but for what they bring.
+        tokens = best_tokens = num_rows + others.right
+        size = num_rows + others.size
+        best = tokens / _at(curve, size) * MIN_GAIN
+        tokens, size = tokens - displaced.right, size - displaced.size
+        best_ahead = tried = 0
         for ahead in range(1, room + 1):
             worth = [chance * rate for chance, rate in zip(worth, rates, strict=True)]
             wanted = [chance for chance in worth if chance >= _LEAST_WORTH]
-            num_tokens += len(wanted)
-            if not wanted or num_tokens > MAX_TOKENS:
+            num_guessed += sum(share for share, it in zip(shares, worth) if it >= _LEAST_WORTH)
+            if not wanted or size + num_guessed > MAX_TOKENS:
                 break
             tokens += sum(wanted)
-            rate = tokens / (curve[num_tokens] + ahead * self.pass_s)
+            rate = tokens / (_at(curve, size + num_guessed) + ahead * self.pass_s)
             if rate > best:
                 best, best_ahead, best_tokens = rate, ahead, tokens
             elif ahead == best_ahead + 1 and tokens >= best_tokens * PROMISE:
-                tried = 0 if is_known(num_tokens) else ahead
+                tried = 0 if is_known(num_rows + round(num_guessed)) else ahead
         best_ahead = max(best_ahead, tried)
         self._pays = best_ahead > 0
         if not best_ahead:
@@ -193,6 +236,7 @@ class ModelDrafter:
                 return trials
             self._num_vain += 1
             if self._num_vain < self._patience:
+                self._rest = _REST
                 return [0] * num_rows
             self._num_vain, self._patience = 0, min(2 * self._patience, _MOST_VAIN)
             return [min(2, room)] * num_rows
@@ -201,6 +245,14 @@ class ModelDrafter:
         for text, num in zip(texts, nums, strict=True):
             text.take_trial(num)
         return nums
+
+    def rests(self) -> bool:
+        """Whether it need not be asked in this step how many tokens to guess: none."""
+        if not self._rest:
+            return False
+        self._rest -= 1
+        self._num_vain += 1
+        return True
 
     def num_beside(self) -> int:
         """How many candidates to ask for beside each token ahead in the next step: some in each
@@ -268,7 +320,7 @@ class ModelText:
     def __init__(self, drafter: ModelDrafter, of_op: _OpRate) -> None:
         self._drafter = drafter
         self._of_op = of_op
-        self._right, self._seen = _OWN_WEIGHT * of_op.right / of_op.seen, _OWN_WEIGHT
+        self._right, self._seen = _OWN_WEIGHT * of_op.rate, _OWN_WEIGHT
         self.share = of_op.share  # of its guesses, how many were preferred to those of others
         self._num_trials = _TRIAL_TOKENS
         self._nodes: tuple[_Node, ...] = ()
@@ -337,14 +389,37 @@ class ModelText:
         self._num_trials -= num_tokens
         return num_tokens
 
-    def note_choice(self, is_chosen: bool) -> None:
-        """Its guess was verified, or another's in its place."""
-        self.share += 0.1 * (is_chosen - self.share)
-        self._of_op.share += 0.02 * (is_chosen - self._of_op.share)
+    def note_choice(self, is_chosen: bool, others: Worth) -> None:
+        """Beside what others guess its own is verified, or one of theirs; where it has none, this
+        only tells what theirs are worth."""
+        of_op = self._of_op
+        of_op.others = of_op.others.towards(others, of_op.num_others)
+        of_op.num_others += 1
+        if self._nodes:
+            self.share += 0.1 * (is_chosen - self.share)
+            of_op.share += 0.02 * (is_chosen - of_op.share)
+            if is_chosen:
+                of_op.displaced = of_op.displaced.towards(others, of_op.num_displaced)
+                of_op.num_displaced += 1
+
+    @property
+    def others(self) -> Worth:
+        """What its op's others bring in a step."""
+        return self._of_op.others
+
+    @property
+    def displaced(self) -> Worth:
+        """What of that is lost where its own guesses may take their place."""
+        right, size = self._of_op.displaced
+        return Worth(self.share * right, self.share * size)
+
+    def pays(self, curve: Sequence[float]) -> bool:
+        """Whether its guesses would in steps of its own."""
+        return self._drafter.pays(self.rate, self.share, self._of_op, curve)
 
     def is_worth_following(self, curve: Sequence[float]) -> bool:
         """Whether its guesses may pay, or are still tried."""
-        return self._num_trials > 0 or self._drafter.pays(self.rate, self.share, curve)
+        return self._num_trials > 0 or self.pays(curve)
 
     def note(self, draft: Draft, num_accepted: int) -> None:
         self._is_noted = True
@@ -439,6 +514,15 @@ def _first_path(nodes: Sequence[_Node]) -> list[int]:
             path.append(number)
             at = number
     return path
+
+
+def _at(curve: Sequence[float], size: float) -> float:
+    """Seconds of a step of this many tokens."""
+    return curve[min(round(size), MAX_TOKENS)]
+
+
+def _sum(column: Sequence[Worth]) -> Worth:
+    return Worth(sum(each.right for each in column), sum(each.size for each in column))
 
 
 def _num_worth(text: ModelText, most: int) -> int:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from stemma.runtime.speculate.drafter import Draft
-from stemma.runtime.speculate.guesses import Candidate, ModelDrafter, ModelText
+from stemma.runtime.speculate.guesses import Candidate, ModelDrafter, ModelText, Worth
 
 CURVE = [1.0 + 0.1 * max(0, tokens - 8) for tokens in range(513)]  # flat up to 8 tokens
 
@@ -195,8 +195,42 @@ def test_others_guesses_that_are_preferred_make_it_guess_less() -> None:
     drafter.note_passes(0.4, 4)
     before = drafter.num_ahead([text], CURVE, 8, known)[0]
     for _ in range(30):
-        text.note_choice(False)
+        text.offer([1], [-0.1])
+        text.note_choice(False, Worth(0.1, 1))
     assert drafter.num_ahead([text], CURVE, 8, known)[0] < before
+
+
+@pytest.mark.parametrize(("num_right", "pays"), [(0.0, True), (4.0, False)])
+def test_guesses_are_to_bring_more_than_what_others_guess_without_a_pass(
+    num_right: float, pays: bool
+) -> None:
+    """Its own are preferred all the same: they are longer."""
+    drafter = ModelDrafter(has_kv=False)
+    text = opened(drafter)
+    drafter.note_passes(0.8, 4)
+    for _ in range(200):
+        text.offer([1, 2], [-0.1] * 2)
+        text.note_choice(True, Worth(num_right, 5))
+        text.extend([1, 2])
+    assert any(drafter.num_ahead([text], CURVE, 8, known)) is pays
+    assert text.pays(CURVE) is pays
+
+
+def test_where_guesses_do_not_pay_it_is_asked_in_some_steps_until_there_is_a_new_text() -> None:
+    drafter = ModelDrafter(has_kv=False)
+    text = opened(drafter)
+    drafter.note_passes(400.0, 4)
+    assert not drafter.rests()
+    assert not any(drafter.num_ahead([text], CURVE, 8, known))
+    assert drafter.rests()
+    opened(drafter)
+    assert not drafter.rests()
+    num_asked = 0
+    for _ in range(1000):
+        if not drafter.rests():
+            num_asked += 1
+            drafter.num_ahead([text], CURVE, 8, known)
+    assert num_asked < 150
 
 
 @pytest.mark.parametrize(("num_right", "num_tried"), [(3, 2), (0, 0)])
