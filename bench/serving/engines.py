@@ -23,10 +23,11 @@ if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not ne
 
 PEER_FORMS = (
     "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf, either with a kind of "
-    "drafts as in vllm=PYTHON,ngram, the latter also with a draft model, DRAFT.gguf, "
+    "drafts as in vllm=PYTHON,ngram or with a draft model, vllm=PYTHON,FOLDER or DRAFT.gguf, "
     "stemma=DRAFTS (as for --speculate: stemma=off), also with a draft model, stemma=auto,FOLDER, "
     "or openai=URL (of a server that runs on this model)"
 )
+VLLM_DRAFTS = ("ngram", "suffix")  # kinds that need no model
 STOP_TIMEOUT_S = 10.0
 LOG_TAIL_LINES = 15
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -82,7 +83,11 @@ def peer_spec(given: str, model: Path) -> EngineSpec:
         return EngineSpec(name, "stemma_offline", flags=chosen)
     if kind == "vllm" and value and len(parts) <= 2:
         python = _require_file(given, parts[0])
-        chosen = ("--model", str(model), *_speculate(parts[1:]))
+        chosen = ("--model", str(model))
+        if parts[1:] and parts[1] not in VLLM_DRAFTS:
+            chosen += ("--draft-model", _require(given, parts[1], Path(parts[1]).is_dir()))
+            return EngineSpec("vllm a draft model", "vllm_offline", python, chosen)
+        chosen += tuple(_speculate(parts[1:]))
         return EngineSpec(" ".join(["vllm", *parts[1:]]), "vllm_offline", python, chosen)
     if kind == "llamacpp" and 2 <= len(parts) <= 3:
         program, gguf = (_require_file(given, path) for path in parts[:2])

@@ -16,6 +16,7 @@ from ...harness.workloads import PromptBook, WorkItem, Workload
 from .protocol import main
 
 BYTES_PER_VALUE = 2  # bfloat16
+NUM_OF_MODEL = 2  # which a draft model guesses: what pays for a 1B on two cores
 NUM_DRAFTS = 8  # of a sequence in a step; its own choice for suffix drafts
 
 
@@ -39,7 +40,7 @@ class VllmOffline:
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
             seed=0,
-            speculative_config=_drafts(args.speculate),
+            speculative_config=_drafts(args.speculate, args.draft_model),
         )
 
     def run(self, workload: Workload) -> PromptBook:
@@ -69,7 +70,10 @@ def _params(item: WorkItem, workload: Workload) -> object:
     )
 
 
-def _drafts(method: str | None) -> dict[str, object] | None:
+def _drafts(method: str | None, draft_model: str | None) -> dict[str, object] | None:
+    if draft_model is not None:
+        chosen = {"method": "draft_model", "model": draft_model}
+        return {**chosen, "num_speculative_tokens": NUM_OF_MODEL}
     if method == "suffix":
         return {"method": method}
     if method == "ngram":

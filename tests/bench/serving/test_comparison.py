@@ -58,7 +58,12 @@ def test_a_peer_may_be_told_how_to_draft() -> None:
 def test_a_peer_may_be_given_a_draft_model(tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     draft.touch()
-    for given in (f"stemma=auto,{tmp_path}", f"llamacpp=/bin/sh,/bin/sh,{draft}"):
+    peers = (
+        f"stemma=auto,{tmp_path}",
+        f"vllm=/bin/sh,{tmp_path}",
+        f"llamacpp=/bin/sh,/bin/sh,{draft}",
+    )
+    for given in peers:
         path = given.rpartition(",")[2]
         assert peer_spec(given, Path("model")).flags[-2:] == ("--draft-model", path)
         with pytest.raises(st.InvalidRequest, match="must exist"):
