@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -22,6 +22,8 @@ from ...kernels.triton.availability import is_interpreted, why_no_cuda
 from ..memory.sizing import available_memory_bytes
 
 log = logging.getLogger(__name__)
+
+MAX_FAILED_CAPTURES = 2  # behind which nothing is recorded any more
 
 
 class Event(Protocol):
@@ -102,6 +104,7 @@ class CudaAccelerator:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             self._graph_memory = torch.cuda.graph_pool_handle()
+        self._num_failed_captures = 0
 
     @contextmanager
     def queue(self) -> Iterator[None]:
@@ -121,6 +124,8 @@ class CudaAccelerator:
         # The first run compiles kernels and creates cuBLAS's workspaces, which a capture may not;
         # it produces the step's results.
         run()
+        if self._num_failed_captures >= MAX_FAILED_CAPTURES:
+            return run
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile (copies between tiers).
         record = torch.cuda.graph(
@@ -131,8 +136,22 @@ class CudaAccelerator:
                 run()
         except RuntimeError as error:  # out of memory, or a call that waits
             log.warning("a step cannot be recorded, its launches are made one by one: %s", error)
+            self._recover()
             return run
         return graph.replay
+
+    def _recover(self) -> None:
+        """Go on behind a capture that has failed. Raises RuntimeError where the device has."""
+        self._num_failed_captures += 1
+        # Ending an invalidated capture fails before the allocator leaves the graph's pool, and all
+        # that is allocated later would come from there. One that ended is left already.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device.index, self._graph_memory)
+        with torch.cuda.device(self.device):
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        self._stream.synchronize()
+        if self._num_failed_captures == MAX_FAILED_CAPTURES:
+            log.warning("no more steps are recorded: %d could not be", MAX_FAILED_CAPTURES)
 
     def available_bytes(self) -> int:
         self._stream.synchronize()
