@@ -69,7 +69,12 @@ def add_parser(commands: Commands) -> None:
         help="inputs of a row that share a scale, with 3 or 4 bits, where N divides a row; of 8 "
         "bits a row has one (default: %(default)s)",
     )
-    add("--format", choices=("gptq",), default="gptq", help="layout (default: %(default)s)")
+    add(
+        "--format",
+        choices=("awq", "gptq"),
+        help="layout of weights alone, whatever the method; vLLM reads that of awq, which has 4 "
+        "bits (default: awq for 4 bits, gptq for 8 and 3)",
+    )
     add(
         "--calibrate",
         type=Path,
@@ -125,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_flags(args: argparse.Namespace) -> None:
-    """Raises InvalidRequest; gives `bits` its default."""
+    """Raises InvalidRequest; gives `bits` and `format` their defaults."""
     of = InvalidRequest.of
     if args.group_size not in GROUP_SIZES:
         raise of("group_size", args.group_size, f"one of {GROUP_SIZES}")
@@ -135,6 +140,10 @@ def _require_flags(args: argparse.Namespace) -> None:
         raise of("bits", args.bits, "8 of smoothquant, or --method gptq or awq for fewer")
     if args.method == "rtn" and args.bits == 3:
         raise of("bits", args.bits, "4 or 8 of rtn, or --method gptq or awq for 3")
+    if args.format == "awq" and args.bits != 4:
+        raise of("format", args.format, f"gptq with {args.bits} bits: awq has 4")
+    if args.format is None:
+        args.format = "awq" if args.bits == 4 else "gptq"
     if args.strength is not None and not 0.0 <= args.strength <= 1.0:
         raise of("strength", args.strength, "a number from 0 to 1")
     if args.calibrate is not None:
@@ -159,6 +168,7 @@ def _alone(args: argparse.Namespace, folder: Path, config: ModelConfig) -> dict[
             model_tensors(config),
             bits=args.bits,
             group_size=args.group_size,
+            form=args.format,
             version=__version__,
             on_progress=on_progress,
         )
@@ -173,7 +183,7 @@ def _by_texts(args: argparse.Namespace, folder: Path, config: ModelConfig) -> di
     from ..training.texts import split
 
     activations: Literal["exact", "int8"] = "int8" if args.method == "smoothquant" else "exact"
-    layout = Layout(args.bits, args.group_size, activations)
+    layout = Layout(args.bits, args.group_size, activations, args.format)
     recipe = Recipe(args.method, layout, args.strength)
     require_quantizable(config, recipe)
     texts, held = split(_programs(args, folder, config), args.held_out, args.seed)
@@ -238,7 +248,7 @@ def _summary(
     return {
         "model": str(folder),
         "out": str(args.out),
-        "format": args.format,
+        "format": "compressed-tensors" if args.method == "smoothquant" else args.format,
         "method": args.method,
         "bits": args.bits,
         "group_size": -1 if args.bits == 8 else args.group_size,

@@ -47,7 +47,7 @@ def gptq_tensors(name: str, weight: QuantizedWeight, bits: int | None = None) ->
         packed, packed_zeros = words_of_3_bits(halves), words_of_3_bits(octets)
     else:
         octets = octets[:, ::2] | octets[:, 1::2] << 4 if bits == 4 else octets
-        packed, packed_zeros = _as_words(words), _as_words(octets)
+        packed, packed_zeros = as_words(words), as_words(octets)
     groups = torch.arange(weight.in_features, dtype=torch.int32) // weight.group_size
     return {
         f"{name}.qweight": packed.t().contiguous(),
@@ -57,7 +57,7 @@ def gptq_tensors(name: str, weight: QuantizedWeight, bits: int | None = None) ->
     }
 
 
-def _as_words(octets: Tensor) -> Tensor:
+def as_words(octets: Tensor) -> Tensor:
     """[N, 4 * M] uint8 -> [N, M] int32, lowest byte first."""
     return octets.contiguous().view(-1).view(torch.int32).view(len(octets), -1)
 

@@ -26,6 +26,7 @@ from ....kernels.quantized_tensors import QuantizedWeight
 from ....kernels.reference.quantized import dequantize
 from ..safetensors.checkpoint import CheckpointWeights
 from ..weight_source import WeightSource
+from .awq_layout import AWQ_COLUMNS
 from .bitsandbytes import read_8_bits
 from .float4 import read_float4
 from .gptq_layout import numbers_of_3_bits
@@ -39,9 +40,8 @@ _PACKED_NAMES = {
     "compressed-tensors": "weight_scale", "float4": "weight_scale", "bitsandbytes": "SCB",
 }  # fmt: skip
 
-# AWQ's gemm layout: the index in an int32 of each of eight consecutive columns
-# (github.com/casper-hansen/AutoAWQ, its order is [0, 2, 4, 6, 1, 3, 5, 7] by number).
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+# The place in an int32 of each of eight consecutive columns.
+_AWQ_PLACES = tuple(AWQ_COLUMNS.index(column) for column in range(8))
 
 
 class PackedWeights(WeightSource):

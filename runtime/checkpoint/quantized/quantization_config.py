@@ -149,7 +149,13 @@ def _awq(section: Fields) -> PackedConfig:
     version = section.get("version")
     if version is not None and str(version).lower() != "gemm":
         raise section.fail("version", "'gemm', the only layout of awq that is read")
-    return PackedConfig("awq", _bits(section, (4,)), _group_size(section), kept_by_awq(section))
+    return PackedConfig(
+        "awq",
+        _bits(section, (4,)),
+        _group_size(section),
+        kept_by_awq(section),
+        rounds_rest=_is_ours(section),
+    )
 
 
 def _compressed(section: Fields) -> PackedConfig:

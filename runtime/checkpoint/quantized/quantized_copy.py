@@ -1,4 +1,4 @@
-"""A checkpoint with its linears rounded, written to a folder in GPTQ's layout.
+"""A checkpoint with its linears rounded, written to a folder in a layout that other engines read.
 
 Loading it gives the same weights as `--quantization` at load: the output projection is written
 unchanged, for engines that read no other, and rounded when it is loaded here.
@@ -52,11 +52,13 @@ def write_quantized_copy(
     *,
     bits: Literal[8, 4],
     group_size: int = MAX_GROUP_SIZE,
+    form: Literal["awq", "gptq"] = "gptq",
     version: str,
     shard_bytes: int = SHARD_BYTES,
     on_progress: ByteProgress | None = None,
 ) -> CopyReport:
-    """model: the tensors it takes from `folder`; group_size: upper limit for 4 bits.
+    """model: the tensors it takes from `folder`; group_size: upper limit for 4 bits; form: see
+    `Layout`.
 
     `out` must not exist; it appears when all is written. Peak memory: a linear or two.
 
@@ -69,8 +71,10 @@ def write_quantized_copy(
     config = packed_config(folder)
     if config is not None:
         raise ModelLoadError(f"{folder} is quantized already ({config.method})")
-    layout = Layout(bits, group_size)
+    layout = Layout(bits, group_size, form=form)
     rounded = layout.plan(model.linears)
+    if form == "awq":
+        group_size = min((plan.group_size for plan in rounded.values()), default=group_size)
     kept = [name for name in model.linears if name not in rounded and not is_output([name])]
     with closing(
         CheckpointWeights(folder, torch.float32, on_progress=on_progress, has_stored_weights=True)

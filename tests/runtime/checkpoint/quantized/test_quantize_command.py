@@ -120,11 +120,34 @@ def test_what_the_layout_cannot_hold_is_rounded_in_the_same_groups(tmp_path: Pat
     assert isinstance(gate, QuantizedWeight) and (gate.bits, gate.group_size) == (4, 64)
 
 
+def test_in_awq_s_layout_it_has_the_same_numbers_in_groups_of_one_size(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default of 4 bits. Inputs of down_proj are a multiple of 32."""
+    quantize(capsys, str(folder), "--out", str(tmp_path / "awq"))
+    options = ("--group-size", "32", "--format", "gptq")
+    quantize(capsys, str(folder), "--out", str(tmp_path / "gptq"), *options)
+    section = json.loads((tmp_path / "awq" / "config.json").read_text())["quantization_config"]
+    assert (section["quant_method"], section["version"]) == ("awq", "gemm")
+    assert (section["group_size"], section["zero_point"]) == (32, True)
+    assert "lm_head" in section["modules_to_not_convert"]
+    expected = weights_of(tmp_path / "gptq", "none")
+    found = weights_of(tmp_path / "awq", "none")
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert_equal(found[name], weight)
+
+
+def test_awq_has_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["quantize", "--out", "x", "--bits", "8", "--format", "awq"]) == 1
+    assert "format='awq' is not allowed; allowed: gptq with 8 bits" in capsys.readouterr().err
+
+
 def test_other_readers_find_gptq(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the format's own library, with numpy, from the layout's description."""
-    summary = quantize(capsys, str(folder), "--out", str(tmp_path / "out"))
+    summary = quantize(capsys, str(folder), "--out", str(tmp_path / "out"), "--format", "gptq")
     name = "model.layers.0.self_attn.k_proj"
     with safe_open(tmp_path / "out" / "model.safetensors", "np") as file:
         packed, zeros, scales, groups = (
@@ -151,7 +174,7 @@ def test_the_copy_says_what_it_is_and_has_all_other_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "out"
-    summary = quantize(capsys, str(folder), "--out", str(out))
+    summary = quantize(capsys, str(folder), "--out", str(out), "--format", "gptq")
     section = json.loads((out / "config.json").read_text())["quantization_config"]
     assert (section["quant_method"], section["bits"], section["group_size"]) == ("gptq", 4, 128)
     assert section["dynamic"] == {
