@@ -23,7 +23,9 @@ from torch import Tensor
 
 from .language import tl, triton
 
-_CHUNK = 1024  # pairs processed together, a guess
+# Pairs processed together, of few pairs and of many: guesses. No more than two, since each is
+# compiled.
+_CHUNKS = (64, 1024)
 _CHUNK_OF_BLOCKS: tl.constexpr = tl.constexpr(64)
 
 
@@ -58,7 +60,7 @@ def make_blocks(expert_ids: Tensor, num_experts: int, block_m: int) -> ExpertBlo
         NUM_EXPERTS=num_experts,
         BINS=triton.next_power_of_2(num_experts),
         BLOCK_M=block_m,
-        CHUNK=min(_CHUNK, triton.next_power_of_2(max(num_pairs, 16))),
+        CHUNK=_CHUNKS[num_pairs > _CHUNKS[0]],
         num_warps=4,
     )
     return found
@@ -71,7 +73,7 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
     return num_started + (num_pairs - num_started) // block_m
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _sort_pairs(
     expert_ids,
     pairs,

@@ -53,6 +53,8 @@ class PageCopy:
         size = words.shape[-1]
         block = min(_TILE, triton.next_power_of_2(size))
         num_tile_pages = _TILE // block
+        strides = words.stride()[:3]
+        unit = math.gcd(16 // words.itemsize, *strides)  # of what a load takes at most
         grid = (
             triton.cdiv(num_pages, num_tile_pages),
             num_layers * num_vectors,
@@ -60,20 +62,21 @@ class PageCopy:
         )
         _copy_pages[grid](
             self._table, pages, words, num_pages, self._num_slots // page_size,
-            *words.stride()[:3],
-            NUM_VECTORS=num_vectors, SIZE=size, BLOCK=block, PAGES=num_tile_pages, IS_PACK=is_pack,
-            num_warps=4,
+            *(stride // unit for stride in strides),
+            NUM_VECTORS=num_vectors, SIZE=size, BLOCK=block, PAGES=num_tile_pages,
+            UNIT=unit, IS_PACK=is_pack, num_warps=4,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pages"])
+# The packed tensor's strides change with its number of pages; what they are a multiple of does not.
+@triton.jit(do_not_specialize=["num_pages", "layer_stride", "vector_stride", "page_stride"])
 def _copy_pages(
     table, pages, packed, num_pages, num_pool_pages,
     layer_stride, vector_stride, page_stride,
     NUM_VECTORS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGES: tl.constexpr,
-    IS_PACK: tl.constexpr,
+    UNIT: tl.constexpr, IS_PACK: tl.constexpr,
 ):  # fmt: skip
-    """PAGES pages of one layer's vector, BLOCK words of each."""
+    """PAGES pages of one layer's vector, BLOCK words of each; strides in units of UNIT words."""
     index = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
     vector = (tl.program_id(1) % NUM_VECTORS).to(tl.int64)
     layer = (tl.program_id(1) // NUM_VECTORS).to(tl.int64)
@@ -84,8 +87,9 @@ def _copy_pages(
     # NOTE: torch aligns memory to 16 bytes at least, which the compiler cannot know of a number.
     pool = tl.multiple_of(pool, 16)
     in_pool = pool + ((vector * num_pool_pages + page) * SIZE)[:, None] + words[None, :]
-    first = layer * layer_stride + vector * vector_stride
-    in_packed = packed + first + (index.to(tl.int64) * page_stride)[:, None] + words[None, :]
+    first = (layer * layer_stride + vector * vector_stride) * UNIT
+    in_page = (index.to(tl.int64) * page_stride)[:, None] * UNIT + words[None, :]
+    in_packed = packed + first + in_page
     if IS_PACK:
         tl.store(in_packed, tl.load(in_pool, mask=is_inside), mask=is_inside)
     else:

@@ -206,3 +206,68 @@ def test_nothing_is_compiled_where_kernels_are_interpreted() -> None:
     assert offline.why_not_compiled() == offline.INTERPRETED
     with pytest.raises(RuntimeError, match="interpreted"), offline.offline():
         pass
+
+
+def test_once_each_op_was_launched_no_number_of_tokens_compiles_anything() -> None:
+    """What compiles in the middle of serving makes all wait for seconds."""
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SIZES],
+        env=environment | {"TRITON_CACHE_DIR": str(COMPILED), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    num_warm, *compiled = json.loads(done.stdout)
+    assert num_warm > 100
+    assert compiled == [[size, []] for size in (1, 17, 100, 129)]
+
+
+# Prints how many kernels the warm-up has compiled; then sizes with the launches that compiled more.
+_SIZES = """
+import json, sys
+from torch import empty, int64, uint8
+from stemma.kernels.triton import expert_blocks, page_copy
+from stemma.kernels.triton.ahead_of_time import launches
+from stemma.kernels.triton.ahead_of_time.offline import offline, why_not_compiled
+
+if why_not_compiled():
+    print(why_not_compiled(), file=sys.stderr)
+    sys.exit(2)
+
+def sort_pairs(num_tokens):
+    expert_blocks.make_blocks(empty(num_tokens, 8, dtype=int64), 128, 64)
+
+def copy_pages(num_pages):  # strides depend on their number
+    pages = empty(num_pages, dtype=int64)
+    for width, page_size in ((256, 16), (4, 1)):
+        copy = page_copy.PageCopy([empty(4, 64, width, dtype=uint8)] * 2, page_size)
+        packed = empty(2, 4, num_pages, page_size, width, dtype=uint8)
+        copy.pack(pages, packed)
+        copy.unpack(pages, packed)
+
+named = {launch.name: launch.run for launch in launches.all_launches() if not launch.is_rare}
+known, kept = set(), []
+
+def compiled_at(size):
+    launches.NUM_TOKENS = size
+    found = []
+    both = {"few pairs": lambda: sort_pairs(size), "pairs": lambda: sort_pairs(9 * size),
+            "pages": lambda: copy_pages(size)}
+    for name, run in {**named, **both}.items():
+        with offline() as compiled:
+            run()
+        kept.extend(compiled)
+        if {id(kernel) for kernel in compiled} - known:
+            found.append(name)
+        known.update(map(id, compiled))
+    return found
+
+compiled_at(8)
+compiled_at(64)
+num_warm = len(known)
+sizes = [[size, compiled_at(size)] for size in (1, 17, 100, 129)]
+print(json.dumps([num_warm, *sizes]))
+"""
