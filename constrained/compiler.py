@@ -11,7 +11,6 @@ grammar alone.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,10 +19,12 @@ import numpy as np
 
 from ..errors import InvalidGrammar, UnsupportedSchema
 from .compiled_grammar import CompiledGrammar
+from .gbnf import is_gbnf, read_gbnf
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
-from .pushdown import check_lark, gbnf_to_lark
+from .lexing import rules_to_lark
+from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
@@ -34,8 +35,6 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from .schema.parameters import Parameter, ParameterStyle
     from .schema.schema_grammar import SchemaGrammar
-
-_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,11 @@ def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    lark = gbnf_to_lark(spec.source) if _GBNF_RULE.search(spec.source) else spec.source
+    if is_gbnf(spec.source):
+        read = read_gbnf(spec.source)
+        compiled = _of_grammar(read.grammar, limits, rules_to_lark)
+        return replace(compiled, warnings=(*read.warnings, *compiled.warnings))
+    lark = spec.source
     return CompiledGrammar(
         "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
     )

@@ -9,7 +9,7 @@ their remainders are recursive rules; these become an automaton, then a terminal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import InvalidGrammar
 from .grammar import (
@@ -82,6 +82,10 @@ class LarkWriter:
     def json_rules(self, grammar: Grammar) -> str:
         """Write a grammar of JSON texts; returns the name of its first rule."""
         return _Rules(self, _with_whole_numbers(grammar)).written(grammar.start)
+
+    def terminals_of(self, grammar: Grammar) -> Callable[[Expression], str]:
+        """Writes an expression that leads to no recursive rule as one terminal; its name."""
+        return _Rules(self, grammar.rules).terminal
 
     def regular(self, grammar: Grammar) -> str:
         """Write a grammar without recursion as one terminal; returns its name."""

@@ -75,7 +75,7 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "pushdown", ["7", "((1))"], ["(1"]),
         (spec_of("ebnf", 'start: "::=" x\nx: "root ::= y"'), "pushdown", ["::=root ::= y"], [""]),
-        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "pushdown", ["ab"], ["a"]),
+        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "fsm", ["ab"], ["a"]),
         (spec_of("ebnf", 'start: start "a" | "b"'), "pushdown", ["b", "baaa"], ["a", ""]),
         (spec_of("structural_tag", TAGS), "pushdown",
          ["", "hi <b>", "<f=a>12</f>", 'so: <f=b>"x"</f> and <f=a>0</f>.'],
