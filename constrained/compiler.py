@@ -28,7 +28,7 @@ from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
-from .structural_tags import parse_tags, tags_to_lark
+from .tag_contents import parse_tags
 from .unique_keys import key_tokens
 from .vocabulary import Vocabulary
 
@@ -112,11 +112,13 @@ def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    from .structural_tags import TagGrammar  # as schema_grammar below
+
     schemas = _TagSchemas(spec)
-    lark = tags_to_lark(parse_tags(_json(spec)), schemas)
-    check_lark(lark)
-    reason = "free text around tags"
-    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(schemas.warnings))
+    tags = TagGrammar(parse_tags(_json(spec)), schemas)
+    compiled = _of_grammar(tags.grammar(), limits, lambda _: rules_to_lark(*tags.for_parser()))
+    warnings = (*schemas.warnings, *tags.warnings, *compiled.warnings)
+    return replace(compiled, warnings=warnings)
 
 
 class _TagSchemas:

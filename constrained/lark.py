@@ -52,6 +52,17 @@ def regular_to_lark(grammar: Grammar) -> str:
     return writer.text()
 
 
+def with_whole_numbers(grammar: Grammar) -> Grammar:
+    """A grammar of JSON texts whose numbers are without recursion. Raises InvalidGrammar."""
+    return Grammar(_with_whole_numbers(grammar), grammar.start)
+
+
+def json_cuts(grammar: Grammar) -> dict[Expression, tuple[Expression, ...]]:
+    """The expressions of a grammar of JSON texts that are longer than one of JSON's tokens: into
+    which parts a sequence is cut; () for what is taken apart as it is built."""
+    return _Rules(LarkWriter(), grammar.rules).cuts(grammar.start)
+
+
 class LarkWriter:
     """Lines of a Lark grammar, with generated names; equal terminals share one name."""
 
@@ -151,6 +162,11 @@ class _Rules:
 
     def _tokens(self, expression: Literal | Concat) -> Iterable[str]:
         """Terminals and rules in their order."""
+        for part, is_terminal in self._cut(expression):
+            yield self.terminal(part) if is_terminal else self._rule(part)
+
+    def _cut(self, expression: Literal | Concat) -> Iterable[tuple[Expression, bool]]:
+        """The parts in their order, and whether each is just a terminal."""
         open_token: list[Expression] = []
         places = _BEFORE
         for part in _characters(expression):
@@ -158,21 +174,46 @@ class _Rules:
                 open_token.append(part)
                 places = self._shapes.places(part, places)
                 if places == _BEHIND:
-                    yield self.terminal(concat(*open_token))
+                    yield concat(*open_token), True
                     open_token, places = [], _BEFORE
                 continue
             kinds = self._shapes.kinds(part)
             if open_token and not (len(kinds) == 1 and kinds == self._shapes.kinds(open_token[-1])):
-                yield self.terminal(concat(*open_token))
+                yield concat(*open_token), True
                 open_token = []
             if kinds in ({Kind.WORD}, {Kind.SPACE}):
                 open_token.append(part)
             elif part == Literal(QUOTE):
                 open_token, places = [part], _INSIDE
             else:
-                yield self._rule(part)
+                yield part, False
         if open_token:
-            yield self.terminal(concat(*open_token))
+            yield concat(*open_token), True
+
+    def cuts(self, start: str) -> dict[Expression, tuple[Expression, ...]]:
+        """What is longer than a token, and into which parts it is cut."""
+        found: dict[Expression, tuple[Expression, ...]] = {}
+        waiting: list[Expression] = [Ref(start)]
+        while waiting:
+            expression = waiting.pop()
+            if expression in found or self._is_token(expression):
+                continue
+            match expression:
+                case Ref():
+                    found[expression] = ()
+                    waiting.append(self._resolved(expression))
+                case Alt(parts):
+                    found[expression] = ()
+                    waiting += parts
+                case Repeat(part):
+                    found[expression] = ()
+                    waiting.append(part)
+                case Literal() | Concat():
+                    cut = list(self._cut(expression))
+                    if cut != [(expression, True)]:
+                        found[expression] = tuple(part for part, _ in cut)
+                        waiting += (part for part, is_terminal in cut if not is_terminal)
+        return found
 
     def _is_token(self, expression: Expression) -> bool:
         """Whether every text is one JSON token that cannot be part of a longer sequence."""

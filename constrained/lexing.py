@@ -17,9 +17,12 @@ Cost: a round for each depth of cutting; in a round a walk for each new pair of 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 
@@ -45,33 +48,44 @@ from .regular.charsets import ALL
 from .regular.dfa import DEAD, Dfa
 
 MAX_TERMINAL_PARTS = 10_000  # of an expression with the rules that it refers to
-MAX_TERMINAL_STATES = 2_000
+MAX_TERMINAL_STATES = 20_000
 MAX_PAIRS = 20_000  # of states in a walk; past them two terminals count as swallowing
 
 _RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 _SOME_TEXT = Repeat(Chars(ALL), 1, None)
 
 
-def rules_to_lark(grammar: Grammar) -> str:
-    """The Lark text of exactly the grammar's language. Raises InvalidGrammar."""
+Cuts: TypeAlias = Mapping[Expression, tuple[Expression, ...]]
+"""Expressions that are no terminals, each with its parts; () where these are its own."""
+
+
+def rules_to_lark(grammar: Grammar, cuts: Cuts | None = None) -> str:
+    """The Lark text of exactly the grammar's language; `cuts`: those to begin with. Raises
+    InvalidGrammar."""
+    cut = _Cut(grammar, cuts or {})
+    cut.keep_apart()
     writer = LarkWriter()
-    writer.line("start", write_rules(writer, grammar))
+    writer.line("start", _Writing(writer, grammar, cut).written(grammar.start))
     return writer.text()
 
 
-def write_rules(writer: LarkWriter, grammar: Grammar) -> str:
-    """Write a grammar's rules; returns the name of the first. Raises InvalidGrammar."""
-    cut = _Cut(grammar)
-    cut.keep_apart()
-    return _Writing(writer, grammar, cut).written(grammar.start)
+@dataclass(slots=True, eq=False)
+class _Symbol:
+    """What is known of an expression; equal ones share it."""
+
+    expression: Expression
+    is_terminal: bool  # or one with the empty text beside it
+    is_nullable: bool = False  # of a terminal
+    pieces: tuple[Expression, ...] = ()  # found when it is cut
+    automaton: _Automaton | None = None  # of a terminal, found when it is needed
 
 
 @dataclass(slots=True)
 class _Sides:
     """Which terminals an expression may begin and end with, and whether it may be empty."""
 
-    first: set[Expression] = field(default_factory=set)
-    last: set[Expression] = field(default_factory=set)
+    first: set[_Symbol] = field(default_factory=set)
+    last: set[_Symbol] = field(default_factory=set)
     is_nullable: bool = False
 
     def size(self) -> int:
@@ -81,28 +95,87 @@ class _Sides:
 class _Cut:
     """Where the rules of a grammar are cut into terminals.
 
-    Invariant: `is_terminal` holds for expressions that lead to no recursive rule alone, and for no
-    longer than they swallow nothing.
+    Invariant: a terminal leads to no recursive rule; once `keep_apart` has returned, none swallows
+    anything.
     """
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, cuts: Cuts) -> None:
         self._rules = grammar.rules
         self._start = grammar.start
+        self._given = cuts
         self._sizes: dict[str, int] = {}
         self._nullable: dict[str, bool] = {}
+        self._free: dict[str, bool] = {}
         for name in from_below(grammar.rules):
             self._sizes[name] = self._size(grammar.rules[name])
-            self._nullable[name] = self.is_nullable(grammar.rules[name])
-        self._split: set[Expression] = set()
-        self._automata: dict[Expression, _Automaton | None] = {}
-        self._meetings: dict[tuple[Expression, Expression], _Meeting] = {}
+            self._nullable[name] = self._is_nullable(grammar.rules[name])
+            self._free[name] = self._is_free(grammar.rules[name])
+        self._symbols: dict[Expression, _Symbol] = {}
+        # By identity, with the object so that its id is not reused: hashing walks whole trees.
+        self._by_id: dict[int, tuple[Expression, _Symbol]] = {}
+        self._meetings: dict[tuple[_Symbol, _Symbol], _Meeting] = {}
 
-    def is_terminal(self, expression: Expression) -> bool:
-        """Whether it is one terminal, or with the empty text beside it."""
-        return expression not in self._split and self._size(expression) <= MAX_TERMINAL_PARTS
+    def symbol(self, expression: Expression) -> _Symbol:
+        """What is known of it."""
+        known = self._by_id.get(id(expression))
+        if known is None:
+            symbol = self._symbols.get(expression)
+            if symbol is None:
+                is_terminal = expression not in self._given and self._is_bounded(expression)
+                symbol = _Symbol(expression, is_terminal)
+                symbol.is_nullable = is_terminal and self._is_nullable(expression)
+                self._symbols[expression] = symbol
+            known = self._by_id[id(expression)] = (expression, symbol)
+        return known[1]
 
-    def is_nullable(self, expression: Expression) -> bool:
-        """Whether a terminal may be empty."""
+    def pieces(self, symbol: _Symbol) -> tuple[Expression, ...]:
+        """What a text or sequence is cut into: as given; where recursion begins and ends; where a
+        word, blanks or signs of a text end; otherwise in the middle."""
+        if not symbol.pieces:
+            symbol.pieces = self._given.get(symbol.expression) or self._cut(symbol.expression)
+        return symbol.pieces
+
+    def _cut(self, expression: Expression) -> tuple[Expression, ...]:
+        if isinstance(expression, Literal):
+            text = expression.text
+            run = _RUN.match(text)
+            assert run is not None and len(text) > 1, expression
+            middle = run.end() if run.end() < len(text) else len(text) // 2
+            return Literal(text[:middle]), Literal(text[middle:])
+        assert isinstance(expression, Concat), expression
+        parts = expression.parts
+        if all(map(self._is_bounded, parts)):
+            middle = (len(parts) + 1) // 2
+            while middle > 1 and self._is_free(parts[middle - 1]):
+                middle -= 1  # it ends with what is behind it
+            return _sequence(parts[:middle]), _sequence(parts[middle:])
+        found: list[Expression] = []
+        for is_bounded, run in groupby(parts, self._is_bounded):
+            alone = tuple(run)
+            found += [_sequence(alone)] if is_bounded else alone
+        return tuple(found)
+
+    def some_text(self, symbol: _Symbol) -> Expression:
+        """A terminal without the empty text."""
+        terminal = symbol.expression
+        if not symbol.is_nullable:
+            return terminal
+        if isinstance(terminal, Repeat) and not self._is_nullable(terminal.part):
+            return repeat(terminal.part, 1, terminal.most)
+        return And((terminal, _SOME_TEXT))
+
+    def keep_apart(self) -> None:
+        """Cut until no terminal swallows what follows another. Raises InvalidGrammar."""
+        while swallowing := set(self._swallowing()):
+            for symbol in swallowing:
+                if isinstance(symbol.expression, And | Not):
+                    raise InvalidGrammar(
+                        "where free text ends cannot be told from what may follow it: let it end "
+                        "with a text of its own"
+                    )
+                symbol.is_terminal = False
+
+    def _is_nullable(self, expression: Expression) -> bool:
         match expression:
             case Literal(text):
                 return not text
@@ -111,32 +184,28 @@ class _Cut:
             case Ref(name):
                 return self._nullable[name]
             case Repeat(part, least):
-                return least == 0 or self.is_nullable(part)
+                return least == 0 or self._is_nullable(part)
             case Not(part):
-                return not self.is_nullable(part)
+                return not self._is_nullable(part)
             case Alt(parts):
-                return any(map(self.is_nullable, parts))
+                return any(map(self._is_nullable, parts))
             case Concat(parts) | And(parts):
-                return all(map(self.is_nullable, parts))
+                return all(map(self._is_nullable, parts))
 
-    def some_text(self, terminal: Expression) -> Expression:
-        """The terminal without the empty text."""
-        if not self.is_nullable(terminal):
-            return terminal
-        if isinstance(terminal, Repeat) and not self.is_nullable(terminal.part):
-            return repeat(terminal.part, 1, terminal.most)
-        return And((terminal, _SOME_TEXT))
+    def _is_free(self, expression: Expression) -> bool:
+        """Whether it has parts that can be cut nowhere."""
+        match expression:
+            case Ref(name):
+                return self._free[name]
+            case Repeat(part):
+                return self._is_free(part)
+            case Concat(parts) | Alt(parts):
+                return any(map(self._is_free, parts))
+            case _:
+                return isinstance(expression, And | Not)
 
-    def keep_apart(self) -> None:
-        """Cut until no terminal swallows what follows another. Raises InvalidGrammar."""
-        while swallowing := set(self._swallowing()):
-            for terminal in swallowing:
-                if isinstance(terminal, And | Not):
-                    raise InvalidGrammar(
-                        "where free text ends cannot be told from what may follow it: let it end "
-                        "with a text of its own"
-                    )
-            self._split |= swallowing
+    def _is_bounded(self, expression: Expression) -> bool:
+        return self._size(expression) <= MAX_TERMINAL_PARTS
 
     def _size(self, expression: Expression) -> int:
         """Parts, those of rules included; more than MAX_TERMINAL_PARTS for a recursive one."""
@@ -154,78 +223,63 @@ class _Cut:
 
     # Below: which terminals meet, and where.
 
-    def _swallowing(self) -> Iterator[Expression]:
-        first, follow = _neighbours(self._rules, self._start, self.is_terminal, self.is_nullable)
-        for terminal in {*first, *follow, *(t for after in follow.values() for t in after)}:
-            if self._automaton(terminal) is None:
-                yield terminal
-                return  # others are judged in the next round
+    def _swallowing(self) -> Iterator[_Symbol]:
+        first, follow = _neighbours(self._rules, self._start, self)
+        large = [t for t in first.union(follow, *follow.values()) if not self._has_automaton(t)]
+        yield from large
+        if large:
+            return  # others are judged in the next round
         for one, other in self._allowed_together(first, follow):
-            next_bytes = np.zeros(256, np.bool_)
-            for after in follow.get(one, ()):
-                next_bytes |= self._automaton_of(after).first_bytes
-            if (self._meeting(one, other).next_bytes & next_bytes).any():
+            next_bytes = self._meeting(one, other).next_bytes
+            if next_bytes and any(
+                not next_bytes.isdisjoint(_automaton(after).first_bytes)
+                for after in follow.get(one, ())
+            ):
                 yield other
 
     def _allowed_together(
-        self, first: set[Expression], follow: Mapping[Expression, set[Expression]]
-    ) -> set[tuple[Expression, Expression]]:
+        self, first: set[_Symbol], follow: Mapping[_Symbol, set[_Symbol]]
+    ) -> set[tuple[_Symbol, _Symbol]]:
         """Pairs of terminals, in both orders and each with itself."""
-        pairs: set[tuple[Expression, Expression]] = set()
-        waiting: list[tuple[Expression, Expression]] = []
+        pairs: set[tuple[_Symbol, _Symbol]] = set()
+        waiting: list[tuple[_Symbol, _Symbol]] = []
 
-        def meet(some: Iterable[Expression], others: Iterable[Expression]) -> None:
-            for pair in ((a, b) for a in some for b in others):
-                if pair not in pairs:
-                    pairs.update((pair, pair[::-1]))
-                    waiting.append(pair)
+        def meet(some: Iterable[_Symbol], others: Iterable[_Symbol]) -> None:
+            new = {(a, b) for a in some for b in others} - pairs
+            waiting.extend(new)
+            pairs.update(new)
+            pairs.update((b, a) for a, b in new)
 
-        meet(first, first)
-        for behind in follow.values():
-            meet(behind, behind)
+        for group in {frozenset(group) for group in (first, *follow.values())}:
+            meet(group, group)
         while waiting:
             one, other = waiting.pop()
-            if one != other and self._meeting(one, other).is_shared:
+            if one is not other and self._meeting(one, other).is_shared:
                 meet(follow.get(one, ()), follow.get(other, ()))
         return pairs
 
-    def _meeting(self, one: Expression, other: Expression) -> _Meeting:
+    def _meeting(self, one: _Symbol, other: _Symbol) -> _Meeting:
         known = self._meetings.get((one, other))
         if known is None:
-            known = _meeting(self._automaton_of(one), self._automaton_of(other))
+            known = _meeting(_automaton(one), _automaton(other))
             self._meetings[one, other] = known
         return known
 
-    def _automaton_of(self, terminal: Expression) -> _Automaton:
-        found = self._automaton(terminal)
-        assert found is not None, terminal
-        return found
-
-    def _automaton(self, terminal: Expression) -> _Automaton | None:
-        """None where it is too large to be judged."""
-        if terminal not in self._automata:
+    def _has_automaton(self, terminal: _Symbol) -> bool:
+        """False where it is too large to be judged."""
+        if terminal.automaton is None:
+            rules = {**self._rules, "": terminal.expression}
             try:
-                rules = {**self._rules, "": terminal}
                 dfa = build_dfa(Grammar(rules, ""), max_states=MAX_TERMINAL_STATES)
             except TooManyStates:
-                self._automata[terminal] = None
-            else:
-                self._automata[terminal] = _Automaton.of(dfa)
-        return self._automata[terminal]
+                return False
+            terminal.automaton = _Automaton(dfa)
+        return True
 
 
-def pieces(expression: Expression) -> tuple[Expression, Expression]:
-    """What a text or sequence is cut into: where a word, blanks or signs of a text end, otherwise
-    in the middle."""
-    if isinstance(expression, Literal):
-        text = expression.text
-        run = _RUN.match(text)
-        assert run is not None and len(text) > 1, expression
-        middle = run.end() if run.end() < len(text) else len(text) // 2
-        return Literal(text[:middle]), Literal(text[middle:])
-    assert isinstance(expression, Concat), expression
-    middle = (len(expression.parts) + 1) // 2
-    return _sequence(expression.parts[:middle]), _sequence(expression.parts[middle:])
+def _automaton(terminal: _Symbol) -> _Automaton:
+    assert terminal.automaton is not None, terminal
+    return terminal.automaton
 
 
 def _sequence(parts: tuple[Expression, ...]) -> Expression:
@@ -234,25 +288,22 @@ def _sequence(parts: tuple[Expression, ...]) -> Expression:
 
 
 def _neighbours(
-    rules: Mapping[str, Expression],
-    start: str,
-    is_terminal: Callable[[Expression], bool],
-    is_nullable: Callable[[Expression], bool],
-) -> tuple[set[Expression], dict[Expression, set[Expression]]]:
+    rules: Mapping[str, Expression], start: str, cut: _Cut
+) -> tuple[set[_Symbol], dict[_Symbol, set[_Symbol]]]:
     """The terminals that a text may begin with, and those that may follow each."""
     sides: dict[str, _Sides] = {start: _Sides()}
-    follow: dict[Expression, set[Expression]] = {}
+    follow: dict[_Symbol, set[_Symbol]] = {}
 
     def of(expression: Expression) -> _Sides:
-        if is_terminal(expression):
-            some = set() if expression == EMPTY_WORD else {expression}
-            return _Sides(some, some, is_nullable(expression))
+        symbol = cut.symbol(expression)
+        if symbol.is_terminal:
+            some = set() if expression == EMPTY_WORD else {symbol}
+            return _Sides(some, some, symbol.is_nullable)
         match expression:
             case Ref(name):
                 return sides.setdefault(name, _Sides())
             case Literal() | Concat():
-                left, right = map(of, pieces(expression))
-                return joined(left, right)
+                return functools.reduce(joined, map(of, cut.pieces(symbol)))
             case Alt(parts):
                 found = [of(part) for part in parts]
                 return _Sides(
@@ -287,54 +338,56 @@ def _neighbours(
     return sides[start].first, follow
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Automaton:
-    """A terminal's, with the bytes that its texts begin with."""
+    """A terminal's, with the bytes that may come next in each state, found as they are needed."""
 
-    dfa: Dfa
-    first_bytes: np.ndarray  # bool [256]
+    def __init__(self, dfa: Dfa) -> None:
+        self.start = dfa.start
+        self.accepting = dfa.accepting.tolist()
+        self._dfa = dfa
+        self._moves: dict[int, dict[int, int]] = {}
 
-    @classmethod
-    def of(cls, dfa: Dfa) -> _Automaton:
-        return cls(dfa, dfa.transitions[dfa.start, dfa.class_of] != DEAD)
+    def moves(self, state: int) -> dict[int, int]:
+        """By byte, the states behind it."""
+        known = self._moves.get(state)
+        if known is None:
+            row = self._dfa.transitions[state, self._dfa.class_of]
+            alive = np.flatnonzero(row != DEAD)
+            known = dict(zip(alive.tolist(), row[alive].tolist(), strict=True))
+            self._moves[state] = known
+        return known
+
+    @property
+    def first_bytes(self) -> Set[int]:
+        return self.moves(self.start).keys()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Meeting:
     """Two terminals at one place: whether a text is in both, and which bytes behind a text of the
     one go on with the other."""
 
     is_shared: bool
-    next_bytes: np.ndarray  # bool [256]
+    next_bytes: Set[int]
 
 
-def _meeting(one: _Automaton, other: _Automaton) -> _Meeting:
+def _meeting(a: _Automaton, b: _Automaton) -> _Meeting:
     """By a walk over pairs of states; the empty text, which is no terminal's, is left out."""
-    next_bytes = np.zeros(256, np.bool_)
-    if not (one.first_bytes & other.first_bytes).any():
-        return _Meeting(False, next_bytes)
-    a, b = one.dfa, other.dfa
-    classes = sorted(set(zip(a.class_of.tolist(), b.class_of.tolist(), strict=True)))
-    of_a, of_b = (np.array(side) for side in zip(*classes, strict=True))
-    seen, waiting, is_shared = {(a.start, b.start)}, [(a.start, b.start)], False
-    is_first = True
+    next_bytes: set[int] = set()
+    is_shared = False
+    seen: set[tuple[int, int]] = set()
+    waiting = [(a.start, b.start)]
     while waiting:
         if len(seen) > MAX_PAIRS:
-            return _Meeting(True, np.ones(256, np.bool_))
-        state, beside = waiting.pop()
-        if not is_first and a.accepting[state]:
-            is_shared |= bool(b.accepting[beside])
-            next_bytes |= b.transitions[beside, b.class_of] != DEAD
-        is_first = False
-        after_a, after_b = a.transitions[state, of_a], b.transitions[beside, of_b]
-        both = (after_a != DEAD) & (after_b != DEAD)
-        for pair in set(zip(after_a[both].tolist(), after_b[both].tolist(), strict=True)):
-            if pair == (a.start, b.start) and a.accepting[a.start]:  # the start met again
-                is_shared |= bool(b.accepting[b.start])
-                next_bytes |= b.transitions[b.start, b.class_of] != DEAD
-            if pair not in seen:
-                seen.add(pair)
-                waiting.append(pair)
+            return _Meeting(True, frozenset(range(256)))
+        after_a, after_b = map(_Automaton.moves, (a, b), waiting.pop())
+        both = after_a.keys() & after_b.keys()
+        for pair in {(after_a[byte], after_b[byte]) for byte in both} - seen:
+            seen.add(pair)
+            waiting.append(pair)
+            if a.accepting[pair[0]]:
+                is_shared |= b.accepting[pair[1]]
+                next_bytes |= b.moves(pair[1]).keys()
     return _Meeting(is_shared, next_bytes)
 
 
@@ -367,14 +420,15 @@ class _Writing:
         """The right side of a rule; "" for the empty text."""
         if expression == EMPTY_WORD:
             return ""
-        if self._cut.is_terminal(expression):
-            terminal = self._terminals(self._cut.some_text(expression))
-            return f"{terminal}?" if self._cut.is_nullable(expression) else terminal
+        symbol = self._cut.symbol(expression)
+        if symbol.is_terminal:
+            terminal = self._terminals(self._cut.some_text(symbol))
+            return f"{terminal}?" if symbol.is_nullable else terminal
         match expression:
             case Ref(name):
                 return self._named(name)
             case Literal() | Concat():
-                return " ".join(filter(None, map(self._body, pieces(expression))))
+                return " ".join(filter(None, map(self._body, self._cut.pieces(symbol))))
             case Alt(parts):
                 bodies = list(dict.fromkeys(map(self._body, parts)))
                 there = " | ".join(filter(None, bodies))
