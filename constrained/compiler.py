@@ -116,7 +116,7 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
     schemas = _TagSchemas(spec)
     tags = TagGrammar(parse_tags(_json(spec)), schemas)
-    compiled = _of_grammar(tags.grammar(), limits, lambda _: rules_to_lark(*tags.for_parser()))
+    compiled = _of_grammar(tags.grammar(), limits, lambda _: tags.lark())
     warnings = (*schemas.warnings, *tags.warnings, *compiled.warnings)
     return replace(compiled, warnings=warnings)
 

@@ -59,10 +59,13 @@ Cuts: TypeAlias = Mapping[Expression, tuple[Expression, ...]]
 """Expressions that are no terminals, each with its parts; () where these are its own."""
 
 
-def rules_to_lark(grammar: Grammar, cuts: Cuts | None = None) -> str:
-    """The Lark text of exactly the grammar's language; `cuts`: those to begin with. Raises
+def rules_to_lark(
+    grammar: Grammar, cuts: Cuts | None = None, documents: Set[str] = frozenset()
+) -> str:
+    """The Lark text of exactly the grammar's language; `cuts`: those to begin with; `documents`:
+    the rules of JSON documents in it, where brackets tell whether one ends. Raises
     InvalidGrammar."""
-    cut = _Cut(grammar, cuts or {})
+    cut = _Cut(grammar, cuts or {}, documents)
     cut.keep_apart()
     writer = LarkWriter()
     writer.line("start", _Writing(writer, grammar, cut).written(grammar.start))
@@ -78,6 +81,15 @@ class _Symbol:
     is_nullable: bool = False  # of a terminal
     pieces: tuple[Expression, ...] = ()  # found when it is cut
     automaton: _Automaton | None = None  # of a terminal, found when it is needed
+    is_inner: bool = False  # of a document
+    # Terminals that may follow it; behind a document's last one either those of the document, in
+    # which it is nested, or those behind: never both at one place of a text.
+    within: set[_Symbol] = field(default_factory=set)
+    behind: set[_Symbol] = field(default_factory=set)
+
+    @property
+    def follow(self) -> set[_Symbol]:
+        return self.within | self.behind
 
 
 @dataclass(slots=True)
@@ -99,7 +111,8 @@ class _Cut:
     anything.
     """
 
-    def __init__(self, grammar: Grammar, cuts: Cuts) -> None:
+    def __init__(self, grammar: Grammar, cuts: Cuts, documents: Set[str]) -> None:
+        self._documents = documents
         self._rules = grammar.rules
         self._start = grammar.start
         self._given = cuts
@@ -110,23 +123,27 @@ class _Cut:
             self._sizes[name] = self._size(grammar.rules[name])
             self._nullable[name] = self._is_nullable(grammar.rules[name])
             self._free[name] = self._is_free(grammar.rules[name])
-        self._symbols: dict[Expression, _Symbol] = {}
+        self._symbols: dict[tuple[Expression, bool], _Symbol] = {}
         # By identity, with the object so that its id is not reused: hashing walks whole trees.
-        self._by_id: dict[int, tuple[Expression, _Symbol]] = {}
+        self._by_id: dict[tuple[int, bool], tuple[Expression, _Symbol]] = {}
         self._meetings: dict[tuple[_Symbol, _Symbol], _Meeting] = {}
 
-    def symbol(self, expression: Expression) -> _Symbol:
-        """What is known of it."""
-        known = self._by_id.get(id(expression))
+    def symbol(self, expression: Expression, is_inner: bool) -> _Symbol:
+        """What is known of it, in a document or elsewhere."""
+        known = self._by_id.get((id(expression), is_inner))
         if known is None:
-            symbol = self._symbols.get(expression)
+            symbol = self._symbols.get((expression, is_inner))
             if symbol is None:
                 is_terminal = expression not in self._given and self._is_bounded(expression)
-                symbol = _Symbol(expression, is_terminal)
+                symbol = _Symbol(expression, is_terminal, is_inner=is_inner)
                 symbol.is_nullable = is_terminal and self._is_nullable(expression)
-                self._symbols[expression] = symbol
-            known = self._by_id[id(expression)] = (expression, symbol)
+                self._symbols[expression, is_inner] = symbol
+            known = self._by_id[id(expression), is_inner] = (expression, symbol)
         return known[1]
+
+    def is_document(self, rule: str) -> bool:
+        """Whether it is one of a document's rules."""
+        return rule in self._documents
 
     def pieces(self, symbol: _Symbol) -> tuple[Expression, ...]:
         """What a text or sequence is cut into: as given; where recursion begins and ends; where a
@@ -224,21 +241,24 @@ class _Cut:
     # Below: which terminals meet, and where.
 
     def _swallowing(self) -> Iterator[_Symbol]:
-        first, follow = _neighbours(self._rules, self._start, self)
-        large = [t for t in first.union(follow, *follow.values()) if not self._has_automaton(t)]
+        for symbol in self._symbols.values():
+            symbol.within.clear()
+            symbol.behind.clear()
+        first = _neighbours(self._rules, self._start, self)
+        found = {t for symbol in self._symbols.values() for t in symbol.follow} | first
+        large = [terminal for terminal in found if not self._has_automaton(terminal)]
         yield from large
         if large:
             return  # others are judged in the next round
-        for one, other in self._allowed_together(first, follow):
+        for one, other in self._allowed_together(first, found):
             next_bytes = self._meeting(one, other).next_bytes
             if next_bytes and any(
-                not next_bytes.isdisjoint(_automaton(after).first_bytes)
-                for after in follow.get(one, ())
+                not next_bytes.isdisjoint(_automaton(after).first_bytes) for after in one.follow
             ):
                 yield other
 
     def _allowed_together(
-        self, first: set[_Symbol], follow: Mapping[_Symbol, set[_Symbol]]
+        self, first: set[_Symbol], terminals: set[_Symbol]
     ) -> set[tuple[_Symbol, _Symbol]]:
         """Pairs of terminals, in both orders and each with itself."""
         pairs: set[tuple[_Symbol, _Symbol]] = set()
@@ -250,12 +270,18 @@ class _Cut:
             pairs.update(new)
             pairs.update((b, a) for a, b in new)
 
-        for group in {frozenset(group) for group in (first, *follow.values())}:
+        groups = {frozenset(group) for t in terminals for group in (t.within, t.behind)}
+        for group in {frozenset(first), *groups}:
             meet(group, group)
         while waiting:
             one, other = waiting.pop()
-            if one is not other and self._meeting(one, other).is_shared:
-                meet(follow.get(one, ()), follow.get(other, ()))
+            if one is other or not self._meeting(one, other).is_shared:
+                continue
+            if one.is_inner and other.is_inner:
+                meet(one.within, other.within)
+                meet(one.behind, other.behind)
+            else:
+                meet(one.follow, other.follow)
         return pairs
 
     def _meeting(self, one: _Symbol, other: _Symbol) -> _Meeting:
@@ -287,15 +313,12 @@ def _sequence(parts: tuple[Expression, ...]) -> Expression:
     return parts[0] if len(parts) == 1 else Concat(parts)
 
 
-def _neighbours(
-    rules: Mapping[str, Expression], start: str, cut: _Cut
-) -> tuple[set[_Symbol], dict[_Symbol, set[_Symbol]]]:
-    """The terminals that a text may begin with, and those that may follow each."""
+def _neighbours(rules: Mapping[str, Expression], start: str, cut: _Cut) -> set[_Symbol]:
+    """The terminals that a text may begin with; notes with each those that may follow it."""
     sides: dict[str, _Sides] = {start: _Sides()}
-    follow: dict[_Symbol, set[_Symbol]] = {}
 
-    def of(expression: Expression) -> _Sides:
-        symbol = cut.symbol(expression)
+    def of(expression: Expression, is_inner: bool) -> _Sides:
+        symbol = cut.symbol(expression, is_inner)
         if symbol.is_terminal:
             some = set() if expression == EMPTY_WORD else {symbol}
             return _Sides(some, some, symbol.is_nullable)
@@ -303,25 +326,26 @@ def _neighbours(
             case Ref(name):
                 return sides.setdefault(name, _Sides())
             case Literal() | Concat():
-                return functools.reduce(joined, map(of, cut.pieces(symbol)))
+                first, *others = (of(piece, is_inner) for piece in cut.pieces(symbol))
+                return functools.reduce(lambda a, b: joined(a, b, is_inner), others, first)
             case Alt(parts):
-                found = [of(part) for part in parts]
+                found = [of(part, is_inner) for part in parts]
                 return _Sides(
                     set().union(*(side.first for side in found)),
                     set().union(*(side.last for side in found)),
                     any(side.is_nullable for side in found),
                 )
             case Repeat(part, least, most):
-                inner = of(part)
+                inner = of(part, is_inner)
                 if most is None or most > 1:
-                    joined(inner, inner)
+                    joined(inner, inner, is_inner)
                 return _Sides(inner.first, inner.last, least == 0 or inner.is_nullable)
             case _:
                 raise AssertionError(expression)
 
-    def joined(left: _Sides, right: _Sides) -> _Sides:
+    def joined(left: _Sides, right: _Sides, is_inner: bool) -> _Sides:
         for terminal in left.last:
-            follow.setdefault(terminal, set()).update(right.first)
+            (terminal.within if is_inner else terminal.behind).update(right.first)
         return _Sides(
             left.first | right.first if left.is_nullable else left.first,
             right.last | left.last if right.is_nullable else right.last,
@@ -331,11 +355,11 @@ def _neighbours(
     size = -1
     while size != (size := sum(side.size() for side in sides.values())):
         for name in list(sides):
-            found, known = of(rules[name]), sides[name]
+            found, known = of(rules[name], cut.is_document(name)), sides[name]
             known.first |= found.first
             known.last |= found.last
             known.is_nullable |= found.is_nullable
-    return sides[start].first, follow
+    return sides[start].first
 
 
 class _Automaton:
@@ -406,7 +430,9 @@ class _Writing:
         first = self._named(name)
         while self._waiting:
             rule = self._waiting.pop()
-            self._writer.line(self._names[rule], self._body(self._rules[rule]) or '""')
+            is_inner = self._cut.is_document(rule)
+            body = self._body(self._rules[rule], is_inner)
+            self._writer.line(self._names[rule], body or '""')
         return first
 
     def _named(self, name: str) -> str:
@@ -416,11 +442,11 @@ class _Writing:
             self._waiting.append(name)
         return known
 
-    def _body(self, expression: Expression) -> str:
+    def _body(self, expression: Expression, is_inner: bool) -> str:
         """The right side of a rule; "" for the empty text."""
         if expression == EMPTY_WORD:
             return ""
-        symbol = self._cut.symbol(expression)
+        symbol = self._cut.symbol(expression, is_inner)
         if symbol.is_terminal:
             terminal = self._terminals(self._cut.some_text(symbol))
             return f"{terminal}?" if symbol.is_nullable else terminal
@@ -428,13 +454,14 @@ class _Writing:
             case Ref(name):
                 return self._named(name)
             case Literal() | Concat():
-                return " ".join(filter(None, map(self._body, self._cut.pieces(symbol))))
+                pieces = (self._body(piece, is_inner) for piece in self._cut.pieces(symbol))
+                return " ".join(filter(None, pieces))
             case Alt(parts):
-                bodies = list(dict.fromkeys(map(self._body, parts)))
+                bodies = list(dict.fromkeys(self._body(part, is_inner) for part in parts))
                 there = " | ".join(filter(None, bodies))
                 return f"({there})?" if "" in bodies else f"({there})"
             case Repeat(part, least, most):
-                body = self._body(part)
+                body = self._body(part, is_inner)
                 return f"({body}){{{least},{'' if most is None else most}}}" if body else ""
             case _:
                 raise AssertionError(expression)

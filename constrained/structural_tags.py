@@ -11,7 +11,7 @@ triggers, or of the ends of the tag around it, ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import InvalidGrammar
@@ -35,6 +35,7 @@ from .grammar import (
     repeat,
 )
 from .lark import json_cuts, with_whole_numbers
+from .lexing import rules_to_lark
 from .regular.charsets import ALL
 from .regular.languages import is_known_empty
 from .regular.regex_parser import parse_regex
@@ -86,14 +87,16 @@ class TagGrammar:
         """Of all of it."""
         return Grammar(self._rules, START)
 
-    def for_parser(self) -> tuple[Grammar, dict[Expression, tuple[Expression, ...]]]:
-        """The same, and where its JSON is cut into tokens. Raises InvalidGrammar."""
+    def lark(self) -> str:
+        """The same for the parser. Raises InvalidGrammar."""
         rules, cuts = dict(self._rules), dict[Expression, tuple[Expression, ...]]()
+        documents: set[str] = set()
         for prefix, grammar in self._documents.items():
             whole = _renamed(with_whole_numbers(grammar), prefix)
             cuts |= json_cuts(whole)
+            documents |= whole.rules.keys()
             rules = {n: e for n, e in rules.items() if not n.startswith(prefix)} | whole.rules
-        return Grammar(rules, START), cuts
+        return rules_to_lark(Grammar(rules, START), cuts, documents)
 
     def _expression(self, content: Content) -> Expression:
         """The texts of a content that nothing around bounds."""
@@ -128,7 +131,10 @@ class TagGrammar:
             case AnyText(excludes) if found:
                 if "" in ends:
                     return alt(self._expression(content), self._ended(content, found))
-                return _bounded(content, _until(found, found, excludes), len(max(ends, key=len)))
+                bounded = (
+                    _bounded(content, _until((end,), found, excludes), len(end)) for end in found
+                )
+                return alt(*bounded)
             case Dispatched(excludes=excludes) if found:
                 if "" in ends:
                     return alt(self._expression(content), self._ended(content, found))
@@ -272,7 +278,7 @@ def _renamed(grammar: Grammar, prefix: str) -> Grammar:
             found = known[id(expression)] = _with_names(expression, of, prefix)
         return found
 
-    rules: Mapping[str, Expression] = {prefix + name: of(e) for name, e in grammar.rules.items()}
+    rules = {prefix + name: of(e) for name, e in grammar.rules.items()}
     return Grammar(rules, prefix + grammar.start)
 
 

@@ -119,6 +119,80 @@ def test_each_way_to_ask_for_a_language_is_obeyed_on_both_endpoints(
     assert re.fullmatch("[A-Z]{3}-[0-9]{2}", reply["choices"][0]["text"])
 
 
+CALL = {"type": "tag", "begin": "<f=a>", "content": {"type": "json_schema", "json_schema": SCHEMA},
+        "end": "</f>"}  # fmt: skip
+FORMAT = {"type": "triggered_tags", "triggers": ["<f="], "tags": [CALL], "at_least_one": True,
+          "stop_after_first": True}  # fmt: skip
+NEWER = {"type": "structural_tag", "format": FORMAT}
+OLDER = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": NEWER},
+        {"structural_tag": NEWER},
+        {"structural_tag": json.dumps(NEWER)},
+        {"structured_outputs": {"structural_tag": NEWER}},
+        {"structured_outputs": {"structural_tag": json.dumps(NEWER)}},
+        {"response_format": {"type": "structural_tag", "format": CALL}},
+    ],
+    ids=["response_format", "dict", "text", "structured_outputs", "as text", "a tag alone"],
+)
+def test_each_way_to_ask_for_tags_is_obeyed(served: Any, fields: dict[str, Any]) -> None:
+    found = answer(served, **fields)
+    assert found.startswith("<f=a>") and found.endswith("</f>")
+    assert set(json.loads(found[5:-4])) == {"name", "age"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": OLDER},
+        {"structural_tag": json.dumps(OLDER)},
+        {"structured_outputs": {"structural_tag": json.dumps(OLDER)}},
+    ],
+    ids=["response_format", "text", "structured_outputs"],
+)
+def test_tags_in_the_older_notation_leave_text_free(served: Any, fields: dict[str, Any]) -> None:
+    assert answer(served, **fields) == answer(served)
+
+
+def elements(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [*parts]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"type": "const_string", "value": "so be it"}, "so be it"),
+        ({"type": "regex", "pattern": "[A-Z]{3}"}, "[A-Z]{3}"),
+        ({"type": "grammar", "grammar": 'root ::= "(" root? ")" | "x"'}, r"\(*x?\)*"),
+        (elements({"type": "any_text", "max_chars": 5}, {"type": "const_string", "value": "|"}),
+         r"(?s:.{0,5})\|"),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text", "max_chars": 9}, "end": ">"},
+         "<[^>]{0,9}>"),
+        ({"type": "or", "elements": [{"type": "const_string", "value": "yes"},
+                                     {"type": "const_string", "value": "no"}]}, "yes|no"),
+        ({"type": "repeat", "min": 2, "max": 3, "content": {"type": "regex", "pattern": "[ab]"}},
+         "[ab]{2,3}"),
+        ({"type": "tags_with_separator", "separator": ";", "at_least_one": True,
+          "stop_after_first": True, "tags": [CALL]}, r"<f=a>\{.*\}</f>"),
+        ({"type": "qwen_xml_parameter", "json_schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+            "required": ["n"]}}, r"\n?<parameter=n>\n?[0-9]\n?</parameter>\n?"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_each_form_of_a_tag_is_obeyed(served: Any, content: dict[str, Any], said: str) -> None:
+    tags = {"type": "structural_tag", "format": content}
+    assert re.fullmatch(said, answer(served, response_format=tags))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
