@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidGrammar, UnsupportedSchema
+from .backends import compile_by_backend
 from .compiled_grammar import CompiledGrammar
 from .gbnf import is_gbnf, read_gbnf
 from .grammar import Grammar, alt
@@ -48,6 +49,8 @@ class Limits:
 def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGrammar:
     """Raises InvalidGrammar or UnsupportedSchema; `field` is the spec's kind."""
     try:
+        if spec.backend != "stemma":
+            return compile_by_backend(spec)
         return _COMPILERS[spec.kind](spec, limits)
     except UnsupportedSchema:
         raise

@@ -48,6 +48,16 @@ def check_lark(lark: str) -> tuple[str, ...]:
     return grammar.warnings
 
 
+def gbnf_to_lark(text: str) -> str:
+    """As llguidance itself converts llama.cpp's notation. Raises InvalidGrammar."""
+    _llguidance()
+    try:
+        converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)
+    except Exception as error:  # the library raises bare Exception
+        raise InvalidGrammar(str(error)) from error
+    return converted
+
+
 class PushdownGrammar:
     """A grammar in Lark's syntax bound to a vocabulary. Raises InvalidGrammar."""
 
