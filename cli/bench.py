@@ -17,6 +17,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     "serving.serving", "constrained.masks", "constrained.conformance", "constrained.grammar_load",
+    "constrained.constraint_cost",
     "cache.radix", "cache.kv_policies", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
     "cluster.kv_transport", "cluster.roles", "device.step", "scheduling.stall", "serving.startup",
