@@ -17,14 +17,13 @@ from .connect import Commands
 
 BENCHMARKS = (
     "serving.serving", "constrained.masks", "constrained.conformance", "constrained.grammar_load",
-    "constrained.constraint_cost",
     "cache.radix", "cache.kv_policies", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
     "cluster.kv_transport", "cluster.roles", "device.step", "scheduling.stall", "serving.startup",
     "serving.threads", "gpu", "scheduling.dsl", "serving.latency", "serving.load",
     "scheduling.programs", "harness.limits", "serving.watch", "serving.plan", "serving.memory",
     "device.quantization", "device.kv_bits", "device.determinism", "speculation.speculation",
-    "speculation.drafting",
+    "speculation.drafting", "speculation.constraint_cost",
     "speculation.drafting_peers", "speculation.oracle", "speculation.acceptance",
     "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "device.beam",
     "device.encoding", "device.kernels", "device.ranks",

@@ -24,6 +24,7 @@ from .gbnf import is_gbnf, read_gbnf
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
+from .lark_reader import swallowing_terminals
 from .lexing import rules_to_lark
 from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
@@ -90,10 +91,9 @@ def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
         read = read_gbnf(spec.source)
         compiled = _of_grammar(read.grammar, limits, rules_to_lark)
         return replace(compiled, warnings=(*read.warnings, *compiled.warnings))
-    lark = spec.source
-    return CompiledGrammar(
-        "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
-    )
+    warnings = (*check_lark(spec.source), *swallowing_terminals(spec.source))
+    reason = "a grammar of the caller's own rules"
+    return CompiledGrammar("pushdown", reason, lark=spec.source, warnings=warnings)
 
 
 def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:

@@ -72,6 +72,13 @@ def rules_to_lark(
     return writer.text()
 
 
+def swallowing(grammar: Grammar, cuts: Cuts) -> set[tuple[Expression, Expression]]:
+    """Terminals that swallow what follows others: pairs of the one whose text ends and the one that
+    goes on; one that is too large to be judged with itself. `cuts`: all that is no terminal."""
+    cut = _Cut(grammar, cuts, frozenset())
+    return {(one.expression, other.expression) for one, other in cut.swallowing()}
+
+
 @dataclass(slots=True, eq=False)
 class _Symbol:
     """What is known of an expression; equal ones share it."""
@@ -183,8 +190,8 @@ class _Cut:
 
     def keep_apart(self) -> None:
         """Cut until no terminal swallows what follows another. Raises InvalidGrammar."""
-        while swallowing := set(self._swallowing()):
-            for symbol in swallowing:
+        while found := {other for _, other in self.swallowing()}:
+            for symbol in found:
                 if isinstance(symbol.expression, And | Not):
                     raise InvalidGrammar(
                         "where free text ends cannot be told from what may follow it: let it end "
@@ -240,14 +247,16 @@ class _Cut:
 
     # Below: which terminals meet, and where.
 
-    def _swallowing(self) -> Iterator[_Symbol]:
+    def swallowing(self) -> Iterator[tuple[_Symbol, _Symbol]]:
+        """Pairs of a terminal, and one that swallows what follows it; one that is too large to be
+        judged with itself."""
         for symbol in self._symbols.values():
             symbol.within.clear()
             symbol.behind.clear()
         first = _neighbours(self._rules, self._start, self)
         found = {t for symbol in self._symbols.values() for t in symbol.follow} | first
         large = [terminal for terminal in found if not self._has_automaton(terminal)]
-        yield from large
+        yield from ((terminal, terminal) for terminal in large)
         if large:
             return  # others are judged in the next round
         for one, other in self._allowed_together(first, found):
@@ -255,7 +264,7 @@ class _Cut:
             if next_bytes and any(
                 not next_bytes.isdisjoint(_automaton(after).first_bytes) for after in one.follow
             ):
-                yield other
+                yield one, other
 
     def _allowed_together(
         self, first: set[_Symbol], terminals: set[_Symbol]

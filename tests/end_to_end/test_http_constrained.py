@@ -91,6 +91,42 @@ def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None
     assert pieces  # perhaps one: what was said before is guessed
 
 
+def test_what_a_grammar_takes_is_told_beside_log_probabilities(served: Any) -> None:
+    def cost(properties: list[str], **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        listed = Person.model_json_schema()["properties"]
+        schema = {"type": "object", "properties": {name: listed[name] for name in properties},
+                  "required": properties, "additionalProperties": False}  # fmt: skip
+        reply = ask(served, json_schema=schema, logprobs=True, top_logprobs=1, **fields)
+        choice = reply.json()["choices"][0]
+        return choice["constraint_cost"], choice["logprobs"]["content"]
+
+    asked, tokens = cost(["name", "age", "city"])
+    assert asked["num_redirected"] == 0 and 0 <= asked["logprob_lost"] < 0.1
+    assert asked["num_tokens"] == len(tokens)
+    other, tokens = cost(["city", "age", "name"])
+    assert other["num_redirected"] == sum(token["is_redirected"] for token in tokens) > 0
+    assert other["logprob_lost"] == pytest.approx(-sum(t["allowed_logprob"] for t in tokens))
+    assert other["logprob_lost"] > 1 > asked["logprob_lost"]
+    for token in tokens:  # greedy: the likeliest token of those that are allowed
+        best = token["top_logprobs"][0]
+        assert token["is_redirected"] == (best["token"] != token["token"])
+        assert token["logprob"] - 1e-4 <= token["allowed_logprob"] <= 0
+    any_order, _ = cost(["city", "age", "name"], property_order="any")
+    assert any_order["num_redirected"] == 0
+    plain = ask(served, logprobs=True).json()["choices"][0]
+    assert "constraint_cost" not in plain
+    assert "allowed_logprob" not in plain["logprobs"]["content"][0]
+
+
+def test_a_grammar_of_one_text_costs_what_the_model_thinks_of_it(served: Any) -> None:
+    reply = ask(served, regex="zz", logprobs=True).json()["choices"][0]
+    tokens = reply["logprobs"]["content"]
+    assert reply["message"]["content"] == "zz" and tokens
+    for token in tokens[1:]:
+        assert token["allowed_logprob"] == pytest.approx(token["logprob"], abs=1e-3)
+    assert reply["constraint_cost"]["num_redirected"] >= 1
+
+
 def test_json_objects_and_text_are_formats_too(served: Any) -> None:
     found = answer(served, response_format={"type": "json_object"}, max_tokens=200)
     assert isinstance(json.loads(found), dict)

@@ -30,7 +30,7 @@ from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import write_report
-from ..speculation.conversations import Conversation, extractions
+from .conversations import Conversation, extractions
 
 Options = dict[str, Any]
 Reply = tuple[dict[str, Any], str, str]  # the schema, the right answer, what was said
