@@ -289,7 +289,7 @@ def _ending(rules: Mapping[str, Expression]) -> dict[str, None]:
         for used in references(rule):
             users.setdefault(used, set()).add(name)
     ending: dict[str, None] = {}
-    waiting = list(reversed(rules))
+    waiting = [*rules][::-1]
     while waiting:
         name = waiting.pop()
         if name not in ending and _can_end(rules[name], ending):

@@ -9,6 +9,7 @@ their remainders are recursive rules; these become an automaton, then a terminal
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import InvalidGrammar
@@ -114,9 +115,14 @@ class _Rules:
         self._writer = writer
         self._rules = rules
         self._names: dict[str, str] = {}
-        self._shapes = JsonShapes(rules)
+        self._recursive = frozenset(rules) - frozenset(from_below(rules))
         self._waiting: list[str] = []
         self._shared: dict[str, str | None] = {}
+
+    @functools.cached_property
+    def _shapes(self) -> JsonShapes:
+        """Of grammars of JSON texts."""
+        return JsonShapes(self._rules)
 
     def written(self, name: str) -> str:
         """Write a rule and all that it refers to; returns its name."""
@@ -284,7 +290,7 @@ class _Rules:
         return f"(?:{self._regex(self._inlined(expression))})"
 
     def _inlined(self, ref: Ref) -> Expression:
-        if ref.name in self._shapes.recursive:
+        if ref.name in self._recursive:
             raise InvalidGrammar(f"rule {ref.name!r} refers to itself where only a regular one may")
         return self._resolved(ref)
 

@@ -23,7 +23,6 @@ from .grammar import (
     Ref,
     Repeat,
     alt,
-    optional,
     repeat,
 )
 from .lexing import swallowing
@@ -133,8 +132,7 @@ class _Reader:
         while self._at < len(self._tokens):
             kind, text = self._tokens[self._at]
             if kind == "mark" and text in _MANY:
-                least, most = _MANY[text]
-                item = optional(item) if most == 1 else repeat(item, least, most)
+                item = repeat(item, *_MANY[text])
             elif kind == "counts":
                 least, _, last = text[1:-1].partition(",")
                 bound = int(last) if last.strip() else None

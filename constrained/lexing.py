@@ -174,9 +174,9 @@ class _Cut:
                 middle -= 1  # it ends with what is behind it
             return _sequence(parts[:middle]), _sequence(parts[middle:])
         found: list[Expression] = []
-        for is_bounded, run in groupby(parts, self._is_bounded):
-            alone = tuple(run)
-            found += [_sequence(alone)] if is_bounded else alone
+        for is_bounded, some in groupby(parts, self._is_bounded):
+            together = tuple(some)
+            found += [_sequence(together)] if is_bounded else together
         return tuple(found)
 
     def some_text(self, symbol: _Symbol) -> Expression:
@@ -235,7 +235,9 @@ class _Cut:
         """Parts, those of rules included; more than MAX_TERMINAL_PARTS for a recursive one."""
         match expression:
             case Ref(name):
-                return self._sizes.get(name, MAX_TERMINAL_PARTS + 1)
+                is_cut = expression in self._given  # what it is part of is none, either
+                unbounded = MAX_TERMINAL_PARTS + 1
+                return unbounded if is_cut else self._sizes.get(name, unbounded)
             case Repeat(part) | Not(part):
                 return 1 + self._size(part)
             case Concat(parts) | Alt(parts) | And(parts):
@@ -249,27 +251,25 @@ class _Cut:
 
     def swallowing(self) -> Iterator[tuple[_Symbol, _Symbol]]:
         """Pairs of a terminal, and one that swallows what follows it; one that is too large to be
-        judged with itself."""
+        judged with itself, and then the others are judged in the next round."""
         for symbol in self._symbols.values():
             symbol.within.clear()
             symbol.behind.clear()
         first = _neighbours(self._rules, self._start, self)
-        found = {t for symbol in self._symbols.values() for t in symbol.follow} | first
-        large = [terminal for terminal in found if not self._has_automaton(terminal)]
-        yield from ((terminal, terminal) for terminal in large)
-        if large:
-            return  # others are judged in the next round
-        for one, other in self._allowed_together(first, found):
-            next_bytes = self._meeting(one, other).next_bytes
-            if next_bytes and any(
-                not next_bytes.isdisjoint(_automaton(after).first_bytes) for after in one.follow
-            ):
-                yield one, other
+        try:
+            for one, other in self._allowed_together(first):
+                next_bytes = self._meeting(one, other).next_bytes
+                if next_bytes and any(
+                    not next_bytes.isdisjoint(self._automaton(after).first_bytes)
+                    for after in one.follow
+                ):
+                    yield one, other
+        except _TooLarge as error:
+            yield error.terminal, error.terminal
 
-    def _allowed_together(
-        self, first: set[_Symbol], terminals: set[_Symbol]
-    ) -> set[tuple[_Symbol, _Symbol]]:
-        """Pairs of terminals, in both orders and each with itself."""
+    def _allowed_together(self, first: set[_Symbol]) -> set[tuple[_Symbol, _Symbol]]:
+        """Pairs of terminals, in both orders and each with itself; of two within documents only
+        those that these may end with, for JSON's tokens swallow none of each other."""
         pairs: set[tuple[_Symbol, _Symbol]] = set()
         waiting: list[tuple[_Symbol, _Symbol]] = []
 
@@ -279,15 +279,17 @@ class _Cut:
             pairs.update(new)
             pairs.update((b, a) for a, b in new)
 
-        groups = {frozenset(group) for t in terminals for group in (t.within, t.behind)}
-        for group in {frozenset(first), *groups}:
+        before = [symbol for symbol in self._symbols.values() if symbol.behind]
+        meet(first, first)
+        for group in {frozenset(symbol.behind) for symbol in before}:
             meet(group, group)
+        last = [symbol for symbol in before if symbol.is_inner]
+        meet(last, last)
         while waiting:
             one, other = waiting.pop()
             if one is other or not self._meeting(one, other).is_shared:
                 continue
             if one.is_inner and other.is_inner:
-                meet(one.within, other.within)
                 meet(one.behind, other.behind)
             else:
                 meet(one.follow, other.follow)
@@ -296,25 +298,26 @@ class _Cut:
     def _meeting(self, one: _Symbol, other: _Symbol) -> _Meeting:
         known = self._meetings.get((one, other))
         if known is None:
-            known = _meeting(_automaton(one), _automaton(other))
+            known = _meeting(self._automaton(one), self._automaton(other))
             self._meetings[one, other] = known
         return known
 
-    def _has_automaton(self, terminal: _Symbol) -> bool:
-        """False where it is too large to be judged."""
+    def _automaton(self, terminal: _Symbol) -> _Automaton:
         if terminal.automaton is None:
             rules = {**self._rules, "": terminal.expression}
             try:
                 dfa = build_dfa(Grammar(rules, ""), max_states=MAX_TERMINAL_STATES)
             except TooManyStates:
-                return False
+                raise _TooLarge(terminal) from None
             terminal.automaton = _Automaton(dfa)
-        return True
+        return terminal.automaton
 
 
-def _automaton(terminal: _Symbol) -> _Automaton:
-    assert terminal.automaton is not None, terminal
-    return terminal.automaton
+class _TooLarge(Exception):
+    """The automaton of a terminal."""
+
+    def __init__(self, terminal: _Symbol) -> None:
+        self.terminal = terminal
 
 
 def _sequence(parts: tuple[Expression, ...]) -> Expression:

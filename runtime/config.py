@@ -274,7 +274,7 @@ class EngineConfig:
         heading="engine: grammars",
     )
     grammar_backend: Backend = flag(
-        "stemma", "whose compiler grammars go to; the others take less: docs/use/json-schema.md",
+        "stemma", "whose compiler grammars go to; the others take less: docs/use/grammars.md",
         choices=get_args(Backend),
     )
     grammar_timeout: float = flag(
