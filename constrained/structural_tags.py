@@ -95,7 +95,7 @@ class TagGrammar:
             whole = _renamed(with_whole_numbers(grammar), prefix)
             cuts |= json_cuts(whole)
             documents |= whole.rules.keys()
-            rules = {n: e for n, e in rules.items() if not n.startswith(prefix)} | whole.rules
+            rules |= whole.rules  # those that it has no more are reached by none
         return rules_to_lark(Grammar(rules, START), cuts, documents)
 
     def _expression(self, content: Content) -> Expression:
