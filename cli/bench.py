@@ -23,7 +23,7 @@ BENCHMARKS = (
     "serving.threads", "gpu", "scheduling.dsl", "serving.latency", "serving.load",
     "scheduling.programs", "harness.limits", "serving.watch", "serving.plan", "serving.memory",
     "device.quantization", "device.kv_bits", "device.determinism", "speculation.speculation",
-    "speculation.drafting",
+    "speculation.drafting", "speculation.constraint_cost",
     "speculation.drafting_peers", "speculation.oracle", "speculation.acceptance",
     "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "device.beam",
     "device.encoding", "device.kernels", "device.ranks",

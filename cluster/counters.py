@@ -23,7 +23,19 @@ _COUNTERS: tuple[Path, ...] = (
     ("leases", "num_broken"),
     ("host", "stored_tokens"),
     ("host", "loaded_tokens"),
-    *(("grammars", name) for name in ("num_hits", "num_compiled", "num_refused", "compile_s")),
+    *(
+        ("grammars", name)
+        for name in (
+            "num_hits",
+            "num_compiled",
+            "num_fsm",
+            "num_pushdown",
+            "num_llguidance",
+            "num_outlines",
+            "num_refused",
+            "compile_s",
+        )
+    ),
     *(("lora", name) for name in ("num_loads", "num_evictions")),
 )
 # Of what several say under one name, what is no sum.

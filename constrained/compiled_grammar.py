@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .fsm import FsmGrammar
 from .matcher import BoundGrammar, Path
+from .outlines_index import OutlinesGrammar
 from .pushdown import PushdownGrammar
 from .regular.dfa import Dfa
 from .unique_keys import UniqueKeys
@@ -17,12 +18,14 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar not yet bound to a vocabulary: one of `dfa` and `lark`. May cross processes."""
+    """A grammar not yet bound to a vocabulary: one of `dfa`, `lark` and `regex`, of which only an
+    automaton is followed within the engine. May cross processes."""
 
     path: Path
     reason: str  # why this path
     dfa: Dfa | None = None
     lark: str | None = None
+    regex: str | None = None  # for outlines-core
     warnings: tuple[str, ...] = ()
     schema: str | None = None  # lenient: outputs must be validated against it
     needs_unique_keys: bool = False
@@ -38,5 +41,7 @@ class CompiledGrammar:
     def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:
             return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
+        if self.regex is not None:
+            return OutlinesGrammar(self.regex, vocabulary, self.reason)
         assert self.lark is not None
         return PushdownGrammar(self.lark, vocabulary, self.reason, self.warnings)

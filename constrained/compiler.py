@@ -11,7 +11,6 @@ grammar alone.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,23 +18,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidGrammar, UnsupportedSchema
+from .backends import compile_by_backend
 from .compiled_grammar import CompiledGrammar
+from .gbnf import is_gbnf, read_gbnf
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
-from .pushdown import check_lark, gbnf_to_lark
+from .lark_reader import swallowing_terminals
+from .lexing import rules_to_lark
+from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
-from .structural_tags import parse_tags, tags_to_lark
+from .tag_contents import parse_tags
 from .unique_keys import key_tokens
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from .schema.parameters import Parameter, ParameterStyle
     from .schema.schema_grammar import SchemaGrammar
-
-_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Limits:
 def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGrammar:
     """Raises InvalidGrammar or UnsupportedSchema; `field` is the spec's kind."""
     try:
+        if spec.backend != "stemma":
+            return compile_by_backend(spec)
         return _COMPILERS[spec.kind](spec, limits)
     except UnsupportedSchema:
         raise
@@ -84,10 +87,13 @@ def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    lark = gbnf_to_lark(spec.source) if _GBNF_RULE.search(spec.source) else spec.source
-    return CompiledGrammar(
-        "pushdown", "a grammar of the caller's own rules", lark=lark, warnings=check_lark(lark)
-    )
+    if is_gbnf(spec.source):
+        read = read_gbnf(spec.source)
+        compiled = _of_grammar(read.grammar, limits, rules_to_lark)
+        return replace(compiled, warnings=(*read.warnings, *compiled.warnings))
+    warnings = (*check_lark(spec.source), *swallowing_terminals(spec.source))
+    reason = "a grammar of the caller's own rules"
+    return CompiledGrammar("pushdown", reason, lark=spec.source, warnings=warnings)
 
 
 def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
@@ -109,11 +115,13 @@ def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
+    from .structural_tags import TagGrammar  # as schema_grammar below
+
     schemas = _TagSchemas(spec)
-    lark = tags_to_lark(parse_tags(_json(spec)), schemas)
-    check_lark(lark)
-    reason = "free text around tags"
-    return CompiledGrammar("pushdown", reason, lark=lark, warnings=tuple(schemas.warnings))
+    tags = TagGrammar(parse_tags(_json(spec)), schemas)
+    compiled = _of_grammar(tags.grammar(), limits, lambda _: tags.lark())
+    warnings = (*schemas.warnings, *tags.warnings, *compiled.warnings)
+    return replace(compiled, warnings=warnings)
 
 
 class _TagSchemas:

@@ -9,7 +9,8 @@ their remainders are recursive rules; these become an automaton, then a terminal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import InvalidGrammar
 from .grammar import (
@@ -52,6 +53,17 @@ def regular_to_lark(grammar: Grammar) -> str:
     return writer.text()
 
 
+def with_whole_numbers(grammar: Grammar) -> Grammar:
+    """A grammar of JSON texts whose numbers are without recursion. Raises InvalidGrammar."""
+    return Grammar(_with_whole_numbers(grammar), grammar.start)
+
+
+def json_cuts(grammar: Grammar) -> dict[Expression, tuple[Expression, ...]]:
+    """The expressions of a grammar of JSON texts that are longer than one of JSON's tokens: into
+    which parts a sequence is cut; () for what is taken apart as it is built."""
+    return _Rules(LarkWriter(), grammar.rules).cuts(grammar.start)
+
+
 class LarkWriter:
     """Lines of a Lark grammar, with generated names; equal terminals share one name."""
 
@@ -83,6 +95,10 @@ class LarkWriter:
         """Write a grammar of JSON texts; returns the name of its first rule."""
         return _Rules(self, _with_whole_numbers(grammar)).written(grammar.start)
 
+    def terminals_of(self, grammar: Grammar) -> Callable[[Expression], str]:
+        """Writes an expression that leads to no recursive rule as one terminal; its name."""
+        return _Rules(self, grammar.rules).terminal
+
     def regular(self, grammar: Grammar) -> str:
         """Write a grammar without recursion as one terminal; returns its name."""
         return _Rules(self, grammar.rules).terminal(Ref(grammar.start))
@@ -99,9 +115,14 @@ class _Rules:
         self._writer = writer
         self._rules = rules
         self._names: dict[str, str] = {}
-        self._shapes = JsonShapes(rules)
+        self._recursive = frozenset(rules) - frozenset(from_below(rules))
         self._waiting: list[str] = []
         self._shared: dict[str, str | None] = {}
+
+    @functools.cached_property
+    def _shapes(self) -> JsonShapes:
+        """Of grammars of JSON texts."""
+        return JsonShapes(self._rules)
 
     def written(self, name: str) -> str:
         """Write a rule and all that it refers to; returns its name."""
@@ -147,6 +168,11 @@ class _Rules:
 
     def _tokens(self, expression: Literal | Concat) -> Iterable[str]:
         """Terminals and rules in their order."""
+        for part, is_terminal in self._cut(expression):
+            yield self.terminal(part) if is_terminal else self._rule(part)
+
+    def _cut(self, expression: Literal | Concat) -> Iterable[tuple[Expression, bool]]:
+        """The parts in their order, and whether each is just a terminal."""
         open_token: list[Expression] = []
         places = _BEFORE
         for part in _characters(expression):
@@ -154,21 +180,46 @@ class _Rules:
                 open_token.append(part)
                 places = self._shapes.places(part, places)
                 if places == _BEHIND:
-                    yield self.terminal(concat(*open_token))
+                    yield concat(*open_token), True
                     open_token, places = [], _BEFORE
                 continue
             kinds = self._shapes.kinds(part)
             if open_token and not (len(kinds) == 1 and kinds == self._shapes.kinds(open_token[-1])):
-                yield self.terminal(concat(*open_token))
+                yield concat(*open_token), True
                 open_token = []
             if kinds in ({Kind.WORD}, {Kind.SPACE}):
                 open_token.append(part)
             elif part == Literal(QUOTE):
                 open_token, places = [part], _INSIDE
             else:
-                yield self._rule(part)
+                yield part, False
         if open_token:
-            yield self.terminal(concat(*open_token))
+            yield concat(*open_token), True
+
+    def cuts(self, start: str) -> dict[Expression, tuple[Expression, ...]]:
+        """What is longer than a token, and into which parts it is cut."""
+        found: dict[Expression, tuple[Expression, ...]] = {}
+        waiting: list[Expression] = [Ref(start)]
+        while waiting:
+            expression = waiting.pop()
+            if expression in found or self._is_token(expression):
+                continue
+            match expression:
+                case Ref():
+                    found[expression] = ()
+                    waiting.append(self._resolved(expression))
+                case Alt(parts):
+                    found[expression] = ()
+                    waiting += parts
+                case Repeat(part):
+                    found[expression] = ()
+                    waiting.append(part)
+                case Literal() | Concat():
+                    cut = list(self._cut(expression))
+                    if cut != [(expression, True)]:
+                        found[expression] = tuple(part for part, _ in cut)
+                        waiting += (part for part, is_terminal in cut if not is_terminal)
+        return found
 
     def _is_token(self, expression: Expression) -> bool:
         """Whether every text is one JSON token that cannot be part of a longer sequence."""
@@ -239,7 +290,7 @@ class _Rules:
         return f"(?:{self._regex(self._inlined(expression))})"
 
     def _inlined(self, ref: Ref) -> Expression:
-        if ref.name in self._shapes.recursive:
+        if ref.name in self._recursive:
             raise InvalidGrammar(f"rule {ref.name!r} refers to itself where only a regular one may")
         return self._resolved(ref)
 

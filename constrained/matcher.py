@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.uint32]
-Path = Literal["fsm", "pushdown"]
-"""What a grammar is matched by: an automaton, or a parser."""
+Path = Literal["fsm", "pushdown", "llguidance", "outlines"]
+"""What a grammar is matched by: an automaton, a parser; or as another backend does."""
 
 
 class Matcher(Protocol):

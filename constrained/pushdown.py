@@ -49,7 +49,7 @@ def check_lark(lark: str) -> tuple[str, ...]:
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Converts llama.cpp's notation to Lark's. Raises InvalidGrammar."""
+    """As llguidance itself converts llama.cpp's notation. Raises InvalidGrammar."""
     _llguidance()
     try:
         converted: str = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text)

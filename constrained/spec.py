@@ -9,6 +9,8 @@ GrammarKind = Literal["regex", "choices", "json_schema", "json_object", "ebnf", 
 Whitespace = Literal["compact", "flexible"]
 PropertyOrder = Literal["schema", "any"]
 Formats = Literal["enforce", "ignore"]
+Backend = Literal["stemma", "llguidance", "outlines"]
+"""Whose compiler makes the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +27,4 @@ class GrammarSpec:
     property_order: PropertyOrder = "schema"
     is_lenient: bool = False  # enforce what can be, validate the rest afterwards
     formats: Formats = "enforce"  # of strings in a schema
+    backend: Backend = "stemma"

@@ -1,13 +1,26 @@
-"""What stands between a tag's `begin` and its `end`: a document of a schema, parameters one by one,
-fixed texts, regular ones, and these in sequence, by choice or repeated.
+"""What structural tags are made of, as their notation says it: xgrammar's, for what is a language
+of characters.
 
-The notation is xgrammar's, for what it has of this:
+    {"type": "json_schema", "json_schema": {..}, "style": "json" | "qwen_xml"}
+    {"type": "qwen_xml_parameter", "json_schema": {..}}          the same as that style
+    {"type": "parameters", "json_schema": {..}, "style": {..}}   ours, see ParameterStyle
+    {"type": "const_string", "value": ".."}          {"type": "regex", "pattern": ".."}
+    {"type": "grammar", "grammar": "root ::= .."}    {"type": "any_text", "excludes": [".."]}
+    {"type": "sequence", "elements": [..]}           {"type": "or", "elements": [..]}
+    {"type": "star", "content": {..}}                {"type": "plus", "content": {..}}
+    {"type": "optional", "content": {..}}
+    {"type": "repeat", "min": 1, "max": -1, "content": {..}}     -1: any number
+    {"type": "tag", "begin": "..", "content": {..}, "end": ".." or [..]}
+    {"type": "tags_with_separator", "tags": [..], "separator": "..", "at_least_one": false,
+     "stop_after_first": false}
+    {"type": "triggered_tags", "triggers": [..], "tags": [..], "at_least_one": false,
+     "stop_after_first": false, "excludes": [..]}
+    {"type": "dispatch", "rules": [["..", {..}]], "loop": true, "excludes": [..]}
 
-    {"type": "json_schema", "json_schema": {..}}       {"type": "const_string", "value": ".."}
-    {"type": "sequence", "elements": [..]}             {"type": "regex", "pattern": ".."}
-    {"type": "or", "elements": [..]}                   {"type": "star", "content": {..}}
-    {"type": "tag", "begin": "..", "content": {..}, "end": ".."}
-    {"type": "parameters", "json_schema": {..}, "style": {..}}    ours, see ParameterStyle
+With `at_least_one`, triggered tags begin with a tag, as in xgrammar; ours is `text_first`: true, by
+which text may come before.
+
+Source: xgrammar 0.2, structural_tag.py.
 """
 
 from __future__ import annotations
@@ -15,17 +28,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import InvalidGrammar
-from .grammar import Expression, Grammar, Literal, concat
-from .lark import LarkWriter, regex_of_text
-from .regular.regex_parser import parse_regex
 
 if TYPE_CHECKING:
-    from .schema.parameters import Parameter, ParameterStyle
+    from .schema.parameters import ParameterStyle
 
-MAX_DEPTH = 16  # llguidance refuses more than 32 brackets in each other
+MAX_DEPTH = 16  # of contents in each other
+MAX_CHARS = 100_000  # that `any_text` may be bounded to
+_OF_TOKENS = ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,21 @@ class Pattern:
     """The texts of a regex, in Python's syntax."""
 
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The texts of a grammar in GBNF."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnyText:
+    """Any text in which none of these occurs, of at most so many characters."""
+
+    excludes: tuple[str, ...] = ()
+    max_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,136 +100,82 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """This any number of times, or not at all."""
+    """This so many times; `most` None: any number."""
 
     part: Content
+    least: int = 0
+    most: int | None = None
 
 
-Content: TypeAlias = Text | Pattern | SchemaDocument | Parameters | InSequence | OneOf | Repeated
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """`begin`, a content, and one of `ends`. Text in the content that nothing else bounds goes no
+    further than to the first of the ends."""
+
+    begin: str
+    content: Content
+    ends: tuple[str, ...]
 
 
-class Schemas(Protocol):
-    """Compiles what contents say of schemas."""
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """Free text up to the first of the triggers, then what the trigger begins, and so on.
 
-    def document(self, schema: object) -> Grammar:
-        """The grammar of a schema's documents."""
+    `rules`: by trigger, what may come behind it. `is_required`: one has to come, and if not
+    `begins_free`, at the very beginning; `is_repeated`: others may follow.
+    """
 
-    def parameters(self, schema: object, style: ParameterStyle) -> Sequence[Parameter]:
-        """An object's properties."""
+    rules: tuple[tuple[str, Content], ...]
+    excludes: tuple[str, ...] = ()
+    is_required: bool = False
+    begins_free: bool = False
+    is_repeated: bool = True
+
+
+Content: TypeAlias = (
+    Text
+    | Pattern
+    | Rules
+    | AnyText
+    | SchemaDocument
+    | Parameters
+    | InSequence
+    | OneOf
+    | Repeated
+    | Tag
+    | Dispatched
+)
+
+
+def parse_tags(value: object) -> Content:
+    """Of a whole structural tag, in the notation above or in the older one:
+
+        {"structures": [{"begin": .., "schema": {..}, "end": ..}], "triggers": [..]}
+        {"format": {"type": .., ..}}
+
+    Raises InvalidGrammar.
+    """
+    given = mapping(value, "a structural tag")
+    if "structures" in given:
+        tags = [_older_tag(item) for item in items(given, "structures")]
+        return _dispatched(given, tags)
+    if "format" not in given:
+        raise InvalidGrammar('"format", or "structures" and "triggers", are expected')
+    return parse_content(given["format"])
 
 
 def parse_content(value: object, depth: int = 0) -> Content:
     """Raises InvalidGrammar."""
     given = mapping(value, "content")
     kind = given.get("type")
+    if kind in _OF_TOKENS:
+        raise InvalidGrammar(f"content type {kind!r} is of tokens, which is not supported")
     if not isinstance(kind, str) or kind not in _PARSERS:
         known = ", ".join(_PARSERS)
         raise InvalidGrammar(f"content type {kind!r} is not known; known are: {known}")
     if depth > MAX_DEPTH:
         raise InvalidGrammar(f"content: nested deeper than {MAX_DEPTH}")
     return _PARSERS[kind](given, depth)
-
-
-class ContentWriter:
-    """Writes contents as right sides of rules; what is made of the same schema is written once."""
-
-    def __init__(self, writer: LarkWriter, schemas: Schemas) -> None:
-        self._writer = writer
-        self._schemas = schemas
-        self._known: dict[str, str] = {}
-
-    def written(self, content: Content) -> str:
-        """The right side; "" for the empty text."""
-        match content:
-            case Text(value):
-                return lark_text(value)
-            case Pattern(source):
-                expression = parse_regex(source, dialect="python", anchored=True)
-                return self._writer.regular(Grammar.of(expression))
-            case SchemaDocument(schema):
-                return self._once(schema, "", lambda: self._document(schema))
-            case Parameters(schema, style):
-                return self._once(schema, repr(style), lambda: self._parameters(schema, style))
-            case InSequence(parts):
-                return " ".join(filter(None, map(self.written, parts)))
-            case OneOf(parts):
-                return one_of([self.written(part) for part in parts])
-            case Repeated(part):
-                inner = self.written(part)
-                return f"({inner})*" if inner else ""
-
-    def _document(self, schema: object) -> str:
-        return self._writer.json_rules(self._schemas.document(schema))
-
-    def _parameters(self, schema: object, style: ParameterStyle) -> str:
-        found = self._schemas.parameters(schema, style)
-        return _Parameters(self._writer, style).written(found)
-
-    def _once(self, schema: object, how: str, write: Callable[[], str]) -> str:
-        key = json.dumps([how, schema])
-        if key not in self._known:
-            self._known[key] = write()
-        return self._known[key]
-
-
-def lark_text(text: str) -> str:
-    """A terminal of just this text; "" for the empty one."""
-    return f"/{regex_of_text(text)}/" if text else ""
-
-
-def one_of(choices: Sequence[str]) -> str:
-    """Any of these right sides, of which some may be empty."""
-    there = list(dict.fromkeys(filter(None, choices)))
-    if not there:
-        return ""
-    joined = f"({' | '.join(there)})"
-    return f"{joined}?" if "" in choices else joined
-
-
-class _Parameters:
-    """Writes parameters, those that are required and any of the others, in their order."""
-
-    def __init__(self, writer: LarkWriter, style: ParameterStyle) -> None:
-        self._writer = writer
-        self._style = style
-
-    def written(self, parameters: Sequence[Parameter]) -> str:
-        """The right side; "" where there are none."""
-        items = [self._item(each) for each in parameters]
-        behind, choices = "", [""]  # what may come behind an item; how the whole may begin
-        separator = lark_text(self._style.separator)
-        for item, each in zip(reversed(items), reversed(parameters), strict=True):
-            first = f"{item} {behind}".strip()
-            choices = [first] if each.is_required else [first, *choices]
-            more = f"{separator} {item}".strip()
-            behind = self._rule(f"{more if each.is_required else f'({more})?'} {behind}".strip())
-        return self._rule(one_of(choices)) if items else ""
-
-    def _rule(self, body: str) -> str:
-        name = self._writer.new_rule()
-        self._writer.line(name, body)
-        return name
-
-    def _item(self, parameter: Parameter) -> str:
-        style, writer = self._style, self._writer
-        begin = lark_text(f"{style.key_begin}{parameter.name}{style.key_end}")
-        values = []
-        if parameter.flat is not None:
-            values.append(writer.regular(_followed(parameter.flat, style.value_end)))
-        if parameter.nested is not None:
-            rules = writer.json_rules(parameter.nested)
-            values.append(f"{rules} {lark_text(style.value_end)}".strip())
-        return self._rule(f"{begin} {one_of(values)}")
-
-
-def _followed(grammar: Grammar, text: str) -> Grammar:
-    """The texts of a grammar, each with `text` behind it."""
-    rules: dict[str, Expression] = dict(grammar.rules)
-    rules[grammar.start] = concat(rules[grammar.start], Literal(text))
-    return Grammar(rules, grammar.start)
-
-
-# --- reading the notation -------------------------------------------------------------------------
 
 
 def mapping(value: object, what: str) -> Mapping[str, object]:
@@ -220,11 +193,39 @@ def items(given: Mapping[str, object], name: str) -> Sequence[object]:
     return value
 
 
-def string(given: Mapping[str, object], name: str) -> str:
-    """Raises InvalidGrammar for a field that is no text."""
-    value = given.get(name)
+def _string(given: Mapping[str, object], name: str) -> str:
+    return _text(given.get(name), name)
+
+
+def _text(value: object, name: str) -> str:
+    if isinstance(value, dict) and value.get("type") == "token":
+        raise InvalidGrammar(f"{name}: a token is not supported, but its text is")
     if not isinstance(value, str):
         raise InvalidGrammar(f"{name}: a text is expected")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidGrammar(f"{name}: lone surrogates are no text")
+    return value
+
+
+def _texts(given: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """Texts that are looked for, none of them empty; () where the field is missing."""
+    values = items(given, name) if name in given else ()
+    if not all(isinstance(value, str) and value for value in values):
+        raise InvalidGrammar(f"{name}: texts are expected, none of them empty")
+    return tuple(_text(value, name) for value in values)
+
+
+def _flag(given: Mapping[str, object], name: str, *, otherwise: bool = False) -> bool:
+    value = given.get(name, otherwise)
+    if not isinstance(value, bool):
+        raise InvalidGrammar(f"{name}: true or false is expected")
+    return value
+
+
+def _count(given: Mapping[str, object], name: str, least: int, most: int) -> int:
+    value = given.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidGrammar(f"{name}: a number from {least} to {most} is expected")
     return value
 
 
@@ -242,26 +243,142 @@ def _style(given: Mapping[str, object]) -> ParameterStyle:
         raise InvalidGrammar("style: words: three texts are expected")
     if not isinstance(raw, bool):
         raise InvalidGrammar("style: raw_strings: true or false is expected")
-    texts = {n: string(values, n) for n in values if n not in ("words", "raw_strings")}
+    texts = {n: _string(values, n) for n in values if n not in ("words", "raw_strings")}
     return ParameterStyle(**texts, raw_strings=raw, words=tuple(words))
+
+
+def _schema(given: Mapping[str, object], depth: int) -> Content:
+    style = given.get("style", "json")
+    if given.get("excludes"):
+        raise InvalidGrammar("json_schema: excludes are not supported; say it by a pattern")
+    if style == "qwen_xml":
+        return _qwen(given, depth)
+    if style != "json":
+        raise InvalidGrammar(f"json_schema: style {style!r} is not known; known: json, qwen_xml")
+    return SchemaDocument(given.get("json_schema"))
+
+
+def _qwen(given: Mapping[str, object], _: int) -> Content:
+    """As Qwen's models write parameters; with the line ends that they write, or without."""
+    from .schema.parameters import ParameterStyle
+
+    style = ParameterStyle("<parameter=", ">", "</parameter>", gap="\n", excludes="</parameter>")
+    return Parameters(given.get("json_schema"), style)
+
+
+def _rules(given: Mapping[str, object], _: int) -> Content:
+    if given.get("syntax", "ebnf") != "ebnf":
+        raise InvalidGrammar("grammar: syntax: only ebnf is supported, by rules `name ::= ..`")
+    return Rules(_string(given, "grammar"))
+
+
+def _any_text(given: Mapping[str, object], _: int) -> Content:
+    if given.get("max_tokens") is not None:
+        raise InvalidGrammar("any_text: max_tokens is not supported; max_chars is")
+    most = given.get("max_chars")
+    most = None if most is None else _count(given, "max_chars", 0, MAX_CHARS)
+    return AnyText(_texts(given, "excludes"), most)
 
 
 def _elements(given: Mapping[str, object], depth: int) -> tuple[Content, ...]:
     return tuple(parse_content(item, depth + 1) for item in items(given, "elements"))
 
 
-def _tag(given: Mapping[str, object], depth: int) -> Content:
-    inner = parse_content(given.get("content"), depth + 1)
-    return InSequence((Text(string(given, "begin")), inner, Text(string(given, "end"))))
+def _inner(given: Mapping[str, object], depth: int) -> Content:
+    return parse_content(given.get("content"), depth + 1)
+
+
+def _repeated(given: Mapping[str, object], depth: int) -> Content:
+    least = _count(given, "min", 0, 2**31 - 1)
+    most = None if given.get("max") == -1 else _count(given, "max", least, 2**31 - 1)
+    return Repeated(_inner(given, depth), least, most)
+
+
+def _tag(value: object, depth: int) -> Tag:
+    given = mapping(value, "a tag")
+    end = given.get("end")
+    ends = end if isinstance(end, list) else [end]
+    if not ends:
+        raise InvalidGrammar("end: at least one text is expected")
+    found = tuple(_text(item, "end") for item in ends)
+    return Tag(_string(given, "begin"), _inner(given, depth), found)
+
+
+def _tags(given: Mapping[str, object], depth: int) -> list[Tag]:
+    tags = [_tag(item, depth) for item in items(given, "tags")]
+    if not tags:
+        raise InvalidGrammar("tags: at least one is expected")
+    return tags
+
+
+def _older_tag(value: object) -> Tag:
+    given = mapping(value, "a structure")
+    schema = given.get("schema", given.get("structural_tag_schema", True))
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise InvalidGrammar(f"schema: not JSON: {error}") from error
+    return Tag(_string(given, "begin"), SchemaDocument(schema), (_string(given, "end"),))
+
+
+def _dispatched(given: Mapping[str, object], tags: Sequence[Tag]) -> Content:
+    """Triggered tags. Raises InvalidGrammar for a tag without just one trigger."""
+    triggers = _texts(given, "triggers")
+    if not tags or not triggers:
+        raise InvalidGrammar("tags and triggers are expected, none of them empty")
+    by_trigger: dict[str, list[Content]] = {}
+    for tag in tags:
+        mine = [trigger for trigger in triggers if tag.begin.startswith(trigger)]
+        if len(set(mine)) != 1:
+            which = f"with several triggers: {mine}" if mine else "with none of the triggers"
+            raise InvalidGrammar(f"begin {tag.begin!r} starts {which}")
+        rest = Tag(tag.begin[len(mine[0]) :], tag.content, tag.ends)
+        by_trigger.setdefault(mine[0], []).append(rest)
+    return Dispatched(
+        tuple((trigger, OneOf(tuple(by_trigger.get(trigger, ())))) for trigger in triggers),
+        _texts(given, "excludes"),
+        is_required=_flag(given, "at_least_one"),
+        begins_free=_flag(given, "text_first"),
+        is_repeated=not _flag(given, "stop_after_first"),
+    )
+
+
+def _dispatch(given: Mapping[str, object], depth: int) -> Content:
+    rules = []
+    for rule in items(given, "rules"):
+        if not isinstance(rule, list) or len(rule) != 2 or not _text(rule[0], "rules"):
+            raise InvalidGrammar("rules: pairs of a text, not empty, and a content are expected")
+        rules.append((_text(rule[0], "rules"), parse_content(rule[1], depth + 1)))
+    if not rules or len(dict(rules)) < len(rules):
+        raise InvalidGrammar("rules: at least one is expected, each with a text of its own")
+    is_repeated = _flag(given, "loop", otherwise=True)
+    return Dispatched(tuple(rules), _texts(given, "excludes"), is_repeated=is_repeated)
+
+
+def _separated(given: Mapping[str, object], depth: int) -> Content:
+    tag = OneOf(tuple(_tags(given, depth)))
+    more = Repeated(InSequence((Text(_string(given, "separator")), tag)))
+    found = tag if _flag(given, "stop_after_first") else InSequence((tag, more))
+    return found if _flag(given, "at_least_one") else Repeated(found, 0, 1)
 
 
 _PARSERS: dict[str, Callable[[Mapping[str, object], int], Content]] = {
-    "json_schema": lambda given, _: SchemaDocument(given.get("json_schema")),
+    "json_schema": _schema,
+    "qwen_xml_parameter": _qwen,
     "parameters": lambda given, _: Parameters(given.get("json_schema"), _style(given)),
-    "const_string": lambda given, _: Text(string(given, "value")),
-    "regex": lambda given, _: Pattern(string(given, "pattern")),
+    "const_string": lambda given, _: Text(_string(given, "value")),
+    "regex": lambda given, _: Pattern(_string(given, "pattern")),
+    "grammar": _rules,
+    "any_text": _any_text,
     "sequence": lambda given, depth: InSequence(_elements(given, depth)),
     "or": lambda given, depth: OneOf(_elements(given, depth)),
-    "star": lambda given, depth: Repeated(parse_content(given.get("content"), depth + 1)),
+    "star": lambda given, depth: Repeated(_inner(given, depth)),
+    "plus": lambda given, depth: Repeated(_inner(given, depth), 1),
+    "optional": lambda given, depth: Repeated(_inner(given, depth), 0, 1),
+    "repeat": _repeated,
     "tag": _tag,
+    "tags_with_separator": _separated,
+    "triggered_tags": lambda given, depth: _dispatched(given, _tags(given, depth)),
+    "dispatch": _dispatch,
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..constrained.serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
+from ..constrained.spec import Backend
 from ..errors import InvalidProgram, InvalidRequest
 from ..flags import Allowed, add_flags, flag, from_flags, integer, misfits, number
 from ..frontend.client.progress import ByteProgress
@@ -271,6 +272,10 @@ class EngineConfig:
     disable_jump_forward: bool = flag(
         False, "compute tokens that a grammar forces one by one (the output is the same)",
         heading="engine: grammars",
+    )
+    grammar_backend: Backend = flag(
+        "stemma", "whose compiler grammars go to; the others take less: docs/use/grammars.md",
+        choices=get_args(Backend),
     )
     grammar_timeout: float = flag(
         DEFAULT_GRAMMAR_TIMEOUT_S,

@@ -164,7 +164,11 @@ class LoadedModel:
             images=self._image_encodings(),
             num_layers=self.model_config.num_layers,
             gives_up_kv=self._window is not None,
-            grammars=GrammarCompiler(self._vocabulary, timeout_s=config.grammar_timeout),
+            grammars=GrammarCompiler(
+                self._vocabulary,
+                timeout_s=config.grammar_timeout,
+                backend=config.grammar_backend,
+            ),
         )
         self._kv_policy()
         self.kv_sender = self._kv_sender()

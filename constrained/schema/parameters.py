@@ -37,7 +37,8 @@ class ParameterStyle:
     """How parameters are written: KEY_BEGIN name KEY_END value VALUE_END, and SEPARATOR between.
 
     `raw_strings`: strings are written as they are, between two `quote`s, without the text
-    `excludes`; else as JSON. `words`: of null, false and true outside of arrays and objects.
+    `excludes`; else as JSON. `words`: of null, false and true outside of arrays and objects. `gap`
+    may stand, or not, before the first key, around each value, and behind VALUE_END.
     """
 
     key_begin: str = ""
@@ -47,6 +48,7 @@ class ParameterStyle:
     raw_strings: bool = True
     quote: str = ""
     excludes: str = ""
+    gap: str = ""
     words: tuple[str, str, str] = ("null", "false", "true")
 
 

@@ -31,8 +31,8 @@ from ...errors import EngineError, InvalidGrammar
 from ...shared_limit import SharedLimit
 from ...turn_queue import TurnQueue
 from ..compiled_grammar import CompiledGrammar
-from ..matcher import BoundGrammar
-from ..spec import GrammarSpec
+from ..matcher import BoundGrammar, Path
+from ..spec import Backend, GrammarSpec
 from ..vocabulary import Vocabulary
 from .frames import (
     DEFAULT_GRAMMAR_TIMEOUT_S,
@@ -68,7 +68,17 @@ class CompilerStats:
     num_hits: int = 0  # requested again, compiled or pending
     num_compiled: int = 0
     num_refused: int = 0
+    num_fsm: int = 0  # of the compiled ones, by what they are matched
+    num_pushdown: int = 0
+    num_llguidance: int = 0
+    num_outlines: int = 0
     compile_s: float = 0.0  # from request to collection, summed
+
+    def count(self, path: Path) -> None:
+        """One more that was compiled."""
+        self.num_compiled += 1
+        name = f"num_{path}"
+        setattr(self, name, getattr(self, name) + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +147,16 @@ class GrammarCompiler:
         timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S,
         max_cached_bytes: int = MAX_CACHED_BYTES,
         max_cached: int = MAX_CACHED,
+        backend: Backend = "stemma",
     ) -> None:
-        """`make_vocabulary` is called once, off the engine's loop, before the first grammar."""
+        """`make_vocabulary` is called once, off the engine's loop, before the first grammar;
+        `backend`: whose compiler. Raises MissingDependency."""
+        if backend != "stemma":
+            from ..backends import require_backend  # an engine without it needs none of it
+
+            require_backend(backend)
         self.stats = CompilerStats()
+        self._backend: Backend = backend
         self._max_cached_bytes = max_cached_bytes
         self._max_cached = max_cached
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
@@ -178,7 +195,7 @@ class GrammarCompiler:
     ) -> PendingGrammar:
         """The grammar of this spec, perhaps still pending. Each namespace has its own: the latency
         of a shared one would reveal who has requested it before. `tenant`: whose turn it takes."""
-        key = (namespace, spec)
+        key = (namespace, replace(spec, backend=self._backend))
         entry = self._entries.get(key)
         if entry is not None:
             self.stats.num_hits += 1
@@ -219,6 +236,7 @@ class GrammarCompiler:
         """Counters as plain data."""
         counts = {name: getattr(self.stats, name) for name in self.stats.__slots__}
         return {
+            "backend": self._backend,
             **counts,
             "num_cached": len(self._entries),
             "cached_bytes": self._num_bytes,
@@ -259,7 +277,7 @@ class GrammarCompiler:
             self.stats.num_refused += 1
             entry.pending.failure = outcome.result
         else:
-            self.stats.num_compiled += 1
+            self.stats.count(outcome.result.path)
             entry.pending.bound, entry.pending.schema = outcome.result, outcome.schema
         if not outcome.is_final:
             del self._entries[entry.key]
@@ -448,8 +466,8 @@ class _Lane:
         return self._ready_worker().ask(job)
 
     def _bound(self, entry: _Entry, compiled: CompiledGrammar) -> _Outcome:
-        """A parser's grammar is bound in its process, by `Parsers.open`."""
-        if compiled.path == "pushdown":
+        """What is no automaton is bound in a process of its own, by `Parsers.open`."""
+        if compiled.dfa is None:
             return _Outcome(entry, compiled, schema=compiled.schema)
         try:
             return _Outcome(entry, self._bind(compiled), schema=compiled.schema)

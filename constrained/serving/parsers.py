@@ -19,10 +19,10 @@ import signal
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Literal
 
 from ...errors import EngineError, InvalidGrammar
 from ..compiled_grammar import CompiledGrammar
+from ..matcher import Path
 from ..vocabulary import Vocabulary
 from .frames import CRASHES, ENGINE_STACK_BYTES, Refusal
 from .host_process import HostProcess
@@ -47,9 +47,8 @@ LIMIT_SIGNALS = (signal.SIGPROF, *CRASHES)
 class ParsedGrammar:
     """A grammar that a process follows: shared by all its outputs."""
 
-    path: Literal["pushdown"] = "pushdown"
-
-    def __init__(self, parser: Parser, reason: str, warnings: tuple[str, ...]) -> None:
+    def __init__(self, parser: Parser, path: Path, reason: str, warnings: tuple[str, ...]) -> None:
+        self.path = path
         self.reason = reason
         self.warnings = warnings
         self._parser = parser
@@ -318,7 +317,8 @@ class Parser:
             return
         self.first = answer.first
         warnings = self._compiled.warnings or answer.warnings
-        self._end_opening(ParsedGrammar(self, self._compiled.reason, warnings))
+        compiled = self._compiled
+        self._end_opening(ParsedGrammar(self, compiled.path, compiled.reason, warnings))
 
     def _end_opening(self, outcome: ParsedGrammar | InvalidGrammar | EngineError) -> None:
         on_open, self._on_open = self._on_open, None

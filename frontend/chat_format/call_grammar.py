@@ -51,6 +51,7 @@ def forced_constraint(
             "triggers": [end],
             "tags": [{"begin": end + gap, "content": content, "end": ""}],
             "at_least_one": True,
+            "text_first": True,
             "stop_after_first": True,
         }
     return tag_constraint(content, is_lenient=is_lenient)

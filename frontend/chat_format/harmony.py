@@ -106,6 +106,7 @@ def _tags(
         "triggers": [*triggers],
         "tags": [*tags],
         "at_least_one": at_least_one,
+        "text_first": True,
         "stop_after_first": True,
     }
     return tag_constraint(body, is_lenient=is_lenient)

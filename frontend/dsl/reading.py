@@ -97,7 +97,10 @@ class BranchReader:
 
         Keys: id, prompt_tokens, cached_tokens, completion_tokens, output_ids (the value's token
         ids), queue_s, time_to_first_token_s, latency_s, finish_reason ("stop" or "length");
-        matched_stop, logprobs, prompt_logprobs, choice_logprobs where there are any; beside
+        matched_stop, logprobs, prompt_logprobs, choice_logprobs where there are any;
+        constraint_cost beside logprobs under a constraint: logprob_lost (nats, of all tokens),
+        mean_logprob_lost, num_redirected, num_tokens, and with each of logprobs allowed_logprob and
+        is_redirected, where the model's likeliest token was not allowed; beside
         logprobs also SGLang's words for them, input_token_logprobs, input_top_logprobs,
         output_token_logprobs and output_top_logprobs: [logprob, token id, text] of each token.
         """

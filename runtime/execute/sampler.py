@@ -117,6 +117,12 @@ class Sampling:
             None if row.mask is None else row.mask + draw for row, draw in zip(rows, self._draws)
         ]
         self._masked = [(i, mask) for i, mask in enumerate(self._masks) if mask is not None]
+        # Of those whose log-probabilities are told: at which of these, and the mask's row.
+        self._told = [
+            (at, mask)
+            for at, place in enumerate(self._wanted)
+            if (mask := self._masks[place]) is not None
+        ]
         self._num_best = [min(row.num_best, vocab_size) for row in rows]
         self._beams = [i for i, num_best in enumerate(self._num_best) if num_best]
         self._adjusted = [
@@ -145,6 +151,11 @@ class Sampling:
             places, order = zip(*self._masked, strict=True)
             arrays["masked"] = np.array(places, dtype=np.int64)
             arrays["masks"] = masks[list(order)].view(np.int32)
+        if self._told:
+            assert self._plan.masks is not None
+            places, order = zip(*self._told, strict=True)
+            arrays["told"] = np.array(places, dtype=np.int64)
+            arrays["told_masks"] = self._plan.masks[list(order)].view(np.int32)
         return arrays
 
     def launch(
@@ -175,7 +186,29 @@ class Sampling:
             answers["logprobs"] = vocabulary.logprobs(said, chosen)
             if count := max(self._num_top(place) for place in self._wanted):
                 answers["top_ids"], answers["top_logprobs"] = vocabulary.top_logprobs(said, count)
+            if self._told:
+                answers |= self._lost(vocabulary, said, chosen, answers["logprobs"], staged)
         return answers
+
+    def _lost(
+        self,
+        vocabulary: Vocabulary,
+        said: Tensor,
+        chosen: Tensor,
+        logprobs: Tensor,
+        staged: Tensors,
+    ) -> dict[str, Tensor]:
+        """What grammars take from the model's own logits [K, vocab_size], which are changed IN
+        PLACE. An allowed token's log-probability is less, before the mask, by the logarithm of what
+        all allowed ones have together."""
+        told = staged["told"]
+        best = vocabulary.argmax(said).index_select(0, told)
+        vocabulary.apply_mask(said, told, staged["told_masks"])
+        among_allowed = vocabulary.logprobs(said, chosen)
+        return {
+            "told_best": best,
+            "allowed_logprobs": (logprobs - among_allowed).index_select(0, told).clamp(max=0.0),
+        }
 
     def fill(self, results: list[RowResult], answers: Answers) -> None:
         drawn = [RowResult(token_id=token_id) for token_id in answers["token_ids"].tolist()]
@@ -184,6 +217,13 @@ class Sampling:
             tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_top else ()
             logprob = float(answers["logprobs"][i])
             drawn[place] = replace(drawn[place], logprob=logprob, top_logprobs=tops[:num_top])
+        for i, (at, mask) in enumerate(self._told):
+            place = self._wanted[at]
+            allowed = float(answers["allowed_logprobs"][i])
+            is_redirected = not self._allows(mask, int(answers["told_best"][i]))
+            drawn[place] = replace(
+                drawn[place], allowed_logprob=allowed, is_redirected=is_redirected
+            )
         for i, place in enumerate(self._beams):
             best = _tops(answers["best_ids"][i], answers["best_logprobs"][i])
             drawn[place] = replace(drawn[place], best=best[: self._num_best[place]])
@@ -196,6 +236,10 @@ class Sampling:
         for index, places in groupby(range(len(drawn)), self._indices.__getitem__):
             first, *later = [drawn[place] for place in places]
             results[index] = replace(first, later=tuple(later)) if later else first
+
+    def _allows(self, mask: int, token_id: int) -> bool:
+        assert self._plan.masks is not None
+        return bool(int(self._plan.masks[mask, token_id // 32]) >> token_id % 32 & 1)
 
     def _num_top(self, place: int) -> int:
         return min(self._params[place].logprobs or 0, self._vocab_size)

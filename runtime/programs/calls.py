@@ -7,7 +7,7 @@ its requests have ended. It knows nothing of branches.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import attrgetter
@@ -200,6 +200,8 @@ class GenCall:
             meta["matched_stop"] = self._hit.matched
         if self._sampling.logprobs is not None:
             meta["logprobs"] = self._logprobs[: len(ids)]
+            if (cost := constraint_cost(meta["logprobs"])) is not None:
+                meta["constraint_cost"] = cost
         if request.grammar is not None and request.grammar.bound is not None:
             meta["grammar_path"] = request.grammar.bound.path
             meta["warnings"] = list(request.grammar.bound.warnings)
@@ -207,12 +209,31 @@ class GenCall:
 
     def _logprob_of(self, result: RowResult) -> dict[str, Any]:
         text = self._tokenizer.token_text
-        return {
+        entry = {
             "token_id": result.token_id,
             "token": text(result.token_id or 0),
             "logprob": result.logprob,
             "top": _told(result.top_logprobs, self._tokenizer),
         }
+        if result.allowed_logprob is not None:
+            entry["allowed_logprob"] = result.allowed_logprob
+            entry["is_redirected"] = result.is_redirected
+        return entry
+
+
+def constraint_cost(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What a grammar took from the model, of an output's entries in `logprobs`: the log-probability
+    lost by masking, in nats, and at how many tokens another was the model's likeliest. None without
+    a grammar."""
+    lost = [-entry["allowed_logprob"] for entry in entries if "allowed_logprob" in entry]
+    if not lost:
+        return None
+    return {
+        "logprob_lost": sum(lost),
+        "mean_logprob_lost": sum(lost) / len(lost),
+        "num_redirected": sum(entry.get("is_redirected", False) for entry in entries),
+        "num_tokens": len(lost),
+    }
 
 
 def _told(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:

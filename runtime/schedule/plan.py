@@ -286,6 +286,10 @@ class RowResult:
     token_id: int | None = None
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
+    # Beside `logprob`, under a grammar: the logarithm of the model's probability of all that it
+    # allows here, at most 0, and whether the model's likeliest token is not among it.
+    allowed_logprob: float | None = None
+    is_redirected: bool = False
     target_logprobs: tuple[float, ...] = ()
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
     # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them;

@@ -75,9 +75,9 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "pushdown", ["7", "((1))"], ["(1"]),
         (spec_of("ebnf", 'start: "::=" x\nx: "root ::= y"'), "pushdown", ["::=root ::= y"], [""]),
-        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "pushdown", ["ab"], ["a"]),
+        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "fsm", ["ab"], ["a"]),
         (spec_of("ebnf", 'start: start "a" | "b"'), "pushdown", ["b", "baaa"], ["a", ""]),
-        (spec_of("structural_tag", TAGS), "pushdown",
+        (spec_of("structural_tag", TAGS), "fsm",
          ["", "hi <b>", "<f=a>12</f>", 'so: <f=b>"x"</f> and <f=a>0</f>.'],
          ["<f=", "<f=c>", "<f=a>x</f>", "<f=a>1</f", "a <f=b>1</f>"]),
     ],
@@ -106,7 +106,8 @@ def test_triggered_tags_come_as_often_as_they_say(
     }
     grammar = bound(spec_of("structural_tag", {"type": "structural_tag", "format": tags}))
     assert matches(grammar, "none") == (not at_least_one)
-    assert matches(grammar, "one <t>1</t>")
+    assert matches(grammar, "one <t>1</t>") == (not at_least_one)
+    assert matches(grammar, "<t>1</t>")
     assert matches(grammar, "<t>1</t> rest") == (not stop_after_first)
     assert matches(grammar, "<t>1</t><t>2</t>") == (not stop_after_first)
 
@@ -240,7 +241,7 @@ def test_a_lenient_grammar_keeps_its_schema_for_validation() -> None:
         (spec_of("structural_tag", {**TAGS, "triggers": ["<g="]}), "none of the triggers"),
         (spec_of("structural_tag", {**TAGS, "triggers": [1]}), "texts"),
         (spec_of("structural_tag", {"format": {"type": "sequence"}}), "elements: an array"),
-        (spec_of("structural_tag", {"format": {"type": "any_tokens"}}), "known are.*const_string"),
+        (spec_of("structural_tag", {"format": {"type": "any_tokens"}}), "of tokens"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compiled_is_refused_by_name(spec: GrammarSpec, message: str) -> None:

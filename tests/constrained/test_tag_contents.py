@@ -20,6 +20,22 @@ def text(value: str) -> dict[str, Any]:
     return {"type": "const_string", "value": value}
 
 
+def tag(begin: str, content: Any, end: Any) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+ANY = {"type": "any_text"}
+TAGS = [tag("<f=a>", text("1"), "</f>"), tag("<f=b>", text("2"), "</f>")]
+QWEN: dict[str, Any] = {
+    "type": "qwen_xml_parameter",
+    "json_schema": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        "required": ["a"],
+    },
+}
+
+
 def spec(content: Any, *, is_lenient: bool = False) -> GrammarSpec:
     return GrammarSpec("structural_tag", json.dumps({"format": content}), is_lenient=is_lenient)
 
@@ -44,6 +60,48 @@ def accepts(content: Any, said: str, *, is_lenient: bool = False) -> bool:
         ({"type": "triggered_tags", "triggers": ["<"], "tags": [
             {"begin": "<a", "content": {"type": "or", "elements": [text("1"), text("2")]},
              "end": ">"}]}, ["", "so <a1> and <a2>"], ["<b", "<a3"]),
+        (ANY, ["", "a\n<b>é"], []),
+        ({**ANY, "excludes": ["<b", "aa"]}, ["", "<", "aba"], ["a<b", "baa", "<b>"]),
+        ({**ANY, "max_chars": 2}, ["", "éé"], ["aaa"]),
+        (tag("<t>", ANY, "</t>"), ["<t></t>", "<t><</t</t>"], ["<t>", "<t></t>a", "<t></t></t>"]),
+        (tag("<t>", {**ANY, "max_chars": 3}, ["</t>", "|"]), ["<t>abc|", "<t>abc</t>"],
+         ["<t>abcd|", "<t>a|b|", "<t>a|</t>", "<t>abcdef|"]),
+        (tag("<t>", {"type": "sequence", "elements": [text("a"), {**ANY, "excludes": ["b"]}]}, "|"),
+         ["<t>a|", "<t>acc|"], ["<t>|", "<t>ab|", "<t>a||"]),
+        (tag("<", {"type": "or", "elements": [text("|"), ANY]}, "|"), ["<||", "<a|"], ["<a||"]),
+        ({"type": "sequence", "elements": [ANY, text("END")]}, ["END", "ENDEND"], ["", "ENDE"]),
+        ({"type": "grammar", "grammar": 'root ::= "(" root ")" | [a-c]*'}, ["", "((ab))"], ["(a"]),
+        (tag("a", {"type": "grammar", "grammar": 'root ::= "(" root ")" | [a-c]*'}, "a"),
+         ["aa", "aaa", "a(ca)a"], ["a", "a(ca)", "a(a)aa"]),
+        ({"type": "optional", "content": text("ab")}, ["", "ab"], ["abab"]),
+        ({"type": "plus", "content": text("ab")}, ["ab", "abab"], ["", "aba"]),
+        ({"type": "repeat", "min": 2, "max": 3, "content": text("a")},
+         ["aa", "aaa"], ["a", "aaaa"]),
+        ({"type": "repeat", "min": 2, "max": -1, "content": text("a")}, ["aa", "aaaaa"], ["a"]),
+        ({"type": "dispatch", "rules": [["<f>", text("1")], ["<g>", text("2")]]},
+         ["", "<f", "a<f>1b<g>2<f>1"], ["<f>", "<f>2", "<g>1"]),
+        ({"type": "dispatch", "rules": [["<f>", text("1")]], "loop": False, "excludes": ["no"]},
+         ["", "a<f>1"], ["a<f>1b", "no", "no<f>1"]),
+        ({"type": "tags_with_separator", "tags": TAGS, "separator": ","},
+         ["", "<f=a>1</f>", "<f=b>2</f>,<f=a>1</f>"], ["<f=a>1</f>,", "<f=a>1</f><f=a>1</f>"]),
+        ({"type": "tags_with_separator", "tags": TAGS, "separator": "", "at_least_one": True,
+          "stop_after_first": True}, ["<f=a>1</f>"], ["", "<f=a>1</f><f=a>1</f>"]),
+        ({"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS, "excludes": ["no"]},
+         ["", "a<f=b>2</f>b"], ["no", "<f=a>1</f>no"]),
+        ({"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS, "at_least_one": True},
+         ["<f=b>2</f>a<f=a>1</f>"], ["", "a<f=b>2</f>"]),
+        ({"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS, "at_least_one": True,
+          "text_first": True}, ["<f=b>2</f>", "a<f=b>2</f>b"], ["", "a"]),
+        (tag("[", {"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS}, "]"),
+         ["[]", "[a<f=a>1</f>b]"], ["[a]b]", "[<f=]", "[<f=a>1</f>"]),
+        (tag("[", {"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS,
+                   "at_least_one": True, "stop_after_first": True}, "]"),
+         ["[<f=a>1</f>]"], ["[]", "[a<f=a>1</f>]", "[<f=a>1</f>a]"]),
+        (QWEN, ["<parameter=a>1</parameter>", "<parameter=a>\n-2\n</parameter>\n<parameter=b>"
+                "\nx\n</parameter>\n", "<parameter=a>1</parameter><parameter=b></parameter>"],
+         ["", "<parameter=b>x</parameter>", "<parameter=a>x</parameter>"]),
+        ({"type": "json_schema", "style": "qwen_xml", "json_schema": QWEN["json_schema"]},
+         ["<parameter=a>1</parameter>"], ['{"a":1}']),
     ],
 )  # fmt: skip
 def test_a_content_is_what_its_words_say(content: Any, yes: list[str], no: list[str]) -> None:
@@ -147,11 +205,65 @@ def test_what_parameters_one_by_one_cannot_say_is_refused_or_warned_of() -> None
         (parameters({"properties": {"a": False}, "required": ["a"]}), "no value is allowed"),
         (parameters({"properties": {str(i): True for i in range(300)}}), "at most 256"),
         (parameters({"$ref": "#"}), "itself"),
+        ({"type": "any_tokens"}, "of tokens"),
+        (tag("a", {"type": "token", "token": 3}, "b"), "of tokens"),
+        (tag("a", ANY, {"type": "token", "token": 3}), "end: a token is not supported"),
+        (tag("a", ANY, []), "end: at least one"),
+        ({**ANY, "max_tokens": 3}, "max_tokens is not supported"),
+        ({**ANY, "max_chars": -1}, "max_chars: a number from 0"),
+        ({**ANY, "excludes": [""]}, "excludes: texts are expected"),
+        ({"type": "grammar", "grammar": 'start: "a"'}, "line 1, column 1: a rule is expected"),
+        ({"type": "grammar", "grammar": 'start: "a"', "syntax": "lark"}, "only ebnf"),
+        ({"type": "grammar", "grammar": 'root ::= "a" root'}, "rule 'root' derives no finite text"),
+        ({"type": "json_schema", "json_schema": {}, "style": "glm_xml"}, "style 'glm_xml'"),
+        ({"type": "json_schema", "json_schema": {}, "excludes": ["a"]}, "excludes are not"),
+        ({"type": "repeat", "min": 2, "max": 1, "content": ANY}, "max: a number from 2"),
+        ({"type": "dispatch", "rules": [["", ANY]]}, "pairs of a text, not empty"),
+        ({"type": "dispatch", "rules": [["<", ANY], ["<", ANY]]}, "a text of its own"),
+        ({"type": "dispatch", "rules": [["f<", ANY], ["<", ANY], ["<<", ANY]]}, "'<<' never comes"),
+        ({"type": "tags_with_separator", "tags": [], "separator": ""}, "at least one"),
+        ({"type": "triggered_tags", "triggers": ["<", "<f"], "tags": TAGS}, "several triggers"),
+        ({"type": "triggered_tags", "triggers": ["<g"], "tags": TAGS}, "none of the triggers"),
     ],
 )
 def test_what_is_no_content_is_refused_by_name(content: Any, message: str) -> None:
     with pytest.raises(InvalidGrammar, match=message):
         compile_grammar(spec(content))
+
+
+TREE = {
+    "type": "object",
+    "properties": {"n": {"type": "number", "multipleOf": 0.5},
+                   "kids": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["n"],
+    "additionalProperties": False,
+}  # fmt: skip
+SAID = '{"n":1.5,"kids":[{"n":0}]}'
+A_TREE = {"type": "json_schema", "json_schema": TREE}
+AN_INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "yes", "no"),
+    [
+        (tag("<", A_TREE, ">"), [f"<{SAID}>"], [f"<{SAID}"]),
+        ({"type": "triggered_tags", "triggers": ["<f="], "tags": [
+            tag("<f=a>", A_TREE, "</f>"), tag("<f=b>", ANY, "</f>")]},
+         ["", f"a <f=a>{SAID}</f><f=b>c</f></f>"], [f"<f=a>{SAID}<", "<f=a>1</f>"]),
+        ({"type": "sequence", "elements": [{"type": "dispatch", "rules": [["<", A_TREE]]},
+                                           text("END")]},
+         ["END", f"a<{SAID}bENDEND"], ["", f"a<{SAID}", "<END"]),
+        ({"type": "sequence", "elements": [{"type": "or", "elements": [A_TREE, AN_INTEGER]},
+                                           {"type": "regex", "pattern": "[0-9]+"}]},
+         [f"{SAID}7", "12"], ["1", SAID]),
+    ],
+)  # fmt: skip
+def test_recursive_contents_keep_apart_from_the_text_around_them(
+    content: Any, yes: list[str], no: list[str]
+) -> None:
+    assert compile_grammar(spec(content)).path == "pushdown"
+    assert [said for said in yes if not accepts(content, said)] == []
+    assert [said for said in no if accepts(content, said)] == []
 
 
 def test_contents_may_be_nested_to_a_depth() -> None:

@@ -91,6 +91,42 @@ def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None
     assert pieces  # perhaps one: what was said before is guessed
 
 
+def test_what_a_grammar_takes_is_told_beside_log_probabilities(served: Any) -> None:
+    def cost(properties: list[str], **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        listed = Person.model_json_schema()["properties"]
+        schema = {"type": "object", "properties": {name: listed[name] for name in properties},
+                  "required": properties, "additionalProperties": False}  # fmt: skip
+        reply = ask(served, json_schema=schema, logprobs=True, top_logprobs=1, **fields)
+        choice = reply.json()["choices"][0]
+        return choice["constraint_cost"], choice["logprobs"]["content"]
+
+    asked, tokens = cost(["name", "age", "city"])
+    assert asked["num_redirected"] == 0 and 0 <= asked["logprob_lost"] < 0.1
+    assert asked["num_tokens"] == len(tokens)
+    other, tokens = cost(["city", "age", "name"])
+    assert other["num_redirected"] == sum(token["is_redirected"] for token in tokens) > 0
+    assert other["logprob_lost"] == pytest.approx(-sum(t["allowed_logprob"] for t in tokens))
+    assert other["logprob_lost"] > 1 > asked["logprob_lost"]
+    for token in tokens:  # greedy: the likeliest token of those that are allowed
+        best = token["top_logprobs"][0]
+        assert token["is_redirected"] == (best["token"] != token["token"])
+        assert token["logprob"] - 1e-4 <= token["allowed_logprob"] <= 0
+    any_order, _ = cost(["city", "age", "name"], property_order="any")
+    assert any_order["num_redirected"] == 0
+    plain = ask(served, logprobs=True).json()["choices"][0]
+    assert "constraint_cost" not in plain
+    assert "allowed_logprob" not in plain["logprobs"]["content"][0]
+
+
+def test_a_grammar_of_one_text_costs_what_the_model_thinks_of_it(served: Any) -> None:
+    reply = ask(served, regex="zz", logprobs=True).json()["choices"][0]
+    tokens = reply["logprobs"]["content"]
+    assert reply["message"]["content"] == "zz" and tokens
+    for token in tokens[1:]:
+        assert token["allowed_logprob"] == pytest.approx(token["logprob"], abs=1e-3)
+    assert reply["constraint_cost"]["num_redirected"] >= 1
+
+
 def test_json_objects_and_text_are_formats_too(served: Any) -> None:
     found = answer(served, response_format={"type": "json_object"}, max_tokens=200)
     assert isinstance(json.loads(found), dict)
@@ -117,6 +153,80 @@ def test_each_way_to_ask_for_a_language_is_obeyed_on_both_endpoints(
     body = {"prompt": "The code: ", "temperature": 1, "max_tokens": 30, **fields}
     reply = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
     assert re.fullmatch("[A-Z]{3}-[0-9]{2}", reply["choices"][0]["text"])
+
+
+CALL = {"type": "tag", "begin": "<f=a>", "content": {"type": "json_schema", "json_schema": SCHEMA},
+        "end": "</f>"}  # fmt: skip
+FORMAT = {"type": "triggered_tags", "triggers": ["<f="], "tags": [CALL], "at_least_one": True,
+          "stop_after_first": True}  # fmt: skip
+NEWER = {"type": "structural_tag", "format": FORMAT}
+OLDER = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": NEWER},
+        {"structural_tag": NEWER},
+        {"structural_tag": json.dumps(NEWER)},
+        {"structured_outputs": {"structural_tag": NEWER}},
+        {"structured_outputs": {"structural_tag": json.dumps(NEWER)}},
+        {"response_format": {"type": "structural_tag", "format": CALL}},
+    ],
+    ids=["response_format", "dict", "text", "structured_outputs", "as text", "a tag alone"],
+)
+def test_each_way_to_ask_for_tags_is_obeyed(served: Any, fields: dict[str, Any]) -> None:
+    found = answer(served, **fields)
+    assert found.startswith("<f=a>") and found.endswith("</f>")
+    assert set(json.loads(found[5:-4])) == {"name", "age"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": OLDER},
+        {"structural_tag": json.dumps(OLDER)},
+        {"structured_outputs": {"structural_tag": json.dumps(OLDER)}},
+    ],
+    ids=["response_format", "text", "structured_outputs"],
+)
+def test_tags_in_the_older_notation_leave_text_free(served: Any, fields: dict[str, Any]) -> None:
+    assert answer(served, **fields) == answer(served)
+
+
+def elements(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [*parts]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"type": "const_string", "value": "so be it"}, "so be it"),
+        ({"type": "regex", "pattern": "[A-Z]{3}"}, "[A-Z]{3}"),
+        ({"type": "grammar", "grammar": 'root ::= "(" root? ")" | "x"'}, r"\(*x?\)*"),
+        (elements({"type": "any_text", "max_chars": 5}, {"type": "const_string", "value": "|"}),
+         r"(?s:.{0,5})\|"),
+        ({"type": "tag", "begin": "<", "content": {"type": "any_text", "max_chars": 9}, "end": ">"},
+         "<[^>]{0,9}>"),
+        ({"type": "or", "elements": [{"type": "const_string", "value": "yes"},
+                                     {"type": "const_string", "value": "no"}]}, "yes|no"),
+        ({"type": "repeat", "min": 2, "max": 3, "content": {"type": "regex", "pattern": "[ab]"}},
+         "[ab]{2,3}"),
+        ({"type": "tags_with_separator", "separator": ";", "at_least_one": True,
+          "stop_after_first": True, "tags": [CALL]}, r"<f=a>\{.*\}</f>"),
+        ({"type": "qwen_xml_parameter", "json_schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+            "required": ["n"]}}, r"\n?<parameter=n>\n?[0-9]\n?</parameter>\n?"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_each_form_of_a_tag_is_obeyed(served: Any, content: dict[str, Any], said: str) -> None:
+    tags = {"type": "structural_tag", "format": content}
+    assert re.fullmatch(said, answer(served, response_format=tags))
 
 
 @pytest.mark.parametrize(

@@ -344,11 +344,19 @@ class ChatSample(Sample):
 
 
 def chat_logprobs(entries: Sequence[dict[str, Any]], num_top: int) -> list[dict[str, Any]]:
-    """Of each token and the `num_top` likeliest in its place, in the words of chats."""
+    """Of each token and the `num_top` likeliest in its place, in the words of chats; under a
+    grammar with what it took there."""
     return [
-        {**_shown(entry), "top_logprobs": [_shown(top) for top in entry["top"][:num_top]]}
+        {
+            **_shown(entry),
+            "top_logprobs": [_shown(top) for top in entry["top"][:num_top]],
+            **{name: entry[name] for name in _OF_GRAMMARS if name in entry},
+        }
         for entry in entries
     ]
+
+
+_OF_GRAMMARS = ("allowed_logprob", "is_redirected")
 
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:

@@ -223,8 +223,13 @@ TEXT = "\0text\0"  # placeholder of the text in a chunk that is encoded beforeha
 
 def extras_of(outcome: Outcome) -> dict[str, Any]:
     """Fields that only some choices have: `warnings`, what of a schema was not enforced or not
-    fulfilled; `stop_reason` (vLLM's), the stop string that was met."""
-    names = {"warnings": "warnings", "stop_reason": "matched_stop"}
+    fulfilled; `stop_reason` (vLLM's), the stop string that was met; `constraint_cost`, beside
+    log-probabilities, what a grammar took from the model."""
+    names = {
+        "warnings": "warnings",
+        "stop_reason": "matched_stop",
+        "constraint_cost": "constraint_cost",
+    }
     found = {name: outcome.meta.get(source) for name, source in names.items()}
     return {name: value for name, value in found.items() if value}
 

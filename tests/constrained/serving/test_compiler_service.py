@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stemma import piped_process
@@ -21,6 +22,7 @@ from stemma.constrained.fsm import FsmGrammar
 from stemma.constrained.serving import compiler_service as grammar_compiler
 from stemma.constrained.serving import worker_process
 from stemma.constrained.serving.compiler_service import ENTRY_BYTES, GrammarCompiler
+from stemma.constrained.serving.follower import Follower
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
@@ -37,7 +39,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(grammar_compiler, "QUICK_LIMIT_S", 20.0)
     made: list[GrammarCompiler] = []
 
-    def make_one(**options: float) -> GrammarCompiler:
+    def make_one(**options: float | str) -> GrammarCompiler:
         made.append(GrammarCompiler(single_bytes, **options))  # type: ignore[arg-type]
         return made[-1]
 
@@ -561,3 +563,35 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines"])
+def test_another_backends_grammar_is_followed_in_a_process_of_its_own(
+    make: Make, backend: str
+) -> None:
+    compiler = make(backend=backend)
+    pending, refused = compiler.ask(DIGITS), compiler.ask(GrammarSpec("structural_tag", "{}"))
+    wait(compiler, pending, refused)
+    assert refused.failure is not None
+    assert f"the grammar backend '{backend}' has no structural_tag" in refused.failure.message
+    assert pending.bound is not None and pending.bound.path == backend
+    output = pending.follower(False, frozenset({0}))
+    for digit in b"123":
+        ready(compiler, output)
+        mask = np.zeros(8, np.uint32)
+        output.mask(mask)
+        assert [i for i in range(256) if mask[i // 32] >> (i % 32) & 1] == [*range(48, 58)]
+        assert output.consume(digit)
+    ready(compiler, output)
+    assert output.is_finished
+    output.close()
+    counts = compiler.describe()
+    assert counts["backend"] == backend and counts[f"num_{backend}"] == 1
+    assert counts["num_compiled"] == 1 and counts["num_fsm"] == 0
+
+
+def ready(compiler: GrammarCompiler, output: Follower) -> None:
+    deadline = time.monotonic() + 120
+    while not output.is_ready:
+        assert time.monotonic() < deadline
+        compiler.collect(0.01)
