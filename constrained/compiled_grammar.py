@@ -8,20 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .fsm import FsmGrammar
+from .lazy import LazyAutomaton
 from .matcher import BoundGrammar, Path
 from .pushdown import PushdownGrammar
 from .regular.dfa import Dfa
+from .regular.flat_grammar import FlatGrammar
+from .regular.limits import MAX_STATES, Budget
 from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar not yet bound to a vocabulary: one of `dfa` and `lark`. May cross processes."""
+    """A grammar not yet bound to a vocabulary: one of `dfa`, `rules` and `lark`. May cross
+    processes."""
 
     path: Path
     reason: str  # why this path
     dfa: Dfa | None = None
+    rules: FlatGrammar | None = None  # of a lazy automaton
     lark: str | None = None
     warnings: tuple[str, ...] = ()
     schema: str | None = None  # lenient: outputs must be validated against it
@@ -38,5 +43,8 @@ class CompiledGrammar:
     def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:
             return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
+        if self.rules is not None:
+            automaton = LazyAutomaton(self.rules, Budget.of(MAX_STATES, None))
+            return FsmGrammar(automaton, vocabulary, self.reason, self.warnings)
         assert self.lark is not None
         return PushdownGrammar(self.lark, vocabulary, self.reason, self.warnings)

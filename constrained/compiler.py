@@ -23,8 +23,12 @@ from .compiled_grammar import CompiledGrammar
 from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
+from .lazy import LazyAutomaton
+from .native.bindings import why_not_native
 from .pushdown import check_lark, gbnf_to_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
+from .regular.flat_grammar import flat_grammar
+from .regular.limits import Budget
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
 from .structural_tags import parse_tags, tags_to_lark
@@ -92,7 +96,7 @@ def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     made = _schema_grammar(_json(spec), spec)
-    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    compiled = _of_json(made.grammar, limits)
     return replace(
         compiled,
         warnings=made.warnings,
@@ -104,7 +108,7 @@ def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     made = _schema_grammar({"type": "object"}, spec)
-    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    compiled = _of_json(made.grammar, limits)
     return replace(compiled, needs_unique_keys=made.needs_unique_keys)
 
 
@@ -162,6 +166,21 @@ _COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
 }
 
 
+def _of_json(grammar: Grammar, limits: Limits) -> CompiledGrammar:
+    """An automaton that is made on the way; what it cannot hold goes to the parser."""
+    if why_not_native() is not None:
+        return _of_grammar(grammar, limits, json_to_lark)
+    flat = flat_grammar(grammar)
+    try:
+        automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
+    except (NotRegular, TooManyStates) as error:
+        return _of_lark(json_to_lark(grammar), f"too large for an automaton: {error}")
+    if automaton.is_empty:
+        raise InvalidGrammar("it matches nothing")
+    reason = f"{len(flat.rule_names)} rules, states as they are reached"
+    return CompiledGrammar("lazy", reason, rules=flat)
+
+
 def _of_grammar(
     grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
 ) -> CompiledGrammar:
@@ -176,7 +195,10 @@ def _of_grammar(
         if dfa.is_empty:
             raise InvalidGrammar("it matches nothing")
         return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
-    lark = to_lark(grammar)
+    return _of_lark(to_lark(grammar), reason)
+
+
+def _of_lark(lark: str, reason: str) -> CompiledGrammar:
     return CompiledGrammar("pushdown", reason, lark=lark, warnings=check_lark(lark))
 
 

@@ -1,4 +1,4 @@
-"""Regular grammars over a vocabulary: an output's state is one state of the automaton.
+"""Automata over a vocabulary: an output's state is one state of the automaton.
 
 Masks and forced runs depend on the state only, so each is computed once and shared by every output
 of every request under the grammar (Willard & Louf 2023).
@@ -7,20 +7,43 @@ of every request under the grammar (Willard & Louf 2023).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import InvalidGrammar
 from .jump_forward import MAX_CACHED_BYTES, MAX_FORCED_BYTES, ForcedTokens
-from .matcher import Mask
+from .lazy import LIMIT_REACHED, LazyAutomaton
+from .matcher import Mask, Path
+from .native.bindings import library
 from .regular.dfa import DEAD, Dfa
-from .token_masks import walk_of
+from .token_masks import Walk, table_walk, walk_of
 from .vocabulary import Vocabulary
 
 _NO_EXIT, _MANY_EXITS = -1, -2
 _EXIT_BYTES = 130  # of a dict's entry with its key; the value is shared
 _RUN_BYTES = 250  # of one with a tuple, besides the run's text
+
+
+class Automaton(Protocol):
+    """States and their transitions, made before (`_Tables`) or on the way (`LazyAutomaton`)."""
+
+    start: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a limit was hit: no state leads anywhere any more."""
+
+    def step(self, state: int, data: bytes) -> int:
+        """The state after `data`."""
+
+    def is_accepting(self, state: int) -> bool: ...
+
+    def exit(self, state: int) -> int:
+        """The only byte that may follow, or a code for none or for many."""
 
 
 class FsmGrammar:
@@ -29,23 +52,23 @@ class FsmGrammar:
     Raises InvalidGrammar where no token begins a text of the language.
     """
 
-    path: Literal["fsm"] = "fsm"
-
     def __init__(
-        self, dfa: Dfa, vocabulary: Vocabulary, reason: str = "", warnings: tuple[str, ...] = ()
+        self,
+        dfa: Dfa | LazyAutomaton,
+        vocabulary: Vocabulary,
+        reason: str = "",
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self.dfa = dfa
         self.vocabulary = vocabulary
         self.reason = reason
         self.warnings = warnings
         self.forced = ForcedTokens(vocabulary)
-        self._walk = walk_of(dfa, vocabulary)
+        self.path: Path = "fsm" if isinstance(dfa, Dfa) else "lazy"
+        self.automaton: Automaton = _Tables(dfa) if isinstance(dfa, Dfa) else dfa
+        self.step, self.is_accepting = self.automaton.step, self.automaton.is_accepting
+        self._walk = _walk_of(dfa, vocabulary)
         self._first_key = vocabulary.masks.new_grammar()
-        self._num_classes = dfa.transitions.shape[1]
-        self._classes = dfa.class_of.tobytes()
-        self._table = dfa.transitions.ravel().data
-        self._accepting = dfa.accepting.tobytes()
-        self._class_sizes = np.bincount(dfa.class_of, minlength=self._num_classes).tolist()
         self._exits: dict[int, int] = {}
         self._forced_runs: dict[int, tuple[bytes, int]] = {}
         self._run_bytes = 0
@@ -55,9 +78,8 @@ class FsmGrammar:
     @property
     def num_bytes(self) -> int:
         """Of its tables, and of what its states were found to force; masks are the vocabulary's."""
-        tables = self.dfa.num_bytes + len(self._accepting) + 2 * self.dfa.num_states
         found = len(self._exits) * _EXIT_BYTES + self._run_bytes
-        return tables + found + self.forced.num_bytes
+        return self.automaton.num_bytes + found + self.forced.num_bytes
 
     def matcher(self) -> FsmMatcher:
         """A matcher at the grammar's beginning."""
@@ -72,18 +94,6 @@ class FsmGrammar:
             self._walk(state, row)
             masks.put(self._first_key + state, row)
         return row
-
-    def step(self, state: int, data: bytes) -> int:
-        """The state after `data`."""
-        table, num_classes = self._table, self._num_classes
-        for byte_class in data.translate(self._classes):
-            state = table[state * num_classes + byte_class]
-            if state == DEAD:
-                break
-        return state
-
-    def is_accepting(self, state: int) -> bool:
-        return self._accepting[state] != 0
 
     def is_final(self, state: int) -> bool:
         """Whether no byte may follow."""
@@ -130,16 +140,8 @@ class FsmGrammar:
         """The only byte that may follow, or a code for none or for many."""
         found = self._exits.get(state)
         if found is None:
-            found = self._exits[state] = self._exit_of(state)
+            found = self._exits[state] = self.automaton.exit(state)
         return found
-
-    def _exit_of(self, state: int) -> int:
-        alive = np.flatnonzero(self.dfa.transitions[state]).tolist()
-        if not alive:
-            return _NO_EXIT
-        if len(alive) > 1 or self._class_sizes[alive[0]] > 1:
-            return _MANY_EXITS
-        return self._classes.index(alive[0])
 
     def can_extend(self, state: int, rest: bytes) -> bool:
         """Whether a token longer than `rest` that begins with it may be written; `state` is the one
@@ -161,6 +163,52 @@ class FsmGrammar:
             states[depth:] = [after]
             at += 1
         return False
+
+
+class _Tables:
+    """A whole automaton's tables, in forms that are read fast."""
+
+    has_failed = False
+
+    def __init__(self, dfa: Dfa) -> None:
+        self.start = dfa.start
+        self._dfa = dfa
+        self._num_classes = dfa.transitions.shape[1]
+        self._classes = dfa.class_of.tobytes()
+        self._table = dfa.transitions.ravel().data
+        self._accepting = dfa.accepting.tobytes()
+        self._class_sizes = np.bincount(dfa.class_of, minlength=self._num_classes).tolist()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._dfa.num_bytes + len(self._accepting) + 2 * self._dfa.num_states
+
+    def step(self, state: int, data: bytes) -> int:
+        table, num_classes = self._table, self._num_classes
+        for byte_class in data.translate(self._classes):
+            state = table[state * num_classes + byte_class]
+            if state == DEAD:
+                break
+        return state
+
+    def is_accepting(self, state: int) -> bool:
+        return self._accepting[state] != 0
+
+    def exit(self, state: int) -> int:
+        alive = np.flatnonzero(self._dfa.transitions[state]).tolist()
+        if not alive:
+            return _NO_EXIT
+        if len(alive) > 1 or self._class_sizes[alive[0]] > 1:
+            return _MANY_EXITS
+        return self._classes.index(alive[0])
+
+
+def _walk_of(dfa: Dfa | LazyAutomaton, vocabulary: Vocabulary) -> Walk:
+    if isinstance(dfa, Dfa):
+        return walk_of(dfa, vocabulary)
+    native = library()
+    assert native is not None, "a lazy automaton is compiled code"
+    return table_walk(native, dfa.table, vocabulary, dfa)
 
 
 class FsmMatcher:
@@ -205,6 +253,8 @@ class FsmMatcher:
         return self._grammar.is_final(self._states[-1])
 
     def error(self) -> str | None:
+        if self._grammar.automaton.has_failed:
+            return LIMIT_REACHED
         if self._grammar.is_stuck(self._states[-1]):
             return "no token of the vocabulary continues the text"
         return None

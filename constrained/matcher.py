@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.uint32]
-Path = Literal["fsm", "pushdown"]
-"""What a grammar is matched by: an automaton, or a parser."""
+Path = Literal["fsm", "lazy", "pushdown"]
+"""What a grammar is matched by: an automaton, one that is made on the way, or a parser."""
 
 
 class Matcher(Protocol):
