@@ -98,27 +98,33 @@ class Grammar:
 def concat(*parts: Expression) -> Expression:
     """Parts one after another, flattened; neighbouring literals are joined."""
     flat: list[Expression] = []
+    text = ""  # of the literals since the last other part
     for part in _flattened(parts, Concat):
-        if isinstance(part, Literal):
-            if flat and isinstance(flat[-1], Literal):
-                flat[-1] = Literal(flat[-1].text + part.text)
-            elif part.text:
-                flat.append(part)
-        elif isinstance(part, Alt) and not part.parts:
+        if type(part) is Literal:
+            text += part.text
+            continue
+        if type(part) is Alt and not part.parts:
             return NOTHING
-        else:
-            flat.append(part)
+        if text:
+            flat.append(Literal(text))
+            text = ""
+        flat.append(part)
+    if text:
+        flat.append(Literal(text))
     if not flat:
         return EMPTY_WORD
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))
 
 
 def alt(*parts: Expression) -> Expression:
-    """Any of the parts, flattened, without duplicates."""
-    flat = tuple(_flattened(parts, Alt))
-    if len(flat) > 1:
-        flat = tuple(dict.fromkeys(flat))  # hashes whole trees
-    return flat[0] if len(flat) == 1 else Alt(flat)
+    """Any of the parts, flattened, without duplicates of texts, rules and objects."""
+    if len(parts) == 1:
+        return parts[0]
+    flat: dict[object, Expression] = {}
+    for part in _flattened(parts, Alt):
+        # Larger ones by identity: a hash of them is one of the whole tree.
+        flat.setdefault(part if type(part) is Literal or type(part) is Ref else id(part), part)
+    return next(iter(flat.values())) if len(flat) == 1 else Alt(tuple(flat.values()))
 
 
 def repeat(part: Expression, least: int, most: int | None = None) -> Expression:
@@ -137,7 +143,7 @@ def optional(part: Expression) -> Expression:
 
 def _flattened(parts: Iterable[Expression], kind: type[Concat] | type[Alt]) -> Iterable[Expression]:
     for part in parts:
-        if isinstance(part, kind):
+        if type(part) is kind:
             yield from part.parts
         else:
             yield part

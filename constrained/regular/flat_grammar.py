@@ -68,25 +68,29 @@ class _Writer:
         return rule
 
     def write(self, node: Expression) -> None:
-        match node:
-            case Literal(text):
-                self._write_items(_LITERAL, list(text.encode()))
-            case Chars(ranges):
-                self._write_items(_CHARS, list(chain.from_iterable(ranges)), len(ranges))
-            case Concat(parts):
-                self._write_items(_CONCAT, [self.number(part) for part in parts])
-            case Alt(parts):
-                self._write_items(_ALT, [self.number(part) for part in parts])
-            case And(parts):
-                self._write_items(_AND, [self.number(part) for part in parts])
-            case Repeat(part, least, most):
-                most = _UNBOUNDED if most is None else min(most, _MAX_COUNT)
-                self.words += (_REPEAT, self.number(part), min(least, _MAX_COUNT), most)
-            case Not(part):
-                self.words += (_NOT, self.number(part), 0, 0)
-            case Ref(name):
-                self.words += (_REF, self.rule(name), 0, 0)
+        kind = type(node)  # compared in the order of their frequency
+        if kind is Literal:
+            data = node.text.encode()
+            self.words += (_LITERAL, len(self.payload), len(data), 0)
+            self.payload += data
+        elif kind is Concat:
+            self._write_parts(_CONCAT, node.parts)
+        elif kind is Ref:
+            self.words += (_REF, self.rule(node.name), 0, 0)
+        elif kind is Repeat:
+            most = _UNBOUNDED if node.most is None else min(node.most, _MAX_COUNT)
+            self.words += (_REPEAT, self.number(node.part), min(node.least, _MAX_COUNT), most)
+        elif kind is Alt:
+            self._write_parts(_ALT, node.parts)
+        elif kind is Chars:
+            self.words += (_CHARS, len(self.payload), len(node.ranges), 0)
+            self.payload += chain.from_iterable(node.ranges)
+        elif kind is And:
+            self._write_parts(_AND, node.parts)
+        else:
+            assert kind is Not, node
+            self.words += (_NOT, self.number(node.part), 0, 0)
 
-    def _write_items(self, kind: int, items: list[int], count: int | None = None) -> None:
-        self.words += (kind, len(self.payload), len(items) if count is None else count, 0)
-        self.payload += items
+    def _write_parts(self, kind: int, parts: tuple[Expression, ...]) -> None:
+        self.words += (kind, len(self.payload), len(parts), 0)
+        self.payload += [self.number(part) for part in parts]
