@@ -11,6 +11,7 @@ from ..grammar import (
     Concat,
     Expression,
     Grammar,
+    Literal,
     Ref,
     Repeat,
     alt,
@@ -53,18 +54,21 @@ def _productive(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def _is_productive(part: Expression, productive: set[str]) -> bool:
-    match part:
-        case Ref(name):
-            return name in productive
-        case Concat(parts):
-            return all(_is_productive(inner, productive) for inner in parts)
-        case Alt(parts):
-            return any(_is_productive(inner, productive) for inner in parts)
-        case Repeat(inner, least):
-            return least == 0 or _is_productive(inner, productive)
-        case Chars(ranges):
-            return bool(ranges)
-    return True
+    kind = type(part)  # faster than patterns, and asked of every part of a grammar
+    if kind is Literal:
+        return True
+    if kind is Concat:
+        for inner in part.parts:
+            if type(inner) is not Literal and not _is_productive(inner, productive):
+                return False
+        return True
+    if kind is Ref:
+        return part.name in productive
+    if kind is Repeat:
+        return part.least == 0 or _is_productive(part.part, productive)
+    if kind is Alt:
+        return any(_is_productive(inner, productive) for inner in part.parts)
+    return kind is not Chars or bool(part.ranges)
 
 
 def _without(part: Expression, productive: set[str]) -> Expression:
