@@ -177,6 +177,9 @@ def _of_json(grammar: Grammar, limits: Limits) -> CompiledGrammar:
         return _of_lark(json_to_lark(grammar), f"too large for an automaton: {error}")
     if automaton.is_empty:
         raise InvalidGrammar("it matches nothing")
+    automaton.is_accepting(automaton.start)  # makes the first transitions
+    if automaton.has_failed:
+        return _of_lark(json_to_lark(grammar), "too many rules without a byte between them")
     reason = f"{len(flat.rule_names)} rules, states as they are reached"
     return CompiledGrammar("lazy", reason, rules=flat)
 

@@ -35,7 +35,7 @@ class Automaton(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a limit was hit: no state leads anywhere any more."""
+        """Whether a limit was hit: what is asked from then on is wrong."""
 
     def step(self, state: int, data: bytes) -> int:
         """The state after `data`."""
@@ -72,18 +72,33 @@ class FsmGrammar:
         self._exits: dict[int, int] = {}
         self._forced_runs: dict[int, tuple[bytes, int]] = {}
         self._run_bytes = 0
+        self._successor: FsmGrammar | None = None  # once a limit of the automaton was hit
         if not self.is_accepting(dfa.start) and not self.mask(dfa.start).any():
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
 
     @property
     def num_bytes(self) -> int:
         """Of its tables, and of what its states were found to force; masks are the vocabulary's."""
+        if self._successor is not None:
+            return self._successor.num_bytes
         found = len(self._exits) * _EXIT_BYTES + self._run_bytes
         return self.automaton.num_bytes + found + self.forced.num_bytes
 
     def matcher(self) -> FsmMatcher:
         """A matcher at the grammar's beginning."""
-        return FsmMatcher(self)
+        return FsmMatcher(self.usable())
+
+    def usable(self) -> FsmGrammar:
+        """This one; after a limit was hit, one with an automaton made anew, as often as needed."""
+        grammar = self
+        while grammar._successor is not None:
+            grammar = grammar._successor
+        if grammar.automaton.has_failed:
+            assert isinstance(grammar.dfa, LazyAutomaton)
+            own = (self.vocabulary, self.reason, self.warnings)
+            grammar._successor = self._successor = FsmGrammar(grammar.dfa.anew(), *own)
+            grammar = self._successor
+        return grammar
 
     def mask(self, state: int) -> Mask:
         """[num_words], shared and read-only."""
@@ -92,6 +107,9 @@ class FsmGrammar:
         if row is None:
             row = np.empty(self.vocabulary.num_words, np.uint32)
             self._walk(state, row)
+            if self.automaton.has_failed:
+                row.fill(0)
+                return row
             masks.put(self._first_key + state, row)
         return row
 
@@ -212,22 +230,35 @@ def _walk_of(dfa: Dfa | LazyAutomaton, vocabulary: Vocabulary) -> Walk:
 
 
 class FsmMatcher:
-    """One output's position in an automaton: the states after each token."""
+    """One output's position in an automaton: the states after each token.
+
+    Where a limit of a lazy automaton is hit, its outputs go on in one made anew, which holds what
+    they need; an output that hits it there at once ends with an error.
+    """
 
     def __init__(self, grammar: FsmGrammar) -> None:
         self._grammar = grammar
         self._states = [grammar.dfa.start]
         self._tokens: list[int] = []
+        self._failure: str | None = None
 
     def mask(self, out: Mask) -> None:
         np.copyto(out, self._grammar.mask(self._states[-1]))
+        if self._grammar.automaton.has_failed and self._moved():
+            np.copyto(out, self._grammar.mask(self._states[-1]))
+            self._check()
 
     def consume(self, token_id: int) -> bool:
         grammar = self._grammar
         data = grammar.vocabulary.token_bytes[token_id]
         state = grammar.step(self._states[-1], data)
         if state == DEAD or not data:
-            return False
+            if not grammar.automaton.has_failed or not data or not self._moved():
+                return False
+            state = self._grammar.step(self._states[-1], data)
+            self._check()
+            if state == DEAD:
+                return False
         self._states.append(state)
         self._tokens.append(token_id)
         return True
@@ -241,20 +272,46 @@ class FsmMatcher:
     def fork(self) -> FsmMatcher:
         other = FsmMatcher(self._grammar)
         other._states, other._tokens = self._states[:], self._tokens[:]
+        other._failure = self._failure
         return other
 
     def is_accepting(self) -> bool:
-        return self._grammar.is_accepting(self._states[-1])
+        self._move_on()
+        return self._failure is None and self._grammar.is_accepting(self._states[-1])
 
     def forced_tokens(self) -> Sequence[int]:
-        return self._grammar.forced_tokens(self._states[-1], self._tokens)
+        self._move_on()
+        forced = self._grammar.forced_tokens(self._states[-1], self._tokens)
+        return () if self._grammar.automaton.has_failed else forced
 
     def is_finished(self) -> bool:
-        return self._grammar.is_final(self._states[-1])
+        self._move_on()
+        return self._failure is None and self._grammar.is_final(self._states[-1])
 
     def error(self) -> str | None:
-        if self._grammar.automaton.has_failed:
-            return LIMIT_REACHED
+        self._move_on()
+        if self._failure is not None:
+            return self._failure
         if self._grammar.is_stuck(self._states[-1]):
             return "no token of the vocabulary continues the text"
         return None
+
+    def _move_on(self) -> None:
+        if self._grammar.automaton.has_failed:
+            self._moved()
+
+    def _moved(self) -> bool:
+        """Go on in an automaton made anew; False where this was tried before."""
+        if self._failure is not None:
+            return False
+        self._grammar = self._grammar.usable()
+        self._states = [self._grammar.dfa.start]
+        texts = self._grammar.vocabulary.token_bytes
+        for token in self._tokens:
+            self._states.append(self._grammar.step(self._states[-1], texts[token]))
+        self._check()
+        return self._failure is None
+
+    def _check(self) -> None:
+        if self._grammar.automaton.has_failed:
+            self._failure = LIMIT_REACHED

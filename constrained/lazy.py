@@ -18,9 +18,10 @@ import numpy.typing as npt
 from .native.bindings import library
 from .regular.compiled import construction_error
 from .regular.flat_grammar import FlatGrammar
-from .regular.limits import Budget
+from .regular.limits import MAX_STATES, Budget
 
-LIMIT_REACHED = "the grammar takes more states than an automaton may have"
+LIMIT_REACHED = "the grammar takes more states, or more work at once, than an automaton may"
+_FAILED_AT = 40  # bytes into struct Table of native/src/table.h
 
 
 class LazyAutomaton:
@@ -34,7 +35,7 @@ class LazyAutomaton:
         native = library()
         assert native is not None, "without compiled code there are no lazy automata"
         outcome = (ctypes.c_int32 * 2)()
-        self._native = native
+        self._native, self._grammar = native, grammar
         self._handle: int | None = native.stemma_lazy_automaton(
             grammar.words.ctypes.data,
             len(grammar.words),
@@ -47,11 +48,16 @@ class LazyAutomaton:
             raise construction_error(outcome[0], outcome[1], grammar.rule_names, budget)
         self.start: int = native.stemma_lazy_start(self._handle)
         self.table: int = native.stemma_lazy_table(self._handle)
+        self._failed = ctypes.c_int64.from_address(self.table + _FAILED_AT)
         self._step = functools.partial(native.stemma_lazy_step, self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             self._native.stemma_free_lazy_automaton(self._handle)
+
+    def anew(self) -> LazyAutomaton:
+        """The same automaton without the states made so far."""
+        return LazyAutomaton(self._grammar, Budget.of(MAX_STATES, None))
 
     @property
     def num_states(self) -> int:
@@ -65,8 +71,8 @@ class LazyAutomaton:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a limit was hit: then no state leads anywhere any more."""
-        return bool(self._sizes()[2])
+        """Whether a limit was hit: what is asked from then on is wrong."""
+        return self._failed.value != 0
 
     @property
     def is_empty(self) -> bool:
@@ -88,6 +94,6 @@ class LazyAutomaton:
         return found
 
     def _sizes(self) -> npt.NDArray[np.int64]:
-        sizes = np.empty(3, np.int64)
+        sizes = np.empty(2, np.int64)
         self._native.stemma_lazy_sizes(self._handle, sizes.ctypes.data)
         return sizes

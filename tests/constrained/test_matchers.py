@@ -25,9 +25,19 @@ from hypothesis import strategies as st
 from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.fsm import FsmGrammar
-from stemma.constrained.grammar import Alt, Concat, Expression, Grammar, Literal, Ref, concat
+from stemma.constrained.grammar import (
+    Alt,
+    Chars,
+    Concat,
+    Expression,
+    Grammar,
+    Literal,
+    Ref,
+    Repeat,
+    concat,
+)
 from stemma.constrained.lark import json_to_lark, regular_to_lark
-from stemma.constrained.lazy import LazyAutomaton
+from stemma.constrained.lazy import LIMIT_REACHED, LazyAutomaton
 from stemma.constrained.native.bindings import library
 from stemma.constrained.pushdown import PushdownGrammar
 from stemma.constrained.regular.build import build_dfa
@@ -162,6 +172,27 @@ def test_an_endless_expansion_is_an_error_of_the_grammar() -> None:
     endless = Grammar({"root": Alt((concat(Ref("root"), Literal("a")), Literal("b")))})
     automaton = lazy_of(endless)
     assert automaton.step(automaton.start, b"b") == 0 and automaton.has_failed
+
+
+@needs_native
+def test_where_an_automaton_is_full_its_outputs_go_on_in_another() -> None:
+    """An output that needs more than one holds ends with an error, and it alone."""
+    others = [Literal(chr(code)) for code in range(128)]  # so that a state takes much
+    grammar = Grammar.of(Alt((Repeat(Chars(((97, 98),)), 0, 300_000), *others)))
+    vocabulary = vocabulary_of([b"a" * 1000, *(bytes([byte]) for byte in range(256))])
+    bound = FsmGrammar(lazy_of(grammar), vocabulary)
+    greedy, modest = bound.matcher(), bound.matcher()
+    assert modest.consume(1 + ord("a"))
+    while greedy.consume(0):
+        pass
+    assert greedy.error() == LIMIT_REACHED
+    assert not allowed(greedy, vocabulary) and not greedy.is_accepting()
+    for matcher, num_before in ((modest, 1), (bound.matcher(), 0)):
+        assert matcher.error() is None and matcher.is_accepting()
+        assert matcher.consume(1 + ord("b")) and 0 in allowed(matcher, vocabulary)
+        matcher.rollback(num_before + 1)
+        assert len(allowed(matcher, vocabulary)) == 129
+    assert bound.num_bytes < 10 * 2**20
 
 
 def agree(dfa: Dfa, lark: str, vocabulary: Vocabulary, seed: int) -> None:

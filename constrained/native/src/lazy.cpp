@@ -5,7 +5,7 @@
 // continuations, one for each way to read the text so far; its transitions are found when they are
 // first asked for. Continuations of the same expression before different ends become one with all
 // of these ends (as in a graph-structured stack: Tomita, "An Efficient Augmented-Context-Free
-// Parsing Algorithm", 1987), so that a state is never larger than the grammar. And and Not are small
+// Parsing Algorithm", 1987), so that a state has no more of them than the grammar has places. And and Not are small
 // automata of their own (thompson.cpp). No state is dead: every expression that is entered matches
 // something, which is checked once.
 #include <algorithm>
@@ -22,6 +22,7 @@ namespace {
 constexpr int32_t kSmallClass = 8;  // ranges, as in thompson.cpp
 constexpr int32_t kEndNode = -1, kJoinNode = -2;
 constexpr int32_t kEndOfText = 0;  // a continuation
+constexpr int32_t kMaxJoined = 500;  // levels: each is a call
 constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
 
@@ -47,7 +48,6 @@ class Lazy {
 
     int32_t start() const { return start_; }
     int32_t num_states() const { return states_.size(); }
-    bool has_failed() const { return has_failed_; }
     void begin() { work_ = 0; }
 
     size_t num_bytes() const {
@@ -75,19 +75,19 @@ class Lazy {
     void fill(int32_t state) {
         const size_t row = static_cast<size_t>(state) * num_classes_;
         std::fill_n(transitions_.begin() + static_cast<int64_t>(row), num_classes_, kDead);
-        if (has_failed_) return;
+        if (table.has_failed) return;
         try {
             close(state);
-            join_equal();
+            join_equal(leaves_, kMaxJoined);
             edges_.clear();
             for (const int32_t one : leaves_) add_edges(one);
             fill_classes(row);
         } catch (const Failure&) {
-            has_failed_ = true;
+            table.has_failed = 1;
         } catch (const std::bad_alloc&) {
-            has_failed_ = true;
+            table.has_failed = 1;
         }
-        if (num_bytes() > kMaxBytes) has_failed_ = true;
+        if (num_bytes() > kMaxBytes) table.has_failed = 1;
     }
 
   private:
@@ -426,33 +426,48 @@ class Lazy {
         return true;
     }
 
-    // Of leaves that differ only in what follows one is left, with all that follows.
-    void join_equal() {
-        if (leaves_.size() < 2) return;
+    // Of continuations that differ only in what follows one is left, with all that follows; so again
+    // in what follows, down to `depth`. Sets `some` to the rest, ascending.
+    void join_equal(std::vector<int32_t>& some, int32_t depth) {
+        if (some.size() < 2) return;
         const auto key = [&](int32_t one) {
             const auto& found = continuations_[one];
             return static_cast<uint64_t>(static_cast<uint32_t>(found.node)) << 32 |
                    static_cast<uint32_t>(found.at);
         };
-        std::sort(leaves_.begin(), leaves_.end(), [&](int32_t a, int32_t b) {
+        std::sort(some.begin(), some.end(), [&](int32_t a, int32_t b) {
             return key(a) != key(b) ? key(a) < key(b) : a < b;
         });
+        some.erase(std::unique(some.begin(), some.end()), some.end());
+        work_ += static_cast<int64_t>(some.size());
+        std::vector<int32_t> next;
         size_t num_kept = 0;
-        for (size_t i = 0, past; i < leaves_.size(); i = past) {
-            for (past = i + 1; past < leaves_.size() && key(leaves_[past]) == key(leaves_[i]);)
-                ++past;
-            int32_t one = leaves_[i];
-            if (past > i + 1) {
-                targets_.clear();
-                for (size_t j = i; j < past; ++j) targets_.push_back(continuations_[leaves_[j]].next);
-                std::sort(targets_.begin(), targets_.end());
-                const Continuation found = continuations_[one];
-                const int32_t joined = continuation(kJoinNode, joins_.intern(targets_), 0);
-                one = continuation(found.node, found.at, joined);
+        for (size_t i = 0, past; i < some.size(); i = past) {
+            for (past = i + 1; past < some.size() && key(some[past]) == key(some[i]);) ++past;
+            const Continuation one = continuations_[some[i]];
+            int32_t kept = some[i];
+            if (past > i + 1 && one.node >= 0) {
+                next.clear();
+                for (size_t j = i; j < past; ++j) next.push_back(continuations_[some[j]].next);
+                kept = continuation(one.node, one.at, joined(next, depth - 1));
             }
-            leaves_[num_kept++] = one;
+            some[num_kept++] = kept;
         }
-        leaves_.resize(num_kept);
+        some.resize(num_kept);
+        std::sort(some.begin(), some.end());
+    }
+
+    int32_t joined(std::vector<int32_t>& some, int32_t depth) {
+        std::vector<int32_t> flat;
+        for (const int32_t one : some) {
+            const Continuation found = continuations_[one];
+            if (found.node != kJoinNode) flat.push_back(one);
+            else flat.insert(flat.end(), joins_.begin(found.at), joins_.end(found.at));
+        }
+        if (depth > 0) join_equal(flat, depth);
+        std::sort(flat.begin(), flat.end());
+        flat.erase(std::unique(flat.begin(), flat.end()), flat.end());
+        return flat.size() == 1 ? flat[0] : continuation(kJoinNode, joins_.intern(flat), 0);
     }
 
     void add_edges(int32_t index) {
@@ -528,8 +543,7 @@ class Lazy {
     int32_t state_of_active() {
         targets_.clear();
         for (const auto& edge : active_) targets_.push_back(edge.to);
-        std::sort(targets_.begin(), targets_.end());
-        targets_.erase(std::unique(targets_.begin(), targets_.end()), targets_.end());
+        join_equal(targets_, kMaxJoined);
         return targets_.size() == 1 ? state_of(targets_[0]) : interned();
     }
 
@@ -567,7 +581,6 @@ class Lazy {
 
     uint32_t round_ = 0;
     int64_t work_ = 0;
-    bool has_failed_ = false;
     std::vector<int32_t> pending_, leaves_, targets_;
     std::vector<std::array<int32_t, 3>> fewest_;
     std::vector<Edge> edges_, active_;
@@ -627,9 +640,8 @@ extern "C" int32_t stemma_lazy_exit(Lazy* lazy, int32_t state) {
     return lazy->exit(state);
 }
 
-// `sizes`: number of states, bytes, whether a limit was hit.
+// `sizes`: number of states, bytes.
 extern "C" void stemma_lazy_sizes(const Lazy* lazy, int64_t* sizes) {
     sizes[0] = lazy->num_states();
     sizes[1] = static_cast<int64_t>(lazy->num_bytes());
-    sizes[2] = lazy->has_failed();
 }

@@ -1,6 +1,7 @@
 // An automaton's transitions as masks are walked over them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "automata.h"
@@ -17,6 +18,7 @@ struct Table {
     int64_t num_classes;
     int16_t* runs;  // [num_states]: 2 * (length of free runs) + is_exact, or -1: unknown
     Lazy* lazy;     // makes the rows; null where all are there
+    int64_t has_failed;  // a limit of `lazy` was hit: rows made since then lead nowhere
 
     int32_t step(int32_t state, int byte) const {
         const int32_t to = transitions[state * num_classes + class_of[byte]];
@@ -25,5 +27,7 @@ struct Table {
         return transitions[state * num_classes + class_of[byte]];
     }
 };
+
+static_assert(offsetof(Table, has_failed) == 40, "constrained/lazy.py reads it there");
 
 }  // namespace stemma
