@@ -117,14 +117,13 @@ def concat(*parts: Expression) -> Expression:
 
 
 def alt(*parts: Expression) -> Expression:
-    """Any of the parts, flattened, without duplicates of texts, rules and objects."""
+    """Any of the parts, flattened, without duplicates."""
     if len(parts) == 1:
         return parts[0]
-    flat: dict[object, Expression] = {}
-    for part in _flattened(parts, Alt):
-        # Larger ones by identity: a hash of them is one of the whole tree.
-        flat.setdefault(part if type(part) is Literal or type(part) is Ref else id(part), part)
-    return next(iter(flat.values())) if len(flat) == 1 else Alt(tuple(flat.values()))
+    flat = tuple(_flattened(parts, Alt))
+    if len(flat) > 1:
+        flat = tuple(dict.fromkeys(flat))  # hashes whole trees
+    return flat[0] if len(flat) == 1 else Alt(flat)
 
 
 def repeat(part: Expression, least: int, most: int | None = None) -> Expression:

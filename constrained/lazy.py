@@ -27,8 +27,8 @@ _FAILED_AT = 40  # bytes into struct Table of native/src/table.h
 class LazyAutomaton:
     """Owns the native automaton of one grammar. Not thread-safe.
 
-    Raises TooManyStates or NotRegular where an intersection or a complement in it takes more than
-    `budget`, InvalidGrammar for an unknown rule.
+    Raises TooManyStates where it takes more than `budget` to see whether an intersection in it is
+    empty, InvalidGrammar for an unknown rule.
     """
 
     def __init__(self, grammar: FlatGrammar, budget: Budget) -> None:

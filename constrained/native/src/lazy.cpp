@@ -5,9 +5,10 @@
 // continuations, one for each way to read the text so far; its transitions are found when they are
 // first asked for. Continuations of the same expression before different ends become one with all
 // of these ends (as in a graph-structured stack: Tomita, "An Efficient Augmented-Context-Free
-// Parsing Algorithm", 1987), so that a state has no more of them than the grammar has places. And and Not are small
-// automata of their own (thompson.cpp). No state is dead: every expression that is entered matches
-// something, which is checked once.
+// Parsing Algorithm", 1987), so that a state has no more of them than the grammar has places. Of And and
+// Not a continuation has the states of all parts, each followed by an end of its own. No state is
+// dead: every expression that is entered matches something, which is checked once, and a search
+// from each new combination of states in an operation finds a match, or the way is closed.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -20,8 +21,10 @@ namespace stemma {
 namespace {
 
 constexpr int32_t kSmallClass = 8;  // ranges, as in thompson.cpp
-constexpr int32_t kEndNode = -1, kJoinNode = -2;
-constexpr int32_t kEndOfText = 0;  // a continuation
+constexpr int32_t kEndNode = -1, kJoinNode = -2, kNoTuple = -1;
+constexpr int32_t kEndOfText = 0, kEndOfPart = 1;  // continuations; of parts of operations
+constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
+constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
 constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
@@ -32,16 +35,15 @@ class Lazy {
   public:
     Lazy(const int32_t* words, int64_t num_words, const Budget& budget)
         : words_(words, words + num_words), grammar_(words_.data(), num_words), budget_(budget),
-          construction_(grammar_, budget_), states_(endless_), joins_(endless_) {
+          construction_(grammar_, budget_), states_(endless_), joins_(endless_), tuples_(endless_) {
         find_nullable();
-        find_productive();
         set_classes();
         slots_.assign(256, -1);
-        continuation(kEndNode, 0, 0);
+        for (const int32_t end : {kEndOfText, kEndOfPart}) continuation(kEndNode, end, 0);
         states_.intern({});
         add_row();
+        find_productive();
         if (is_productive_[grammar_.start]) start_ = state_of(entered(grammar_.start, kEndOfText));
-        budget_.ends_at = 1e300;  // what And and Not need is there, or small
     }
 
     Table table{};
@@ -53,6 +55,7 @@ class Lazy {
     size_t num_bytes() const {
         return 4 * (transitions_.capacity() + words_.capacity() + slots_.capacity()) +
                16 * continuations_.capacity() + states_.num_bytes() + joins_.num_bytes() +
+               tuples_.num_bytes() +
                3 * runs_.capacity();
     }
 
@@ -76,17 +79,23 @@ class Lazy {
         const size_t row = static_cast<size_t>(state) * num_classes_;
         std::fill_n(transitions_.begin() + static_cast<int64_t>(row), num_classes_, kDead);
         if (table.has_failed) return;
+        if (depth_ == scratches_.size()) scratches_.push_back(std::make_unique<Scratch>());
+        Scratch* const outer = s_;
+        s_ = scratches_[depth_++].get();
         try {
+            if (depth_ > kMaxNested) throw Failure{Code::nesting};
             close(state);
-            join_equal(leaves_, kMaxJoined);
-            edges_.clear();
-            for (const int32_t one : leaves_) add_edges(one);
+            join_equal(s_->leaves, kMaxJoined);
+            s_->edges.clear();
+            for (const int32_t one : s_->leaves) add_edges(one);
             fill_classes(row);
         } catch (const Failure&) {
             table.has_failed = 1;
         } catch (const std::bad_alloc&) {
             table.has_failed = 1;
         }
+        s_ = outer;
+        --depth_;
         if (num_bytes() > kMaxBytes) table.has_failed = 1;
     }
 
@@ -141,11 +150,27 @@ class Lazy {
         return grammar_.rule_roots[rule];
     }
 
+    // Within operations a part may seem productive that is not: their states are searched anyway.
     void find_productive() {
         find_sizes();
+        std::vector<uint8_t> is_void(grammar_.num_nodes, 0);
+        find_productive(is_void);
+        bool is_any_void = false;
+        for (int32_t i = 0; i < grammar_.num_nodes; ++i) {
+            if (!is_operation(i) || !is_reached_[i] || is_without_finite(i)) continue;
+            begin();
+            is_void[i] = !is_live(first_tuple(i));
+            if (table.has_failed) throw Failure{Code::states};
+            is_any_void = is_any_void || is_void[i];
+            budget_.check_time();
+        }
+        if (is_any_void) find_productive(is_void);
+    }
+
+    void find_productive(const std::vector<uint8_t>& is_void) {
         is_productive_.assign(grammar_.num_nodes, 0);
         for (int32_t i = 0; i < grammar_.num_nodes; ++i)
-            if (is_operation(i) && is_reached_[i]) is_productive_[i] = !is_empty(i);
+            is_productive_[i] = is_operation(i) && !is_void[i];
         for (bool is_new = true; is_new;) {
             is_new = false;
             for (int32_t i = grammar_.num_nodes - 1; i >= 0; --i) {
@@ -237,13 +262,7 @@ class Lazy {
         }
     }
 
-    // Without finitely many texts an infinite language is not empty, and the automaton, as large
-    // as these texts, can wait until it is reached; any other is made to see.
-    bool is_empty(int32_t index) {
-        if (is_without_finite(index)) return false;
-        return construction_.operation(index, {}, 0).start == kDead;
-    }
-
+    // Without finitely many texts an infinite language is not empty; any other is searched.
     bool is_without_finite(int32_t index) const {
         const auto is_finite_negation = [&](int32_t part) {
             return node(part).kind == Kind::negation && is_finite_[node(part).a];
@@ -266,12 +285,12 @@ class Lazy {
         const auto cut_all = [&](const ByteEdges& found) {
             for (const auto& edge : found.edges) cut(edge.low, edge.high);
         };
-        bool has_negation = false;
+        bool has_operation = false;
         for (int32_t i = 0; i < grammar_.num_nodes; ++i) {
             const auto& one = node(i);
             if (one.kind == Kind::literal)
                 for (int32_t j = 0; j < one.b; ++j) cut(items(i)[j], items(i)[j]);
-            if (one.kind == Kind::negation) has_negation = true;
+            has_operation = has_operation || is_operation(i);
             if (one.kind != Kind::chars) continue;
             if (!is_large(one)) {
                 cut_all(construction_.small_class(i));
@@ -282,11 +301,12 @@ class Lazy {
             for (int32_t byte = 0x80; byte < 256; ++byte) is_cut[byte] = true;
         }
         constexpr int32_t kAnyText[] = {0, 0xD7FF, 0xE000, 0x10FFFF};
-        if (has_negation) cut_all(byte_edges(kAnyText, 2));
+        if (has_operation) cut_all(byte_edges(kAnyText, 2));
         int32_t index = 0;
         for (int32_t byte = 0; byte < 256; ++byte) {
             if (byte > 0 && is_cut[byte]) ++index;
             class_of_[byte] = static_cast<uint8_t>(index);
+            if (byte == 0 || is_cut[byte]) first_byte_.push_back(byte);
         }
         num_classes_ = index + 1;
         table.class_of = class_of_.data();
@@ -335,34 +355,32 @@ class Lazy {
         if (one.kind == Kind::chars) {
             at = is_large(one) ? construction_.large_class(index).start : ByteEdges::kEntry;
         } else if (is_operation(index)) {
-            at = construction_.operation(index, {}, 0).start;
+            at = first_tuple(index);
         }
         return continuation(index, at, next);
     }
 
     // Below: states.
 
-    // Sets `leaves_` to the continuations that read a byte.
+    // Sets `s_->leaves` to the continuations that read a byte.
     void close(int32_t state) {
-        ++round_;
-        leaves_.clear();
-        fewest_.clear();
+        s_->round = ++round_;
+        s_->pending.clear();
+        s_->leaves.clear();
+        s_->fewest.clear();
         for (const int32_t* at = states_.begin(state); at != states_.end(state); ++at) reach(*at);
-        while (!pending_.empty()) {
-            const int32_t one = pending_.back();
-            pending_.pop_back();
-            if (++work_ > kMaxWork) {
-                pending_.clear();
-                throw Failure{Code::time};
-            }
+        while (!s_->pending.empty()) {
+            const int32_t one = s_->pending.back();
+            s_->pending.pop_back();
+            check_work();
             expand(one, state);
         }
     }
 
     void reach(int32_t one) {
-        if (seen_in_[one] == round_) return;
-        seen_in_[one] = round_;
-        pending_.push_back(one);
+        if (seen_in_[one] == s_->round) return;
+        seen_in_[one] = s_->round;
+        s_->pending.push_back(one);
     }
 
     void enter(int32_t index, int32_t next) {
@@ -399,10 +417,10 @@ class Lazy {
             case Kind::ref: return enter(root(own.a), one.next);
             case Kind::conjunction:
             case Kind::negation:
-                if (construction_.operation(one.node, {}, 0).accepting[one.at]) reach(one.next);
+                if (is_match(one.at)) reach(one.next);
                 break;
         }
-        leaves_.push_back(index);
+        s_->leaves.push_back(index);
     }
 
     void expand_repeat(const Continuation& one, const GrammarTable::Node& own) {
@@ -416,13 +434,13 @@ class Lazy {
     }
 
     bool is_fewest(const Continuation& one) {
-        for (auto& [node, next, at] : fewest_) {
+        for (auto& [node, next, at] : s_->fewest) {
             if (node != one.node || next != one.next) continue;
             if (at < one.at) return false;
             at = one.at;
             return true;
         }
-        fewest_.push_back({one.node, one.next, one.at});
+        s_->fewest.push_back({one.node, one.next, one.at});
         return true;
     }
 
@@ -486,69 +504,183 @@ class Lazy {
                          is_last ? one.next : continuation(one.node, edge.to, one.next));
             }
         } else if (own.kind == Kind::chars) {
-            add_edges_of(construction_.large_class(one.node), one, true);
+            add_edges_of(construction_.large_class(one.node), one);
         } else {
-            add_edges_of(construction_.operation(one.node, {}, 0), one, false);
+            add_edges_of_tuple(one);
         }
     }
 
-    // Of a class an accepting state is its end.
-    void add_edges_of(const Dfa& dfa, const Continuation& one, bool is_class) {
+    void add_edges_of(const Dfa& dfa, const Continuation& one) {
         const int32_t* row = dfa.row(one.at);
         for (int32_t byte = 0; byte < 256;) {
             const int32_t low = byte, to = row[dfa.class_of[byte]];
             while (byte < 256 && row[dfa.class_of[byte]] == to) ++byte;
             if (to == kDead) continue;
             add_edge(class_of_[low], class_of_[byte - 1],
-                     is_class && dfa.accepting[to] ? one.next : continuation(one.node, to, one.next));
+                     dfa.accepting[to] ? one.next : continuation(one.node, to, one.next));
         }
+    }
+
+    void add_edges_of_tuple(const Continuation& one) {
+        for (int32_t c = 0; c < num_classes_;) {
+            const int32_t low = c, to = after(one.at, c);
+            c = end_of_equal(one.at, c);
+            if (to != kNoTuple && is_live(to))
+                add_edge(low, c - 1, continuation(one.node, to, one.next));
+        }
+    }
+
+    // Below: operations. A tuple is [node, the state of Unicode texts where there is no other part
+    // that is required, the states of the parts, one after another].
+
+    int32_t first_tuple(int32_t index) {
+        std::vector<int32_t> tuple{index, universe().start};
+        each_part(index, [&](int32_t part, bool) {
+            tuple.push_back(is_productive_[part] ? state_of_part(part) : kDead);
+        });
+        return interned_tuple(tuple);
+    }
+
+    const Dfa& universe() { return construction_.any_text(); }
+
+    int32_t state_of_part(int32_t part) { return state_of(entered(part, kEndOfPart)); }
+
+    // Calls `see` with each part and whether it must not match.
+    template <typename See> void each_part(int32_t index, See see) const {
+        if (node(index).kind == Kind::negation) return see(node(index).a, true);
+        for (int32_t i = 0; i < node(index).b; ++i) {
+            const int32_t part = items(index)[i];
+            const bool is_negated = node(part).kind == Kind::negation;
+            see(is_negated ? node(part).a : part, is_negated);
+        }
+    }
+
+    int32_t interned_tuple(const std::vector<int32_t>& tuple) {
+        const int32_t found = tuples_.intern(tuple);
+        if (found == static_cast<int32_t>(liveness_.size())) liveness_.push_back(kUnknown);
+        return found;
+    }
+
+    int32_t target(int32_t state, int32_t byte_class) {
+        const size_t at = static_cast<size_t>(state) * num_classes_ + byte_class;
+        if (transitions_[at] < 0) fill(state);
+        return transitions_[at];
+    }
+
+    // The tuple after a byte; kNoTuple where a part that is required cannot match any more.
+    int32_t after(int32_t index, int32_t byte_class) {
+        check_work();
+        const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        const Dfa& texts = universe();
+        std::vector<int32_t> next{tuple[0],
+                                  texts.row(tuple[1])[texts.class_of[first_byte_[byte_class]]]};
+        if (next[1] == kDead) return kNoTuple;
+        bool is_possible = true;
+        each_part(tuple[0], [&](int32_t, bool is_negated) {
+            if (!is_possible) return;
+            next.push_back(target(tuple[next.size()], byte_class));
+            is_possible = is_negated || next.back() != kDead;
+        });
+        return is_possible ? interned_tuple(next) : kNoTuple;
+    }
+
+    // The first class from `byte_class` on that leads elsewhere.
+    int32_t end_of_equal(int32_t index, int32_t byte_class) {
+        const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        const Dfa& texts = universe();
+        const int32_t* row = texts.row(tuple[1]);
+        const auto leads = [&](int32_t c) { return row[texts.class_of[first_byte_[c]]]; };
+        int32_t past = byte_class + 1;
+        for (; past < num_classes_ && leads(past) == leads(byte_class); ++past)
+            for (size_t i = 2; i < tuple.size(); ++i)
+                if (target(tuple[i], past) != target(tuple[i], byte_class)) return past;
+        return past;
+    }
+
+    bool is_match(int32_t index) {
+        const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        if (!universe().accepting[tuple[1]]) return false;
+        bool is_whole = true;
+        size_t at = 2;
+        each_part(tuple[0], [&](int32_t, bool is_negated) {
+            is_whole = is_whole && accepts(tuple[at++]) != is_negated;
+        });
+        return is_whole;
+    }
+
+    // Whether some text leads to a match: a search, breadth first, which ends at the first one.
+    bool is_live(int32_t index) {
+        if (liveness_[index] != kUnknown) return liveness_[index] == kLive;
+        std::vector<int32_t> found{index}, from{-1};
+        std::unordered_map<int32_t, bool> is_seen{{index, true}};
+        for (size_t at = 0; at < found.size(); ++at) {
+            if (liveness_[found[at]] == kLive || is_match(found[at])) {
+                for (auto i = static_cast<int32_t>(at); i >= 0; i = from[i])
+                    liveness_[found[i]] = kLive;
+                return true;
+            }
+            for (int32_t c = 0; c < num_classes_; c = end_of_equal(found[at], c)) {
+                const int32_t next = after(found[at], c);
+                if (next == kNoTuple || liveness_[next] == kDeadEnd) continue;
+                if (!is_seen.emplace(next, true).second) continue;
+                found.push_back(next);
+                from.push_back(static_cast<int32_t>(at));
+            }
+        }
+        for (const int32_t one : found) liveness_[one] = kDeadEnd;
+        return false;
+    }
+
+    void check_work() {
+        if (++work_ > kMaxWork || table.has_failed) throw Failure{Code::time};
     }
 
     void add_edge(int32_t low, int32_t high, int32_t to) {
         ++work_;
-        edges_.push_back({low, high, to});
+        s_->edges.push_back({low, high, to});
     }
 
     // Sweeps over the classes; between two ends of edges all classes have one target.
     void fill_classes(size_t row) {
-        std::sort(edges_.begin(), edges_.end(),
+        std::sort(s_->edges.begin(), s_->edges.end(),
                   [](const Edge& a, const Edge& b) { return a.low < b.low; });
-        active_.clear();
+        s_->active.clear();
         size_t next = 0;
         int32_t low = 0;
-        while (next < edges_.size() || !active_.empty()) {
-            if (active_.empty()) low = edges_[next].low;
-            while (next < edges_.size() && edges_[next].low <= low) active_.push_back(edges_[next++]);
-            int32_t high = next < edges_.size() ? edges_[next].low - 1 : num_classes_ - 1;
-            for (const auto& edge : active_) high = std::min(high, edge.high);
-            const int32_t target = active_.size() == 1 ? state_of(active_[0].to) : state_of_active();
+        while (next < s_->edges.size() || !s_->active.empty()) {
+            if (s_->active.empty()) low = s_->edges[next].low;
+            while (next < s_->edges.size() && s_->edges[next].low <= low) s_->active.push_back(s_->edges[next++]);
+            int32_t high = next < s_->edges.size() ? s_->edges[next].low - 1 : num_classes_ - 1;
+            for (const auto& edge : s_->active) high = std::min(high, edge.high);
+            const int32_t target = s_->active.size() == 1 ? state_of(s_->active[0].to) : state_of_active();
             std::fill_n(transitions_.begin() + static_cast<int64_t>(row) + low, high - low + 1,
                         target);
-            work_ += static_cast<int64_t>(active_.size());
-            active_.erase(std::remove_if(active_.begin(), active_.end(),
+            work_ += static_cast<int64_t>(s_->active.size());
+            s_->active.erase(std::remove_if(s_->active.begin(), s_->active.end(),
                                          [&](const Edge& edge) { return edge.high <= high; }),
-                          active_.end());
+                          s_->active.end());
             low = high + 1;
         }
     }
 
     int32_t state_of(int32_t one) {
         if (of_single_[one] < 0) {
-            targets_ = {one};
-            of_single_[one] = interned();
+            const int32_t state = interned({one});
+            of_single_[one] = state;
         }
         return of_single_[one];
     }
 
     int32_t state_of_active() {
-        targets_.clear();
-        for (const auto& edge : active_) targets_.push_back(edge.to);
-        join_equal(targets_, kMaxJoined);
-        return targets_.size() == 1 ? state_of(targets_[0]) : interned();
+        auto& targets = s_->targets;
+        targets.clear();
+        for (const auto& edge : s_->active) targets.push_back(edge.to);
+        join_equal(targets, kMaxJoined);
+        return targets.size() == 1 ? state_of(targets[0]) : interned(targets);
     }
 
-    int32_t interned() {
-        const int32_t before = states_.size(), state = states_.intern(targets_);
+    int32_t interned(const std::vector<int32_t>& kernel) {
+        const int32_t before = states_.size(), state = states_.intern(kernel);
         if (states_.size() > before) add_row();
         return state;
     }
@@ -574,16 +706,25 @@ class Lazy {
     std::vector<Continuation> continuations_;
     std::vector<int32_t> slots_, of_single_;
     std::vector<uint32_t> seen_in_;
-    SetTable states_, joins_;
+    SetTable states_, joins_, tuples_;
+    std::vector<uint8_t> liveness_;  // of tuples
+    std::vector<int32_t> first_byte_;  // of classes
     std::vector<int32_t> transitions_;
     std::vector<uint8_t> is_accepting_;
     std::vector<int16_t> runs_;
 
+    // Of one row in the making; a row of an operation needs others, of its parts.
+    struct Scratch {
+        uint32_t round = 0;
+        std::vector<int32_t> pending, leaves, targets;
+        std::vector<std::array<int32_t, 3>> fewest;
+        std::vector<Edge> edges, active;
+    };
+    std::vector<std::unique_ptr<Scratch>> scratches_;
+    size_t depth_ = 0;
+    Scratch* s_ = nullptr;
     uint32_t round_ = 0;
     int64_t work_ = 0;
-    std::vector<int32_t> pending_, leaves_, targets_;
-    std::vector<std::array<int32_t, 3>> fewest_;
-    std::vector<Edge> edges_, active_;
 };
 
 void fill_row(Lazy& lazy, int32_t state) { lazy.fill(state); }
