@@ -323,7 +323,7 @@ def _article(rng: random.Random) -> Schema:
     """As of a newspaper's content API: shared traits, alternatives of elements, recursion."""
     traits = {f"trait_{key}": _described(rng, _scalar(rng), 0.9) for key in names(rng, 10)}
     kinds, order = names(rng, rng.randint(3, 8)), list(traits)
-    elements = {
+    elements: Schema = {
         kind: {"type": "object", "additionalProperties": False, "required": ["type"],
                "properties": {"type": {"type": "string", "enum": [kind]},
                               **{t.removeprefix("trait_"): {"$ref": f"#/definitions/{t}"}

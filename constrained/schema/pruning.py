@@ -54,21 +54,21 @@ def _productive(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def _is_productive(part: Expression, productive: set[str]) -> bool:
-    kind = type(part)  # faster than patterns, and asked of every part of a grammar
-    if kind is Literal:
+    # Faster than patterns, and asked of every part of a grammar.
+    if isinstance(part, Literal):
         return True
-    if kind is Concat:
+    if isinstance(part, Concat):
         for inner in part.parts:
             if type(inner) is not Literal and not _is_productive(inner, productive):
                 return False
         return True
-    if kind is Ref:
+    if isinstance(part, Ref):
         return part.name in productive
-    if kind is Repeat:
+    if isinstance(part, Repeat):
         return part.least == 0 or _is_productive(part.part, productive)
-    if kind is Alt:
+    if isinstance(part, Alt):
         return any(_is_productive(inner, productive) for inner in part.parts)
-    return kind is not Chars or bool(part.ranges)
+    return not isinstance(part, Chars) or bool(part.ranges)
 
 
 def _without(part: Expression, productive: set[str]) -> Expression:
