@@ -16,7 +16,8 @@ from ..flags import Parser
 from .connect import Commands
 
 BENCHMARKS = (
-    "serving.serving", "constrained.masks", "constrained.conformance", "constrained.grammar_load",
+    "serving.serving", "constrained.masks", "constrained.schemas", "constrained.conformance",
+    "constrained.grammar_load",
     "cache.radix", "cache.kv_policies", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
     "cluster.kv_transport", "cluster.roles", "device.step", "scheduling.stall", "serving.startup",

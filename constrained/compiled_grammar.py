@@ -8,22 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .fsm import FsmGrammar
+from .lazy import LazyAutomaton
 from .matcher import BoundGrammar, Path
 from .outlines_index import OutlinesGrammar
 from .pushdown import PushdownGrammar
 from .regular.dfa import Dfa
+from .regular.flat_grammar import FlatGrammar
+from .regular.limits import MAX_STATES, Budget
 from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar not yet bound to a vocabulary: one of `dfa`, `lark` and `regex`, of which only an
-    automaton is followed within the engine. May cross processes."""
+    """A grammar not yet bound to a vocabulary: one of `dfa`, `rules`, `lark` and `regex`, of which
+    the first two are followed within the engine. May cross processes."""
 
     path: Path
     reason: str  # why this path
     dfa: Dfa | None = None
+    rules: FlatGrammar | None = None  # of a lazy automaton
     lark: str | None = None
     regex: str | None = None  # for outlines-core
     warnings: tuple[str, ...] = ()
@@ -41,6 +45,9 @@ class CompiledGrammar:
     def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:
             return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
+        if self.rules is not None:
+            automaton = LazyAutomaton(self.rules, Budget.of(MAX_STATES, None))
+            return FsmGrammar(automaton, vocabulary, self.reason, self.warnings)
         if self.regex is not None:
             return OutlinesGrammar(self.regex, vocabulary, self.reason)
         assert self.lark is not None

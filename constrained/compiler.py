@@ -25,9 +25,13 @@ from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
 from .lark_reader import swallowing_terminals
+from .lazy import LazyAutomaton
 from .lexing import rules_to_lark
+from .native.bindings import why_not_native
 from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
+from .regular.flat_grammar import flat_grammar
+from .regular.limits import Budget
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
 from .tag_contents import parse_tags
@@ -89,7 +93,7 @@ def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     if is_gbnf(spec.source):
         read = read_gbnf(spec.source)
-        compiled = _of_grammar(read.grammar, limits, rules_to_lark)
+        compiled = _on_the_way(read.grammar, limits, rules_to_lark)
         return replace(compiled, warnings=(*read.warnings, *compiled.warnings))
     warnings = (*check_lark(spec.source), *swallowing_terminals(spec.source))
     reason = "a grammar of the caller's own rules"
@@ -98,7 +102,7 @@ def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     made = _schema_grammar(_json(spec), spec)
-    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    compiled = _on_the_way(made.grammar, limits, json_to_lark)
     return replace(
         compiled,
         warnings=made.warnings,
@@ -110,7 +114,7 @@ def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 def _json_object(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     made = _schema_grammar({"type": "object"}, spec)
-    compiled = _of_grammar(made.grammar, limits, json_to_lark)
+    compiled = _on_the_way(made.grammar, limits, json_to_lark)
     return replace(compiled, needs_unique_keys=made.needs_unique_keys)
 
 
@@ -119,7 +123,7 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
     schemas = _TagSchemas(spec)
     tags = TagGrammar(parse_tags(_json(spec)), schemas)
-    compiled = _of_grammar(tags.grammar(), limits, lambda _: tags.lark())
+    compiled = _on_the_way(tags.grammar(), limits, lambda _: tags.lark())
     warnings = (*schemas.warnings, *tags.warnings, *compiled.warnings)
     return replace(compiled, warnings=warnings)
 
@@ -170,6 +174,26 @@ _COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
 }
 
 
+def _on_the_way(
+    grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
+) -> CompiledGrammar:
+    """An automaton that is made on the way; what it cannot hold goes to the parser."""
+    if why_not_native() is not None:
+        return _of_grammar(grammar, limits, to_lark)
+    flat = flat_grammar(grammar)
+    try:
+        automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
+    except (NotRegular, TooManyStates) as error:
+        return _of_lark(to_lark(grammar), f"too large for an automaton: {error}")
+    if automaton.is_empty:
+        raise InvalidGrammar("it matches nothing")
+    automaton.is_accepting(automaton.start)  # makes the first transitions
+    if automaton.has_failed:
+        return _of_lark(to_lark(grammar), "too many rules without a byte between them")
+    reason = f"{len(flat.rule_names)} rules, states as they are reached"
+    return CompiledGrammar("lazy", reason, rules=flat)
+
+
 def _of_grammar(
     grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
 ) -> CompiledGrammar:
@@ -184,7 +208,10 @@ def _of_grammar(
         if dfa.is_empty:
             raise InvalidGrammar("it matches nothing")
         return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
-    lark = to_lark(grammar)
+    return _of_lark(to_lark(grammar), reason)
+
+
+def _of_lark(lark: str, reason: str) -> CompiledGrammar:
     return CompiledGrammar("pushdown", reason, lark=lark, warnings=check_lark(lark))
 
 

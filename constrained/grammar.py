@@ -98,16 +98,19 @@ class Grammar:
 def concat(*parts: Expression) -> Expression:
     """Parts one after another, flattened; neighbouring literals are joined."""
     flat: list[Expression] = []
+    text = ""  # of the literals since the last other part
     for part in _flattened(parts, Concat):
-        if isinstance(part, Literal):
-            if flat and isinstance(flat[-1], Literal):
-                flat[-1] = Literal(flat[-1].text + part.text)
-            elif part.text:
-                flat.append(part)
-        elif isinstance(part, Alt) and not part.parts:
+        if type(part) is Literal:
+            text += part.text
+            continue
+        if type(part) is Alt and not part.parts:
             return NOTHING
-        else:
-            flat.append(part)
+        if text:
+            flat.append(Literal(text))
+            text = ""
+        flat.append(part)
+    if text:
+        flat.append(Literal(text))
     if not flat:
         return EMPTY_WORD
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))
@@ -115,6 +118,8 @@ def concat(*parts: Expression) -> Expression:
 
 def alt(*parts: Expression) -> Expression:
     """Any of the parts, flattened, without duplicates."""
+    if len(parts) == 1:
+        return parts[0]
     flat = tuple(_flattened(parts, Alt))
     if len(flat) > 1:
         flat = tuple(dict.fromkeys(flat))  # hashes whole trees
@@ -137,7 +142,7 @@ def optional(part: Expression) -> Expression:
 
 def _flattened(parts: Iterable[Expression], kind: type[Concat] | type[Alt]) -> Iterable[Expression]:
     for part in parts:
-        if isinstance(part, kind):
+        if type(part) is kind:
             yield from part.parts
         else:
             yield part

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.uint32]
-Path = Literal["fsm", "pushdown", "llguidance", "outlines"]
-"""What a grammar is matched by: an automaton, a parser; or as another backend does."""
+Path = Literal["fsm", "lazy", "pushdown", "llguidance", "outlines"]
+"""What a grammar is matched by: an automaton, one that is made on the way, or a parser; or as another
+backend does."""
 
 
 class Matcher(Protocol):

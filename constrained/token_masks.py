@@ -74,6 +74,8 @@ class _NativeDfa(ctypes.Structure):
         ("transitions", ctypes.c_void_p),
         ("num_classes", ctypes.c_int64),
         ("runs", ctypes.c_void_p),
+        ("lazy", ctypes.c_void_p),
+        ("has_failed", ctypes.c_int64),
     )
 
 
@@ -131,18 +133,23 @@ class _MasksOfRuns:
 
 def native_walk(native: ctypes.CDLL, dfa: Dfa, vocabulary: Vocabulary) -> Walk:
     """The walk in C++, with the precomputed masks of plain text."""
-    tokens, of_runs, kept_tokens = _native_tokens(vocabulary)
-    run = _Run()
     runs = np.full(dfa.num_states, -1, np.int16)
-    kept = (dfa.class_of, np.ascontiguousarray(dfa.transitions), runs, kept_tokens)
+    kept = (dfa.class_of, np.ascontiguousarray(dfa.transitions), runs)
     automaton = _NativeDfa(
         kept[0].ctypes.data, kept[1].ctypes.data, dfa.transitions.shape[1], runs.ctypes.data
     )
+    return table_walk(native, ctypes.addressof(automaton), vocabulary, (automaton, kept))
+
+
+def table_walk(native: ctypes.CDLL, at_dfa: int, vocabulary: Vocabulary, kept: object) -> Walk:
+    """The same over the table at this address; `kept` holds what it points into."""
+    tokens, of_runs, kept_tokens = _native_tokens(vocabulary)
+    run = _Run()
     addressof, first_of = ctypes.addressof, ctypes.c_uint32.from_buffer
     call, beyond = native.stemma_token_mask, native.stemma_token_mask_beyond
-    at_dfa, at_tokens, at_run = map(ctypes.addressof, (automaton, tokens, run))
+    at_tokens, at_run = map(ctypes.addressof, (tokens, run))
 
-    def walk(state: int, out: Mask, _kept: object = (kept, automaton, tokens)) -> None:
+    def walk(state: int, out: Mask, _kept: object = (kept, kept_tokens, tokens)) -> None:
         at_out = addressof(first_of(out.data))  # out.ctypes.data takes three times as long
         if call(at_dfa, at_tokens, state, at_run, at_out):
             beyond(at_dfa, at_tokens, state, at_run, of_runs.mask(run).ctypes.data, at_out)

@@ -32,7 +32,7 @@ def compiled_dfa(grammar: Grammar, budget: Budget, library: ctypes.CDLL) -> Dfa:
         outcome,
     )
     if handle is None:
-        raise _error(outcome[0], outcome[1], flat.rule_names, budget)
+        raise construction_error(outcome[0], outcome[1], flat.rule_names, budget)
     try:
         return _copied(handle, library)
     finally:
@@ -52,7 +52,8 @@ def _copied(handle: int, library: ctypes.CDLL) -> Dfa:
     return Dfa(class_of, transitions, accepting, start)
 
 
-def _error(code: int, rule: int, rule_names: list[str], budget: Budget) -> Exception:
+def construction_error(code: int, rule: int, rule_names: list[str], budget: Budget) -> Exception:
+    """The error that the compiled code reports."""
     if code == _NOT_REGULAR:
         return NotRegular(f"rule {rule_names[rule]!r} refers to itself other than at its end")
     if code == _UNKNOWN_RULE:

@@ -37,6 +37,15 @@ _SPECIFICATIONS = {
     Dialect.D2019: DRAFT201909,
     Dialect.D2020: DRAFT202012,
 }
+# Of places that may be one where they are equal: none names a property, so that none has a place in
+# the order of properties, and none is the target of a reference by a name or an identifier.
+_PLAIN = frozenset(
+    ("type", "enum", "const", "minLength", "maxLength", "pattern", "format", "contentEncoding",
+     "contentMediaType", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+     "multipleOf", "minItems", "maxItems", "uniqueItems")
+)  # fmt: skip
+_NESTING = frozenset(("items", "additionalProperties", "anyOf", "allOf", "oneOf"))
+_APART = frozenset(KEYWORDS) - _PLAIN - _NESTING | {"id", "$schema", "$recursiveAnchor"}
 _DYNAMIC_ANCHORS = {"$dynamicRef": "$dynamicAnchor", "$recursiveRef": "$recursiveAnchor"}
 
 
@@ -73,6 +82,7 @@ class Place:
     resource: Resource
     alternatives: tuple[Signed, ...] | None = None
     children: dict[object, Signed] = field(default_factory=dict)
+    contents: tuple[object, ...] | None = None  # of one that stands for all equal ones
 
     @property
     def dialect(self) -> Dialect:
@@ -95,6 +105,7 @@ class Document:
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
         self._numbers: dict[int, int] = {}
+        self._of_contents: dict[tuple[object, ...], int] = {}  # equal places without properties
         self._kept: list[object] = []  # kept alive, so that no id() is reused
         self._contents = schema
         self.root = self._locate(schema, "", root)
@@ -178,8 +189,20 @@ class Document:
             identifier = "id" if resource.dialect == Dialect.DRAFT4 else "$id"
             if identifier in schema and schema is not resource.contents:
                 resource = _inner(schema, identifier, pointer, resource)
-            _check(schema, pointer, resource.dialect)
-            number = self._numbers[id(schema)] = self._add(schema, pointer, resource)
+            contents = _contents(schema)
+            if contents is None:
+                _check(schema, pointer, resource.dialect)
+                number = self._add(schema, pointer, resource)
+            else:
+                contents = (resource.dialect, *contents)
+                number = self._of_contents.get(contents)
+                if number is None:
+                    _check(schema, pointer, resource.dialect)
+                    number = self._of_contents[contents] = self._add(schema, pointer, resource)
+                    self._places[number].contents = contents
+                else:
+                    self._kept.append(schema)
+            self._numbers[id(schema)] = number
         return number
 
     def _add(self, schema: dict[str, Any], pointer: str, resource: Resource) -> int:
@@ -201,6 +224,36 @@ def _is_deeper(value: object, depth: int) -> bool:
         if not level:
             return False
     return True
+
+
+def _contents(schema: dict[str, Any]) -> tuple[object, ...] | None:
+    """What a schema says, without annotations, where equal ones may be one place."""
+    found: list[object] = []
+    for name, value in schema.items():
+        if name in _PLAIN:
+            if name in ("enum", "const") and _has_containers(value):
+                return None
+            found += (name, value if type(value) is str else repr(value))
+        elif name in _NESTING:
+            parts = [_inner_contents(one) for one in (value if type(value) is list else [value])]
+            if None in parts:
+                return None
+            found += (name, type(value) is list, *parts)
+        elif name in _APART:
+            return None
+    return tuple(found)
+
+
+def _inner_contents(schema: Any) -> object:
+    if isinstance(schema, dict):
+        return _contents(schema)
+    return schema if isinstance(schema, bool) else None
+
+
+def _has_containers(value: Any) -> bool:
+    """Whether a constant, or one of a list, is an array or an object."""
+    parts = value if isinstance(value, list) else [value]
+    return any(isinstance(one, (dict, list)) for one in parts)
 
 
 def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:

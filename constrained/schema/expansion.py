@@ -37,6 +37,7 @@ _KINDS_OF_TYPE = {
     "object": (Kind.OBJECT,),
 }
 _KINDS = tuple(Kind)
+_ALL_KINDS = frozenset(Kind)
 _TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "object")
 
 
@@ -56,6 +57,7 @@ class Expansion:
         self.warnings: dict[str, None] = {}
         self._cases: dict[tuple[Signed, Kind, bool], Cases] = {}
         self._pending: set[tuple[Signed, Kind, bool]] = set()
+        self._kinds: dict[Signed, frozenset[Kind]] = {}
         self._void: dict[State, bool] = {}
         self._num_merges = 0
 
@@ -83,18 +85,47 @@ class Expansion:
 
     def kinds(self, state: State) -> Iterable[Kind]:
         """The kinds that a state may allow: those of the types and constants that it names."""
-        found: Iterable[Kind] = _KINDS
+        found: frozenset[Kind] = _ALL_KINDS
         for signed in state:
-            schema = self.document[signed].schema
-            if signed < 0 or "$ref" in schema:
-                continue
-            if "type" in schema:
-                types = schema["type"]
-                own = _kinds_of([types] if isinstance(types, str) else types)
-                found = own if found is _KINDS else [kind for kind in found if kind in own]
-            elif "const" in schema:
-                own = (kind_of(schema["const"]),)
-                found = own if found is _KINDS else [kind for kind in found if kind in own]
+            if signed > TRUE:
+                found &= self._kinds_at(signed)
+        return _KINDS if found is _ALL_KINDS else sorted(found)
+
+    def _kinds_at(self, number: Signed) -> frozenset[Kind]:
+        """The kinds that a place may allow; all of them while they are being found."""
+        found = self._kinds.get(number)
+        if found is None:
+            self._kinds[number] = _ALL_KINDS
+            try:
+                found = self._kinds_of(self.document[number])
+            except InvalidGrammar:  # found again, and reported, with the cases
+                found = _ALL_KINDS
+            self._kinds[number] = found
+        return found
+
+    def _kinds_of(self, place: Place) -> frozenset[Kind]:
+        schema, document, found = place.schema, self.document, _ALL_KINDS
+        if "$ref" in schema:
+            target = document.target(place, "$ref")
+            found = self._kinds_at(target) if target > TRUE else _ALL_KINDS
+            if place.dialect <= Dialect.DRAFT7:
+                return found
+        if "type" in schema:
+            named = schema["type"]
+            found &= _kinds_of([named] if isinstance(named, str) else named)
+        if "const" in schema and place.dialect >= Dialect.DRAFT6:
+            found &= {kind_of(schema["const"])}
+        if "enum" in schema:
+            found &= set(map(kind_of, schema["enum"]))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                branches = self._branches(place, keyword)
+                either = (self._kinds_at(one) for one in branches if one > TRUE)
+                if TRUE not in branches:
+                    found &= frozenset().union(*either)
+        for one in self._branches(place, "allOf") if "allOf" in schema else ():
+            if one > TRUE:
+                found &= self._kinds_at(one)
         return found
 
     def is_void(self, state: State) -> bool:
@@ -136,11 +167,14 @@ class Expansion:
         self, place: Place, keyword: str, kind: Kind, factors: Iterable[Cases | None]
     ) -> Cases:
         """The conjunction of all factors; None has no effect."""
-        result: Cases = [ANY_OF[kind]]
+        result: Cases | None = None
         for factor in factors:
             if factor is None:
                 continue
-            product = self._times(result, factor)
+            if result is None and len(factor) <= NUM_WORTH_UNITING:
+                product: Cases | None = _distinct(factor)
+            else:
+                product = self._times([ANY_OF[kind]] if result is None else result, factor)
             if product is None:
                 raise UnsupportedSchema(
                     place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
@@ -148,7 +182,7 @@ class Expansion:
             result = product
             if not result:
                 return result
-        return result
+        return [ANY_OF[kind]] if result is None else result
 
     def _dropped(self, error: UnsupportedSchema, kind: Kind) -> Cases:
         """Strict: raises the error. Lenient: a warning instead, and any value."""
@@ -395,10 +429,8 @@ class Expansion:
         return self.product(place, keyword, kind, parts) if is_positive else _union(parts)
 
 
-def _kinds_of(types: list[str]) -> tuple[Kind, ...]:
-    if len(types) == 1:
-        return _KINDS_OF_TYPE[types[0]]
-    return tuple(dict.fromkeys(kind for name in types for kind in _KINDS_OF_TYPE[name]))
+def _kinds_of(types: list[str]) -> frozenset[Kind]:
+    return frozenset(kind for name in types for kind in _KINDS_OF_TYPE[name])
 
 
 def _union(parts: Iterable[Cases | None]) -> Cases:

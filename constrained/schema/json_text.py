@@ -7,9 +7,9 @@ control characters, `\\u00xx` in lower case. This code is prefix-free, so encodi
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring
 
 from ...errors import InvalidGrammar
 from ..grammar import (
@@ -77,7 +77,7 @@ def encoded(text: str) -> str:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidGrammar.of("json_schema", text, "texts without lone surrogates") from error
-    return json.dumps(text, ensure_ascii=False)
+    return encode_basestring(text)
 
 
 def json_string(expression: Expression) -> Expression:

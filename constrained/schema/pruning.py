@@ -11,6 +11,7 @@ from ..grammar import (
     Concat,
     Expression,
     Grammar,
+    Literal,
     Ref,
     Repeat,
     alt,
@@ -53,18 +54,21 @@ def _productive(rules: Mapping[str, Expression]) -> set[str]:
 
 
 def _is_productive(part: Expression, productive: set[str]) -> bool:
-    match part:
-        case Ref(name):
-            return name in productive
-        case Concat(parts):
-            return all(_is_productive(inner, productive) for inner in parts)
-        case Alt(parts):
-            return any(_is_productive(inner, productive) for inner in parts)
-        case Repeat(inner, least):
-            return least == 0 or _is_productive(inner, productive)
-        case Chars(ranges):
-            return bool(ranges)
-    return True
+    # Faster than patterns, and asked of every part of a grammar.
+    if isinstance(part, Literal):
+        return True
+    if isinstance(part, Concat):
+        for inner in part.parts:
+            if type(inner) is not Literal and not _is_productive(inner, productive):
+                return False
+        return True
+    if isinstance(part, Ref):
+        return part.name in productive
+    if isinstance(part, Repeat):
+        return part.least == 0 or _is_productive(part.part, productive)
+    if isinstance(part, Alt):
+        return any(_is_productive(inner, productive) for inner in part.parts)
+    return not isinstance(part, Chars) or bool(part.ranges)
 
 
 def _without(part: Expression, productive: set[str]) -> Expression:

@@ -21,6 +21,9 @@ from .pruning import pruned
 __all__ = ["SchemaGrammar", "schema_grammar"]
 
 MAX_RULES = 12_000
+MAX_KNOWN_VALUES = 4096  # texts of places that need no rule, kept for the schemas that come after
+
+_known_values: dict[tuple[bool, tuple[object, ...]], Expression] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,24 @@ class GrammarBuilder:
         return places[0] if places else self.document[self.document.root]
 
     def _new_value(self, state: State) -> Expression:
+        """The same; of an equal place of another schema where there was one."""
+        place = self.document[next(iter(state))] if len(state) == 1 and min(state) > 0 else None
+        if place is None or place.contents is None:
+            return self._made_value(state)
+        key = (self.expansion.asserts_format, place.contents)
+        found = _known_values.get(key)
+        if found is None:
+            num_warnings, num_rules = len(self.expansion.warnings), self.num_rules
+            num_written = len(self.rules)
+            found = self._made_value(state)
+            is_whole = (num_rules, num_written) == (self.num_rules, len(self.rules))
+            if is_whole and num_warnings == len(self.expansion.warnings):
+                if len(_known_values) >= MAX_KNOWN_VALUES:
+                    _known_values.clear()
+                _known_values[key] = found
+        return found
+
+    def _made_value(self, state: State) -> Expression:
         if FALSE in state:
             return NOTHING
         kinds = self.expansion.kinds(state)

@@ -10,8 +10,11 @@ from decimal import Decimal
 import pytest
 from grammars import SINGLE_BYTES, vocabulary_of
 
+from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import Limits, compile_grammar, prepare
+from stemma.constrained.lark import json_to_lark
 from stemma.constrained.matcher import BoundGrammar
+from stemma.constrained.schema.schema_grammar import schema_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.unique_keys import key_tokens
 from stemma.errors import InvalidGrammar, UnsupportedSchema
@@ -57,6 +60,12 @@ def bound(spec: GrammarSpec, *limits: Limits) -> BoundGrammar:
     return grammar
 
 
+def parsed_json(schema: object) -> BoundGrammar:
+    """The schema's grammar, followed by the parser."""
+    lark = json_to_lark(schema_grammar(schema).grammar)
+    return CompiledGrammar("pushdown", "", lark=lark).bind(SINGLE_BYTES)
+
+
 def matches(grammar: BoundGrammar, text: str) -> bool:
     matcher = grammar.matcher()
     return all(matcher.consume(byte) for byte in text.encode()) and matcher.is_accepting()
@@ -67,11 +76,11 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
     [
         (spec_of("regex", "[a-z]+@x"), "fsm", ["a@x"], ["a@", "@x", "a@xx"]),
         (spec_of("choices", ["yes", "no", "日本"]), "fsm", ["yes", "日本"], ["ye", "maybe", ""]),
-        (spec_of("json_schema", {"type": "integer"}), "fsm", ["0", "-12"], ["01", "1.5", ""]),
-        (spec_of("json_schema", TREE), "pushdown",
+        (spec_of("json_schema", {"type": "integer"}), "lazy", ["0", "-12"], ["01", "1.5", ""]),
+        (spec_of("json_schema", TREE), "lazy",
          ['{"v":1,"kids":[]}', '{"v":1,"kids":[{"v":2,"kids":[]}]}'], ['{"v":1}', "[]"]),
-        (spec_of("json_schema", nested_arrays(100)), "pushdown", ["[" * 50 + "]" * 50], ["[1]"]),
-        (spec_of("json_object"), "pushdown", ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", "{"]),
+        (spec_of("json_schema", nested_arrays(100)), "lazy", ["[" * 50 + "]" * 50], ["[1]"]),
+        (spec_of("json_object"), "lazy", ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", "{"]),
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "pushdown", ["7", "((1))"], ["(1"]),
         (spec_of("ebnf", 'start: "::=" x\nx: "root ::= y"'), "pushdown", ["::=root ::= y"], [""]),
@@ -126,11 +135,11 @@ def test_triggered_tags_come_as_often_as_they_say(
          [{}, {"é": 1, "b": 2}], [{"": 1}, {"a1": 1}]),
     ],
 )  # fmt: skip
-def test_a_string_too_large_for_an_automaton_goes_to_the_parser(
+def test_a_string_too_large_for_a_whole_automaton_is_followed_all_the_same(
     schema: object, yes: list[object], no: list[object], is_lenient: bool
 ) -> None:
     grammar = bound(GrammarSpec("json_schema", json.dumps(schema), is_lenient=is_lenient))
-    assert grammar.path == "pushdown"
+    assert grammar.path == "lazy"
     texts = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in yes + no]
     assert [matches(grammar, text) for text in texts] == [True] * len(yes) + [False] * len(no)
 
@@ -157,9 +166,8 @@ def test_numbers_are_the_same_on_both_paths(step: float) -> None:
                 "properties": {"v": value},
                 "additionalProperties": False,
             }
-            spec = spec_of("json_schema", schema)
-            regular, parsed = bound(spec), bound(spec, Limits(max_states=1))
-            assert (regular.path, parsed.path) == ("fsm", "pushdown")
+            regular, parsed = bound(spec_of("json_schema", schema)), parsed_json(schema)
+            assert (regular.path, parsed.path) == ("lazy", "pushdown")
             texts = [f'{{"v":{exact.normalize():f}}}' for exact in values]
             expected = [matches(regular, text) for text in texts]
             assert [matches(parsed, text) for text in texts] == expected, value
@@ -177,27 +185,31 @@ def test_numbers_are_the_same_on_both_paths(step: float) -> None:
 def test_multiples_in_a_recursive_schema(
     number: dict[str, object], yes: list[str], no: list[str]
 ) -> None:
-    grammar = bound(spec_of("json_schema", {"type": "object", "properties": {"v": number}}))
-    assert grammar.path == "pushdown"
-    assert [text for text in yes if not matches(grammar, f'{{"v":{text},"w":[{{}}]}}')] == []
-    assert [text for text in no if matches(grammar, f'{{"v":{text}}}')] == []
+    schema = {"type": "object", "properties": {"v": number}}
+    for grammar in (bound(spec_of("json_schema", schema)), parsed_json(schema)):
+        assert [text for text in yes if not matches(grammar, f'{{"v":{text},"w":[{{}}]}}')] == []
+        assert [text for text in no if matches(grammar, f'{{"v":{text}}}')] == []
 
 
 def test_no_terminal_of_the_parser_is_written_out_twice() -> None:
     """Rules within terminals keep their names: else their texts multiply."""
     number = {"type": "integer", "multipleOf": 7}
     schema = {"type": "object", "properties": dict.fromkeys("abcd", number)}
-    lark = compile_grammar(spec_of("json_schema", schema)).lark
-    assert lark is not None and len(lark) < 20_000
+    lark = json_to_lark(schema_grammar(schema).grammar)
+    assert len(lark) < 20_000
     bodies = [line.partition(": ")[2] for line in lark.splitlines()]
     assert all(other.count(body) <= 1 for body in bodies if len(body) > 60 for other in bodies)
 
 
-def test_a_multiple_with_too_many_remainders_for_a_token_is_refused() -> None:
+def test_a_multiple_with_too_many_remainders_for_a_token_is_refused_to_the_parser_alone() -> None:
     closed = {"type": "integer", "multipleOf": 997}
     assert matches(bound(spec_of("json_schema", closed)), str(997**5))
+    within = {"type": "object", "properties": {"v": closed}}
+    grammar = bound(spec_of("json_schema", within))
+    assert matches(grammar, f'{{"v":{997**5},"w":{{}}}}')
+    assert not matches(grammar, f'{{"v":{997**5 + 1}}}')
     with pytest.raises(InvalidGrammar, match="multipleOf cannot be enforced in a schema that is"):
-        compile_grammar(spec_of("json_schema", {"type": "object", "properties": {"v": closed}}))
+        parsed_json(within)
 
 
 def test_a_prepared_vocabulary_has_what_masks_are_made_of() -> None:

@@ -25,16 +25,32 @@ from hypothesis import strategies as st
 from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.fsm import FsmGrammar
-from stemma.constrained.grammar import Alt, Expression, Grammar, Literal, Ref, concat
+from stemma.constrained.grammar import (
+    Alt,
+    Chars,
+    Concat,
+    Expression,
+    Grammar,
+    Literal,
+    Ref,
+    Repeat,
+    concat,
+)
 from stemma.constrained.lark import json_to_lark, regular_to_lark
+from stemma.constrained.lazy import LIMIT_REACHED, LazyAutomaton
+from stemma.constrained.native.bindings import library
 from stemma.constrained.pushdown import PushdownGrammar
 from stemma.constrained.regular.build import build_dfa
 from stemma.constrained.regular.dfa import Dfa
+from stemma.constrained.regular.flat_grammar import flat_grammar
+from stemma.constrained.regular.limits import MAX_STATES, Budget
+from stemma.constrained.schema.schema_grammar import schema_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import Vocabulary
 from stemma.errors import InvalidGrammar
 
 seeds = st.integers(0, 2**32)
+needs_native = pytest.mark.skipif(library() is None, reason="needs the compiled code")
 NESTED = Grammar({"root": concat(Literal("["), Alt((Literal("a"), Ref("root"))), Literal("]"))})
 
 
@@ -90,6 +106,93 @@ def test_both_paths_agree_on_a_language_of_json(
     grammar: Grammar, vocabulary: Vocabulary, seed: int
 ) -> None:
     agree(dfa_of(grammar), json_to_lark(grammar), vocabulary, seed)
+
+
+def lazy_of(grammar: Grammar) -> LazyAutomaton:
+    return LazyAutomaton(flat_grammar(grammar), Budget.of(MAX_STATES, None))
+
+
+@needs_native
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(expressions().map(Grammar.of), json_grammars()), vocabularies(), seeds)
+def test_states_made_on_the_way_allow_what_a_whole_automaton_does(
+    grammar: Grammar, vocabulary: Vocabulary, seed: int
+) -> None:
+    dfa = dfa_of(grammar)
+    whole = FsmGrammar(dfa, vocabulary).matcher()
+    lazy = FsmGrammar(lazy_of(grammar), vocabulary).matcher()
+    tokens = random_walk(whole, vocabulary, seed)
+    whole.rollback(len(tokens))
+    for token in [*tokens, None]:
+        assert observed(lazy, vocabulary) == observed(whole, vocabulary)
+        assert lazy.error() is None
+        if token is not None:
+            assert whole.consume(token) and lazy.consume(token)
+
+
+@needs_native
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(expressions().map(Grammar.of), json_grammars()))
+def test_a_lazy_automaton_is_empty_where_a_whole_one_is(grammar: Grammar) -> None:
+    assert lazy_of(grammar).is_empty == build_dfa(grammar).is_empty
+
+
+@needs_native
+@settings(max_examples=25, deadline=None)
+@given(vocabularies(), seeds)
+def test_a_recursive_grammar_is_matched_as_by_the_parser(vocabulary: Vocabulary, seed: int) -> None:
+    for grammar in (NESTED, schema_grammar({"type": "object"}).grammar):
+        lazy = FsmGrammar(lazy_of(grammar), vocabulary).matcher()
+        parsed = PushdownGrammar(json_to_lark(grammar), vocabulary).matcher()
+        tokens = random_walk(lazy, vocabulary, seed, max_tokens=20)
+        lazy.rollback(len(tokens))
+        for token in [*tokens, None]:
+            assert allowed(lazy, vocabulary) == allowed(parsed, vocabulary)
+            assert lazy.is_accepting() == parsed.is_accepting()
+            if token is not None:
+                assert lazy.consume(token) and parsed.consume(token)
+
+
+@needs_native
+def test_ways_to_read_a_text_do_not_multiply_with_its_depth() -> None:
+    """Two rules for the same texts, within each other: 2^40 readings, but few states."""
+    either = Alt((Ref("a"), Ref("b")))
+    bracketed = concat(Literal("["), either, Literal("]"))
+    rules = {"root": either, "a": Alt((bracketed, Literal("x"))),
+             "b": Alt((Concat((Literal("["), either, Literal("]"))), Literal("x")))}  # fmt: skip
+    automaton = lazy_of(Grammar(rules))
+    matcher = FsmGrammar(automaton, SINGLE_BYTES).matcher()
+    for byte in b"[" * 40 + b"x" + b"]" * 40:
+        assert matcher.consume(byte)
+    assert matcher.is_finished() and automaton.num_states < 200
+
+
+@needs_native
+def test_an_endless_expansion_is_an_error_of_the_grammar() -> None:
+    endless = Grammar({"root": Alt((concat(Ref("root"), Literal("a")), Literal("b")))})
+    automaton = lazy_of(endless)
+    assert automaton.step(automaton.start, b"b") == 0 and automaton.has_failed
+
+
+@needs_native
+def test_where_an_automaton_is_full_its_outputs_go_on_in_another() -> None:
+    """An output that needs more than one holds ends with an error, and it alone."""
+    others = [Literal(chr(code)) for code in range(128)]  # so that a state takes much
+    grammar = Grammar.of(Alt((Repeat(Chars(((97, 98),)), 0, 300_000), *others)))
+    vocabulary = vocabulary_of([b"a" * 1000, *(bytes([byte]) for byte in range(256))])
+    bound = FsmGrammar(lazy_of(grammar), vocabulary)
+    greedy, modest = bound.matcher(), bound.matcher()
+    assert modest.consume(1 + ord("a"))
+    while greedy.consume(0):
+        pass
+    assert greedy.error() == LIMIT_REACHED
+    assert not allowed(greedy, vocabulary) and not greedy.is_accepting()
+    for matcher, num_before in ((modest, 1), (bound.matcher(), 0)):
+        assert matcher.error() is None and matcher.is_accepting()
+        assert matcher.consume(1 + ord("b")) and 0 in allowed(matcher, vocabulary)
+        matcher.rollback(num_before + 1)
+        assert len(allowed(matcher, vocabulary)) == 129
+    assert bound.num_bytes < 10 * 2**20
 
 
 def agree(dfa: Dfa, lark: str, vocabulary: Vocabulary, seed: int) -> None:

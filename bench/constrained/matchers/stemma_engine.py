@@ -13,6 +13,7 @@ from .... import __version__
 from ....constrained.compiled_grammar import CompiledGrammar
 from ....constrained.compiler import compile_grammar, prepare
 from ....constrained.matcher import BoundGrammar, Matcher
+from ....constrained.regular import letter_case, unicode_classes
 from ....constrained.spec import GrammarSpec
 from ....constrained.vocabulary import Vocabulary
 from .protocol import GrammarRequest, new_words
@@ -27,7 +28,9 @@ class StemmaEngine:
     def __init__(self, file: TokenizerFile) -> None:
         self._file = file
         self._vocabulary = Vocabulary(file.token_bytes, file.encode, file.size)
-        prepare(self._vocabulary)  # as the runtime does
+        prepare(self._vocabulary)  # as the runtime does, and its compiler's process
+        unicode_classes.prepare()
+        letter_case.case_variants()
 
     def compile(self, request: GrammarRequest) -> StemmaGrammar:
         spec = GrammarSpec(

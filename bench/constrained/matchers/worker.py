@@ -3,6 +3,7 @@
     {"op": "measure", "request", "texts"}      -> the fields of `Figures`
     {"op": "compile", "request"}               -> {"path"}
     {"op": "judge", "instances", "names"}      -> {"verdicts"}: on what was compiled last
+    {"op": "follow", "request", "valid", "invalid"}  -> the fields of `Following`
 
 The first line out is {"version"}, once the engine is ready and has compiled a small schema: what it
 computes once a vocabulary is no part of any figure. Failures are {"error": text}.
@@ -20,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .follow import follow
 from .judge import judge
 from .measure import measure
 from .protocol import BoundGrammar, GrammarRequest, MaskEngine
@@ -73,6 +75,9 @@ class Worker:
                 ]
             }
         request = GrammarRequest(**message["request"])
+        if message["op"] == "follow":
+            found = follow(self.engine, self._file, request, message["valid"], message["invalid"])
+            return asdict(found)
         if message["op"] == "measure":
             return asdict(measure(self.engine, self._file, request, message["texts"]))
         self._grammar = self.engine.compile(request)

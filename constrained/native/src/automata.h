@@ -126,6 +126,7 @@ class Construction {
 
   private:
     friend class Thompson;
+    friend class Lazy;
     Dfa determinised(int32_t node, std::vector<int32_t> open_rules, int32_t depth);
     const Dfa& operation(int32_t node, const std::vector<int32_t>& open_rules, int32_t depth);
     const Dfa& any_text();

@@ -11,9 +11,12 @@
 #include <cstring>
 #include <vector>
 
+#include "table.h"
+
 namespace {
 
-constexpr int32_t kDead = 0;
+using stemma::kDead;
+using Dfa = stemma::Table;
 constexpr int16_t kUnknown = -1;
 constexpr size_t kMaxStates = 256;  // visited for one question; past it, the answer is a lower bound
 constexpr int kFewestBytes = 16;  // of a run: fewer are quickly walked
@@ -21,17 +24,6 @@ constexpr int64_t kShortestRun = 2;
 constexpr int64_t kLongRun = 12;  // nearly all tokens are shorter
 constexpr int kFewMissing = 4;
 constexpr int kMaxAttempts = 64;
-
-struct Dfa {
-    const uint8_t* class_of;     // [256]
-    const int32_t* transitions;  // [num_states, num_classes]
-    int64_t num_classes;
-    int16_t* runs;  // [num_states]: 2 * (length of free runs) + is_exact, or kUnknown
-
-    int32_t step(int32_t state, int byte) const {
-        return transitions[state * num_classes + class_of[byte]];
-    }
-};
 
 struct Node {
     int32_t end;      // of the subtree
@@ -337,7 +329,11 @@ extern "C" void stemma_token_mask_beyond(
 // `stemma_token_mask_beyond` does it in less time, sets `found` and returns 1.
 extern "C" int64_t stemma_token_mask(
     const Dfa* dfa, const Tokens* tokens, int32_t state, Run* found, uint32_t* out) {
-    if (dfa->runs[state] == kUnknown) dfa->runs[state] = runs_from(*dfa, state, tokens->max_run);
+    if (dfa->lazy != nullptr) begin_call(*dfa->lazy);
+    if (dfa->runs[state] == kUnknown) {
+        const int16_t found_run = runs_from(*dfa, state, tokens->max_run);  // may move dfa->runs
+        dfa->runs[state] = found_run;
+    }
     const int32_t run = dfa->runs[state] >> 1;
     const bool is_exact = dfa->runs[state] & 1;
     if (run < kLongRun && !is_exact) {

@@ -20,6 +20,8 @@ from random_ebnf import random_ebnf
 from waiting import ready
 
 from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.lark import json_to_lark
+from stemma.constrained.schema.schema_grammar import schema_grammar
 from stemma.constrained.serving import host_process
 from stemma.constrained.serving import parsers as parsers_module
 from stemma.constrained.serving.compiler_service import GrammarCompiler
@@ -35,11 +37,19 @@ BYTES = single_bytes()
 ENDLESS = GrammarSpec("ebnf", 'start: "~" | /[A-Z]/ A B\nA: /a+/\nB: /ab/')
 ANOTHER_ENDLESS = GrammarSpec("ebnf", 'start: "" | /[A-Z]/ A B\nA: /b+/\nB: /bc/')
 NESTED = GrammarSpec("ebnf", 'start: "(" start ")" | "xyz" start | "end"')
+NODE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "kids": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+    },
+    "required": ["name", "kids"],
+}
+# A schema's own grammar is followed here; this one is as a caller's.
 TREE = GrammarSpec(
-    "json_schema",
-    '{"$ref":"#/$defs/n","$defs":{"n":{"type":"object","properties":{"name":{"type":"string"},'
-    '"kids":{"type":"array","items":{"$ref":"#/$defs/n"}}},"required":["name","kids"]}}}',
+    "ebnf", json_to_lark(schema_grammar({"$ref": "#/$defs/n", "$defs": {"n": NODE}}).grammar)
 )
+ANY_OBJECT = GrammarSpec("ebnf", json_to_lark(schema_grammar({"type": "object"}).grammar))
 HANG_TIMEOUT_S = 120.0
 
 
@@ -115,7 +125,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("spec", [TREE, NESTED, GrammarSpec("json_object")], ids=["0", "1", "2"])
+@pytest.mark.parametrize("spec", [TREE, NESTED, ANY_OBJECT], ids=["0", "1", "2"])
 @pytest.mark.parametrize("jump_forward", [True, False])
 def test_an_output_is_told_what_a_matcher_here_says(
     compiler: GrammarCompiler, spec: GrammarSpec, jump_forward: bool
@@ -143,7 +153,7 @@ def test_an_output_is_told_what_a_matcher_here_says(
         there.close()
 
 
-@pytest.mark.parametrize("spec", [TREE, NESTED, GrammarSpec("json_object")], ids=["0", "1", "2"])
+@pytest.mark.parametrize("spec", [TREE, NESTED, ANY_OBJECT], ids=["0", "1", "2"])
 def test_what_was_expected_is_known_ahead(compiler: GrammarCompiler, spec: GrammarSpec) -> None:
     """Each position of the way is that of a matcher here, ahead and once it is gone; of other
     tokens nothing is known."""
