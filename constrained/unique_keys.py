@@ -167,8 +167,8 @@ class UniqueKeysMatcher:
             return _NONE
         else:
             refused = frozenset(self._notes(keys, scan.string).closing)
-        if not refused or self._inner.is_accepting():
-            return refused
+        if not refused or np.count_nonzero(allowed) > len(refused) or self._inner.is_accepting():
+            return refused  # each word of the mask has a token: one at least is left
         left = allowed.copy()
         _clear(left, refused)
         return refused if left.any() else _NONE
@@ -454,6 +454,7 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
         (True, False): [i for i in with_comma if _IN_STRING_TAIL.fullmatch(texts[i])],
         (True, True): with_comma,
     }
+
     def token_set(tokens: Iterable[int]) -> TokenSet:
         return TokenSet.of(tokens, vocabulary)
 
@@ -480,7 +481,9 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
             for end in range(len(content.encode()) + 1)
         ),
         doubled=token_set(doubled),
-        escaping=token_set({*doubled, *(i for i in quoted if b"\\" in texts[i].partition(b'"')[0])}),
+        escaping=token_set(
+            {*doubled, *(i for i in quoted if b"\\" in texts[i].partition(b'"')[0])}
+        ),
         simple_tails={
             i: texts[i].rpartition(b",")[2].lstrip()[1:]
             for i in {*tails[False, False], *tails[True, False]}

@@ -351,7 +351,7 @@ extern "C" int64_t stemma_token_mask(
     return 0;
 }
 
-// Sets the bits of `out` [256] for the bytes that may follow in `state`.
+// Sets the bits of `out` [32] for the bytes that may follow in `state`.
 extern "C" void stemma_next_bytes(const Dfa* dfa, int32_t state, uint8_t* out) {
     if (dfa->lazy != nullptr) begin_call(*dfa->lazy);
     std::memset(out, 0, 32);
