@@ -3,9 +3,9 @@
 The real engine in one process.
 
 - Steps: a batch decodes without grammars, and then each row under one; the two take turns. Forced
-  runs and drafts are off, so that all sample one token a row and a step. CPU time of all threads, which other
-  processes of the machine change less. `first` is a schema's first batch, in which masks are
-  computed for the first time.
+  runs and drafts are off, so that all sample one token a row and a step. CPU time of all threads,
+  which other processes of the machine change less. `first` is a schema's first batch, in which
+  masks are computed for the first time.
 - First tokens: a request with a schema that nobody has asked for before, against the same prompt
   without one, alone and in turns. A grammar adds what compilation takes longer than the prompt.
 - Neighbours: a few requests decode; fresh schemas arrive among them one after another, or not. Each
