@@ -118,7 +118,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "invalid_rejected_pct": _percent(num_invalid - over_generated, num_invalid),
         "right_pct": _percent(num_right, len(outcomes)),
         "over_generated": over_generated,
-        "fsm_pct": _percent(paths["fsm"], len(compiled)) if has_paths else None,
+        "fsm_pct": _percent(paths["fsm"] + paths["lazy"], len(compiled)) if has_paths else None,
         "pushdown_pct": _percent(paths["pushdown"], len(compiled)) if has_paths else None,
         "num_schemas": len(outcomes),
         "num_compiled": len(compiled),

@@ -320,14 +320,14 @@ def _configuration(rng: random.Random) -> Schema:
 
 
 def _article(rng: random.Random) -> Schema:
-    """As of a newspaper's content API: traits by `allOf`, alternatives of elements, recursion."""
+    """As of a newspaper's content API: shared traits, alternatives of elements, recursion."""
     traits = {f"trait_{key}": _described(rng, _scalar(rng), 0.9) for key in names(rng, 10)}
-    kinds = names(rng, rng.randint(3, 8))
+    kinds, order = names(rng, rng.randint(3, 8)), list(traits)
     elements = {
         kind: {"type": "object", "additionalProperties": False, "required": ["type"],
                "properties": {"type": {"type": "string", "enum": [kind]},
                               **{t.removeprefix("trait_"): {"$ref": f"#/definitions/{t}"}
-                                 for t in rng.sample(list(traits), 5)}}}
+                                 for t in sorted(rng.sample(order, 5), key=order.index)}}}
         for kind in kinds
     }  # fmt: skip
     elements[kinds[0]]["properties"]["children"] = {

@@ -41,7 +41,7 @@ class Walk(Protocol):
 class BoundGrammar(Protocol):
     """A compiled grammar, ready for outputs."""
 
-    path: str  # how it is matched: "fsm", "pushdown", or "" where there is only one way
+    path: str  # how it is matched: "fsm", "lazy", "pushdown", or "" where there is only one way
 
     def start(self) -> Walk: ...
 
