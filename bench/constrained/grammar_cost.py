@@ -29,9 +29,9 @@ from ...flags import count
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.config import EngineConfig
 from ...runtime.execute.threads import configure_threads, default_num_threads
-from ...runtime.schedule.request import Request
+from ...runtime.schedule.plan import RowResult
+from ...runtime.schedule.request import FinishReason, Request
 from ...runtime.schedule.sampling_params import SamplingParams
-from ..device.step import Ignore
 from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import console_progress, write_report
 from .masks import percentile
@@ -97,6 +97,16 @@ def fresh_schemas() -> Iterator[dict[str, Any]]:
                 yield {**generated_schema(family, number), "title": f"{family} {number}"}
 
 
+class _Ignore:
+    """A listener that ignores everything."""
+
+    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
+        return None
+
+    def on_finish(self, request: Request) -> None:
+        pass
+
+
 class _Load:
     """Owns what is submitted to an engine."""
 
@@ -115,7 +125,7 @@ class _Load:
             ignore_eos=schema is None,
         )
         prompt = random_prompt(self._rng, num_tokens, self._ids)
-        request = Request(self.engine.next_request_id(), prompt, sampling, Ignore())
+        request = Request(self.engine.next_request_id(), prompt, sampling, _Ignore())
         if schema is not None:
             assert self.engine.grammars is not None
             request.grammar = self.engine.grammars.ask(
