@@ -17,7 +17,7 @@ from .connect import Commands
 
 BENCHMARKS = (
     "serving.serving", "constrained.masks", "constrained.schemas", "constrained.conformance",
-    "constrained.grammar_load",
+    "constrained.grammar_load", "constrained.grammar_cost",
     "cache.radix", "cache.kv_policies", "scheduling.schedule", "scheduling.placement",
     "cluster.router", "cluster.replicas", "cluster.shared_kv", "cluster.prefill",
     "cluster.kv_transport", "cluster.roles", "device.step", "scheduling.stall", "serving.startup",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import InvalidGrammar
 from .jump_forward import MAX_CACHED_BYTES, MAX_FORCED_BYTES, ForcedTokens
@@ -44,6 +45,9 @@ class Automaton(Protocol):
 
     def exit(self, state: int) -> int:
         """The only byte that may follow, or a code for none or for many."""
+
+    def next_bytes(self, state: int) -> int:
+        """The bytes that may follow: bit i is byte i."""
 
 
 class FsmGrammar:
@@ -220,6 +224,21 @@ class _Tables:
             return _MANY_EXITS
         return self._classes.index(alive[0])
 
+    def next_bytes(self, state: int) -> int:
+        return bits((self._dfa.transitions[state] != DEAD)[self._dfa.class_of])
+
+
+def bits(flags: npt.NDArray[np.bool_]) -> int:
+    """[256] as an integer: bit i is flag i."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+def bytes_in(following: int) -> list[int]:
+    """The bytes of such an integer, ascending."""
+    data = np.frombuffer(following.to_bytes(32, "little"), np.uint8)
+    found: list[int] = np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
+    return found
+
 
 def _walk_of(dfa: Dfa | LazyAutomaton, vocabulary: Vocabulary) -> Walk:
     if isinstance(dfa, Dfa):
@@ -283,6 +302,11 @@ class FsmMatcher:
         self._move_on()
         forced = self._grammar.forced_tokens(self._states[-1], self._tokens)
         return () if self._grammar.automaton.has_failed else forced
+
+    def next_bytes(self) -> int:
+        """The bytes that may follow: bit i is byte i."""
+        self._move_on()
+        return self._grammar.automaton.next_bytes(self._states[-1])
 
     def is_finished(self) -> bool:
         self._move_on()

@@ -93,6 +93,12 @@ class LazyAutomaton:
         found: int = self._native.stemma_lazy_exit(self._handle, state)
         return found
 
+    def next_bytes(self, state: int) -> int:
+        """The bytes that may follow: bit i is byte i."""
+        found = ctypes.create_string_buffer(32)
+        self._native.stemma_next_bytes(self.table, state, found)
+        return int.from_bytes(found.raw, "little")
+
     def _sizes(self) -> npt.NDArray[np.int64]:
         sizes = np.empty(2, np.int64)
         self._native.stemma_lazy_sizes(self._handle, sizes.ctypes.data)

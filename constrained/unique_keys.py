@@ -21,21 +21,22 @@ import bisect
 import functools
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .fsm import FsmMatcher, bytes_in
 from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
 from .token_trie import Ints, Trie
-from .vocabulary import Vocabulary
+from .vocabulary import MASK_BITS, Vocabulary
 
 MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
 MIN_WAYS_OUT = 4  # a guess: from here on a place is one of free text, not of a few listed keys
+_NONE: frozenset[int] = frozenset()
 _STRING = rb'"(?:[^"\\]|\\.)*"'
 _OPEN_STRING = rb'(?:"(?:[^"\\]|\\.)*\\?)?'
 # What may precede a key that a token begins: anything that ends with a comma.
@@ -89,8 +90,9 @@ class UniqueKeysMatcher:
         self._scans = [Scan()]
         self._refused: frozenset[int] | None = None  # at this place; None: not known yet
         self._num_probes = 0
-        # Tokens after which a new key can come, while the objects are these.
-        self._checked: tuple[tuple[Keys | None, ...], set[int]] = ((), set())
+        # Objects without keys that a token may contain as a whole.
+        self._plain_at: tuple[Keys | None, ...] | None = None
+        self._checked = _Checked((), np.zeros(vocabulary.num_words, np.uint32))
 
     def mask(self, out: Mask) -> None:
         self._inner.mask(out)
@@ -158,29 +160,76 @@ class UniqueKeysMatcher:
         """The tokens to remove from a mask; none where nothing else would be left."""
         self._num_probes = 0
         scan = self._scans[-1]
+        keys = scan.key_place
+        if self._needs_care(scan) or (self._suspects(scan) & allowed).any():
+            refused = self._with_care(scan, allowed)
+        elif keys is None or not keys.count:
+            return _NONE
+        else:
+            refused = frozenset(self._notes(keys, scan.string).closing)
+        if not refused or np.count_nonzero(allowed) > len(refused) or self._inner.is_accepting():
+            return refused  # each word of the mask has a token: one at least is left
+        left = allowed.copy()
+        _clear(left, refused)
+        return refused if left.any() else _NONE
+
+    def _needs_care(self, scan: Scan) -> bool:
+        """Whether more is to be asked than which tokens end a seen key, and `_suspects`."""
+        keys = scan.key_place
+        if keys is not None and keys.count and self._looks_ahead:
+            return True
+        if scan.is_in_key and scan.string is not None and BACKSLASH in scan.string:
+            return True
+        if scan.objects is not self._plain_at:
+            contents = self._tokens.contents
+            for keys in scan.objects:
+                if keys is not None and keys.count and not contents.isdisjoint(keys.log.keys):
+                    return True  # a token may contain such a key
+            self._plain_at = scan.objects
+        return False
+
+    def _suspects(self, scan: Scan) -> Mask:
+        """Tokens that bring a key themselves, and may repeat it or one that they end; and those
+        after which a key may be due or begun, but for the ones known to be harmless."""
+        tokens = self._tokens
+        found = tokens.doubled.bits
+        if scan.is_in_key:
+            found = (tokens.whole if scan.string in tokens.beginnings else tokens.escaping).bits
+        if not self._looks_ahead:
+            return found
+        tails = tokens.at(scan).tails.bits
+        return found | (tails & ~self._checked_at(scan) if not scan.is_in_key else tails)
+
+    def _checked_at(self, scan: Scan) -> Mask:
+        if self._checked.objects is not scan.objects:
+            self._checked = _Checked(scan.objects, np.zeros(self._vocabulary.num_words, np.uint32))
+        return self._checked.tokens
+
+    def _with_care(self, scan: Scan, allowed: Mask) -> frozenset[int]:
         tokens = self._tokens.at(scan)
         refused = set(self._repeating(scan, tokens.whole, allowed))
         if scan.key_place is not None:
             refused.update(self._along_keys(scan, scan.key_place, allowed))
         if self._looks_ahead:
             refused.update(self._towards_keys(scan, tokens.tails, allowed))
-        if not refused or self._inner.is_accepting():
-            return frozenset(refused)
-        left = allowed.copy()
-        _clear(left, refused)
-        return frozenset(refused) if left.any() else frozenset()
+        return frozenset(refused)
 
     def _repeating(self, scan: Scan, whole: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens that contain a key as a whole, and the few that end a key in another spelling."""
-        seen = [keys for keys in scan.objects if keys is not None and keys.count]
-        for token in whole.among(allowed):
-            quoted = self._tokens.quoted[token]
+        tokens = self._tokens
+        seen = [
+            keys
+            for keys in scan.objects
+            if keys is not None and keys.count and not tokens.contents.isdisjoint(keys.log.keys)
+        ]
+        for token in (whole if seen or scan.is_in_key else tokens.doubled).among(allowed):
+            quoted = tokens.quoted[token]
             is_seen = any(key in keys for key in quoted for keys in seen)
             is_doubled = len(set(quoted)) < len(quoted) or self._ends_a_twin(scan, token, quoted)
             if (is_seen or is_doubled) and self._repeats(scan, token):
                 yield token
         if scan.is_in_key and scan.string is not None and BACKSLASH in scan.string:
-            for token in self._tokens.with_quote.among(allowed):
+            for token in tokens.with_quote.among(allowed):
                 if self._repeats(scan, token):
                     yield token
 
@@ -202,9 +251,7 @@ class UniqueKeysMatcher:
         if not keys.count:
             return
         notes = self._notes(keys, scan.string)
-        for token in notes.closing:
-            if _is_set(allowed, token):
-                yield token
+        yield from notes.closing
         if not self._looks_ahead:
             return
         for token, text in list(notes.onward.items()):
@@ -242,12 +289,10 @@ class UniqueKeysMatcher:
 
     def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens after which a next key is due or begun."""
-        if self._checked[0] is not scan.objects:
-            self._checked = (scan.objects, set())
-        checked = self._checked[1]
-        for token in tails.among(allowed):
-            if not scan.is_in_key and (token in checked or self._is_harmless(scan, token)):
-                checked.add(token)
+        checked = self._checked_at(scan)
+        for token in _ids_in(tails.bits & allowed & ~checked):
+            if not scan.is_in_key and self._is_harmless(scan, token):
+                _set(checked, token)
                 continue
             data = self._vocabulary.token_bytes[token]
             after = scan.after(data)
@@ -262,8 +307,8 @@ class UniqueKeysMatcher:
                 and self._ways_out(keys, text, token, after.string is None) == 0
             ):
                 yield token
-            else:
-                checked.add(token)
+            elif not scan.is_in_key:
+                _set(checked, token)
 
     def _is_harmless(self, scan: Scan, token: int) -> bool:
         """Whether a token that opens and closes nothing certainly leads to new keys."""
@@ -301,10 +346,7 @@ class UniqueKeysMatcher:
         self._num_probes += 1
         if self._num_probes > MAX_PROBES:
             return 1
-        mask = np.empty(self._vocabulary.num_words, np.uint32)
-        self._inner.mask(mask)
-        texts = self._vocabulary.token_bytes
-        following = {texts[token][0] for token in self._tokens.single.among(mask)}
+        following = self._next_bytes()
         along = following.intersection(keys.bytes_after(text))
         num_ways = len(following) - len(along)
         if not num_ways:
@@ -312,6 +354,14 @@ class UniqueKeysMatcher:
         if num_ways == 0 or num_ways >= MIN_WAYS_OUT or not text:
             log.set_room(text, keys.count, num_ways)
         return num_ways
+
+    def _next_bytes(self) -> set[int]:
+        if isinstance(self._inner, FsmMatcher):
+            return set(bytes_in(self._inner.next_bytes()))
+        mask = np.empty(self._vocabulary.num_words, np.uint32)
+        self._inner.mask(mask)
+        texts = self._vocabulary.token_bytes
+        return {texts[token][0] for token in self._tokens.single.among(mask)}
 
     def _is_open(self, keys: Keys, log: KeyLog, text: bytes, byte: int) -> bool:
         """Whether a new key can begin with a text and a byte."""
@@ -328,22 +378,38 @@ class UniqueKeysMatcher:
         return is_open
 
 
+class _Checked(NamedTuple):
+    """Tokens outside of keys after which a new key can come, while the objects are these."""
+
+    objects: tuple[Keys | None, ...]
+    tokens: Mask
+
+
 class TokenSet(NamedTuple):
-    """Tokens, and their positions in a mask."""
+    """Tokens, and their mask."""
 
     ids: Ints
-    words: npt.NDArray[np.intp]
     bits: Mask
 
     @classmethod
-    def of(cls, tokens: Iterable[int]) -> TokenSet:
+    def of(cls, tokens: Iterable[int], vocabulary: Vocabulary) -> TokenSet:
         ids = np.array(sorted(tokens), np.int32)
-        return cls(ids, (ids >> 5).astype(np.intp), np.uint32(1) << (ids & 31).astype(np.uint32))
+        return cls(ids, vocabulary.mask_of(ids))
 
     def among(self, mask: Mask) -> list[int]:
         """Those that a mask allows."""
-        found: list[int] = self.ids[(mask.take(self.words) & self.bits) != 0].tolist()
-        return found
+        return _ids_in(self.bits & mask)
+
+
+def _ids_in(mask: Mask) -> list[int]:
+    """The tokens of a mask, ascending."""
+    words = np.flatnonzero(mask)
+    if not len(words):
+        return []
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, MASK_BITS)
+    rows, columns = np.nonzero(bits)
+    found: list[int] = (words[rows] * MASK_BITS + columns).tolist()
+    return found
 
 
 class TokensAt(NamedTuple):
@@ -362,6 +428,11 @@ class KeyTokens:
     with_quote: TokenSet
     closing: TokenSet  # a token that begins with the end of an object
     quoted: dict[int, list[str]]  # the quoted contents of a token
+    contents: frozenset[str]  # of all tokens
+    whole: TokenSet  # tokens with some
+    beginnings: frozenset[bytes]  # of contents
+    doubled: TokenSet  # with the same content twice
+    escaping: TokenSet  # the same, and those with a backslash before their first quote
     simple_tails: dict[int, bytes]  # of a key, after a comma and no other structure
     places: dict[tuple[bool, bool, bool], TokensAt]
 
@@ -383,20 +454,36 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
         (True, False): [i for i in with_comma if _IN_STRING_TAIL.fullmatch(texts[i])],
         (True, True): with_comma,
     }
+
+    def token_set(tokens: Iterable[int]) -> TokenSet:
+        return TokenSet.of(tokens, vocabulary)
+
     places = {}
     for place, ids in tails.items():
-        places[*place, True] = TokensAt(TokenSet.of(quoted), TokenSet.of(ids))
+        places[*place, True] = TokensAt(token_set(quoted), token_set(ids))
         is_in_string = place[0]  # of a first key, perhaps, that a token ends and repeats
         places[*place, False] = TokensAt(
-            TokenSet.of(quoted if is_in_string else doubled),
-            TokenSet.of(i for i in ids if i in quoted),
+            token_set(quoted if is_in_string else doubled),
+            token_set(i for i in ids if i in quoted),
         )
     return KeyTokens(
         of_byte=[of_byte.get(byte, -1) for byte in range(256)],
-        single=TokenSet.of(of_byte.values()),
-        with_quote=TokenSet.of(with_quote),
-        closing=TokenSet.of(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
+        single=token_set(of_byte.values()),
+        with_quote=token_set(with_quote),
+        closing=token_set(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
         quoted=quoted,
+        contents=frozenset(content for found in quoted.values() for content in found),
+        whole=token_set(quoted),
+        beginnings=frozenset(
+            content.encode()[:end]
+            for found in quoted.values()
+            for content in found
+            for end in range(len(content.encode()) + 1)
+        ),
+        doubled=token_set(doubled),
+        escaping=token_set(
+            {*doubled, *(i for i in quoted if b"\\" in texts[i].partition(b'"')[0])}
+        ),
         simple_tails={
             i: texts[i].rpartition(b",")[2].lstrip()[1:]
             for i in {*tails[False, False], *tails[True, False]}
@@ -443,6 +530,13 @@ def _is_set(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> (token & 31) & 1)
 
 
-def _clear(mask: Mask, tokens: Iterable[int]) -> None:
-    for token in tokens:
-        mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+def _set(mask: Mask, token: int) -> None:
+    mask[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def _clear(mask: Mask, tokens: Collection[int]) -> None:
+    if not tokens:
+        return
+    ids = np.fromiter(tokens, np.int64, len(tokens))
+    bits = np.uint32(1) << (ids % MASK_BITS).astype(np.uint32)
+    np.bitwise_and.at(mask, ids // MASK_BITS, ~bits)

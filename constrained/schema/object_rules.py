@@ -143,12 +143,14 @@ class _ObjectRules:
         patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
             self.writer.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
+        has_forbidden_keys = False
         for inside in _subsets(patterns):
             outside = frozenset(patterns) - inside
             state = frozenset(
                 s for k, s in sets if s != TRUE and k.inside <= inside and k.outside <= outside
             )
             if self.writer.value(state) == NOTHING:
+                has_forbidden_keys = True
                 continue
             names = [n for n in self._named if KeySet(inside, outside).has(n)]
             language = _key_language(inside, outside, names)
@@ -157,9 +159,10 @@ class _ObjectRules:
                 key = json_string(language)
                 self.free.append(Entry(key, state, None, inside, outside))
                 self.writer.needs_unique_keys = True
-                self.writer.has_patterned_keys |= bool(patterns)
             for word in words or ():
                 self.listed.append(Entry(Literal(encoded(word)), state, word))
+        # Where all classes are free, each text begins keys without end.
+        self.writer.has_patterned_keys |= bool(self.free) and has_forbidden_keys
 
     def chain(self) -> Expression:
         """The rules without counts."""

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import compile_grammar
-from stemma.constrained.fsm import FsmGrammar
+from stemma.constrained.fsm import FsmGrammar, FsmMatcher, bytes_in
 from stemma.constrained.grammar import (
     Alt,
     Chars,
@@ -442,3 +442,14 @@ def consumed(
         taken.append(matcher.consume(token))
         assert mask is None or taken[-1] == (token in mask)
     return taken, matcher.error(), matcher.is_accepting()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds, st.sampled_from(["regex", "json_schema"]))
+def test_next_bytes_are_the_single_bytes_of_the_mask(seed: int, kind: str) -> None:
+    source = {"regex": "(ab|[c-e]{2,4})*x?", "json_schema": '{"type": "object"}'}[kind]
+    bound = compile_grammar(GrammarSpec(kind, source))._bound(SINGLE_BYTES)  # type: ignore[arg-type]
+    matcher = bound.matcher()
+    assert isinstance(matcher, FsmMatcher)
+    random_walk(matcher, SINGLE_BYTES, seed, max_tokens=8)
+    assert set(bytes_in(matcher.next_bytes())) == allowed(matcher, SINGLE_BYTES)

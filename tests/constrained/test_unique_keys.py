@@ -291,3 +291,22 @@ def test_a_fork_has_seen_the_keys_of_what_it_was_forked_from_and_no_others(
     assert all(first.consume(token) for token in b'"b":1,"')
     assert all(second.consume(token) for token in b'"c":1,"')
     assert not first.consume(TOKENS.index(b'b":1}')) and second.consume(TOKENS.index(b'b":1}'))
+
+
+@pytest.mark.parametrize(
+    ("schema", "looks_ahead"),
+    [
+        ({"patternProperties": {"^a": {"type": "integer"}}}, False),  # others are free
+        ({"patternProperties": {"^a+$": True}, "additionalProperties": {"type": "null"}}, False),
+        ({"patternProperties": {"^a": True}, "additionalProperties": False}, True),
+        ({"propertyNames": {"pattern": "^[a-z]$"}}, True),
+        ({"propertyNames": {"maxLength": 3}}, True),
+        ({"patternProperties": {"^a": False}}, True),
+    ],
+)
+def test_it_looks_ahead_where_some_keys_are_forbidden(
+    schema: dict[str, object], looks_ahead: bool
+) -> None:
+    spec = GrammarSpec("json_schema", json.dumps({"type": "object", **schema}))
+    compiled = compile_grammar(spec)
+    assert compiled.needs_unique_keys and compiled.has_patterned_keys == looks_ahead

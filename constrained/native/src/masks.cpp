@@ -350,3 +350,11 @@ extern "C" int64_t stemma_token_mask(
     if (!is_exact && run < tokens->max_run) walk(*dfa, state, tokens->plain, run, out);
     return 0;
 }
+
+// Sets the bits of `out` [32] for the bytes that may follow in `state`.
+extern "C" void stemma_next_bytes(const Dfa* dfa, int32_t state, uint8_t* out) {
+    if (dfa->lazy != nullptr) begin_call(*dfa->lazy);
+    std::memset(out, 0, 32);
+    for (int byte = 0; byte < 256; byte++)
+        if (dfa->step(state, byte) != kDead) out[byte >> 3] |= 1 << (byte & 7);
+}
