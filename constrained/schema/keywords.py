@@ -166,8 +166,16 @@ _ROWS = (
         "exactly, with recursion; within the document and to the standard's own metaschemas; "
         "nothing is fetched. Up to draft 7 its siblings are ignored",
     ),
-    Keyword("$dynamicRef", *_TEXT, "where only one target is possible", _D2020),
-    Keyword("$recursiveRef", *_TEXT, "where only one target is possible", _D2019, _D2019),
+    Keyword(
+        "$dynamicRef", *_TEXT, "exactly, as `$ref`, on each way by which it is reached", _D2020
+    ),
+    Keyword(
+        "$recursiveRef",
+        *_TEXT,
+        "exactly, as `$ref`, on each way by which it is reached",
+        _D2019,
+        _D2019,
+    ),
     Keyword("$id", *_TEXT, "base of references", _D6),
     Keyword("$anchor", *_TEXT, "target of references", _D2019),
     Keyword("$dynamicAnchor", *_TEXT, "target of references", _D2020),
