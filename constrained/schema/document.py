@@ -101,7 +101,7 @@ class Document:
         self._anchors: dict[int, Anchor] = {}
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
-        dialect_of_root = _declared(schema, default)
+        dialect_of_root = declared(schema, default)
         base = _SPECIFICATIONS[dialect_of_root].create_resource(schema).id() or ""
         self._contents, self._dialect, self._base = schema, dialect_of_root, base
         self.root = self._locate(schema, "", self._entered(schema, dialect_of_root, base))
@@ -196,7 +196,7 @@ class Document:
         """A resource as it is met under a scope, which its own dynamic anchors extend."""
         resource = self._resources.get((id(contents), outer))
         if resource is None:
-            dialect = _declared(contents, default)
+            dialect = declared(contents, default)
             scope = dict(outer)
             for name, schema in _dynamic_anchors(contents, dialect):
                 if name not in scope:
@@ -281,6 +281,11 @@ def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:
             keyword.check(value, pointer)
 
 
+def dialect_of(schema: object, default: str | None) -> Dialect:
+    """The dialect that a schema declares, or the one of this name; 2020-12 where neither is."""
+    return declared(schema, Dialect.D2020 if default is None else _dialect(default))
+
+
 def _dialect(name: str) -> Dialect:
     found = DIALECTS.get(name.rstrip("#"))
     if found is None:
@@ -288,7 +293,8 @@ def _dialect(name: str) -> Dialect:
     return found
 
 
-def _declared(schema: object, default: Dialect) -> Dialect:
+def declared(schema: object, default: Dialect) -> Dialect:
+    """The dialect that a schema declares, else the default."""
     if not isinstance(schema, dict) or "$schema" not in schema:
         return default
     name = schema["$schema"]
@@ -347,7 +353,8 @@ def _unresolved(place: Place, keyword: str, reference: str) -> InvalidGrammar:
     return UnsupportedSchema(
         place.pointer,
         keyword,
-        f"{reference!r} is not in the document; remote schemas are not fetched",
+        f"{reference!r} is not in the document, and nothing is fetched; bundle the two schemas "
+        "(`stemma schema bundle`)",
     )
 
 
