@@ -33,6 +33,7 @@ from ..regular.languages import finite_words
 from .document import FALSE, TRUE, Signed, State
 from .json_text import ANY_TEXT, encoded, json_string
 from .objects import Debt, Keys, KeySet, ObjectCase, is_key_in
+from .paths import ObjectPaths
 from .rule_writer import RuleWriter
 from .strings import Language
 
@@ -105,6 +106,11 @@ class _ObjectRules:
         self._list(order, is_placed)
         self._find_free()
         listed = {entry.name for entry in self.listed}
+        self._paths = ObjectPaths(
+            frozenset(name for name in listed if name is not None),
+            [(entry.name, entry.state - {TRUE}) for entry in (*self.listed, *self.free)],
+        )
+        writer.note(self._paths)
         self.owed = frozenset(
             debt
             for debt in case.owed
@@ -266,6 +272,7 @@ class _ObjectRules:
             for asked in product(*(payable[debt] for debt in paid)):
                 state = entry.state.union(asked) - {TRUE}
                 if self.writer.value(state) != NOTHING:
+                    self._paths.members.append((entry.name, state))
                     member = self._member(entry, asked)
                     yield concat(*comma, member, self._rule((place, count + 1, missing - paid)))
 

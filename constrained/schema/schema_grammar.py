@@ -8,6 +8,7 @@ from typing import Literal as OneOf
 
 from ...errors import InvalidGrammar, UnsupportedSchema
 from ..grammar import NOTHING, Expression, Grammar, Literal, Ref, alt
+from ..item_places import ItemPlaces
 from . import numbers, strings
 from .array_rules import array_expression
 from .cases import Cases, Kind
@@ -16,6 +17,7 @@ from .expansion import Expansion
 from .json_text import ANY_JSON_STRING, spacing
 from .keywords import Dialect
 from .object_rules import object_expression
+from .paths import ArrayPaths, ObjectPaths, TooManyPlaces, item_places
 from .pruning import pruned
 
 __all__ = ["SchemaGrammar", "schema_grammar"]
@@ -29,13 +31,15 @@ class SchemaGrammar:
 
     `needs_unique_keys`: some object has keys that the schema does not list, so that the grammar
     alone does not exclude a repeated key. `has_patterned_keys`: such keys must match patterns or
-    `propertyNames`, so that after some text only a repeated key may remain possible.
+    `propertyNames`, so that after some text only a repeated key may remain possible. `item_places`:
+    where arrays must not repeat an item, though the grammar does not exclude it.
     """
 
     grammar: Grammar
     warnings: tuple[str, ...]
     needs_unique_keys: bool
     has_patterned_keys: bool = False
+    item_places: ItemPlaces | None = None
 
 
 def schema_grammar(
@@ -46,17 +50,24 @@ def schema_grammar(
     is_lenient: bool = False,
     dialect: str | None = None,
     asserts_format: bool = True,
+    watches_items: bool = True,
 ) -> SchemaGrammar:
     """Exactly the valid documents, in canonical spelling; lenient: at least those.
 
     `dialect` (a URI or a name such as "draft7") applies to schemas without `$schema`; without
     either it is 2020-12, plus its predecessors' keywords. Raises UnsupportedSchema for what
     cannot be enforced, InvalidGrammar for a malformed schema and for one that no document
-    satisfies.
+    satisfies. `watches_items`: the caller enforces `item_places`; else `uniqueItems` over items of
+    many values is refused.
     """
     try:
         builder = GrammarBuilder(
-            Document(schema, dialect), whitespace, property_order, is_lenient, asserts_format
+            Document(schema, dialect),
+            whitespace,
+            property_order,
+            is_lenient,
+            asserts_format,
+            watches_items=watches_items,
         )
         return builder.grammar()
     except RecursionError as error:
@@ -74,6 +85,8 @@ class GrammarBuilder:
         property_order: str,
         is_lenient: bool,
         asserts_format: bool,
+        *,
+        watches_items: bool = False,
     ) -> None:
         self.document = document
         self.expansion = Expansion(document, asserts_format=asserts_format, is_lenient=is_lenient)
@@ -82,6 +95,8 @@ class GrammarBuilder:
         self.rules: dict[str, Expression] = {}
         self.needs_unique_keys = False
         self.has_patterned_keys = False
+        self.watches_items = watches_items
+        self._paths: dict[State, list[ArrayPaths | ObjectPaths]] = {}
         self._values: dict[State, Expression] = {}
         self._queue: list[tuple[str, State]] = []
         self.num_rules = 0
@@ -89,15 +104,38 @@ class GrammarBuilder:
 
     def grammar(self) -> SchemaGrammar:
         """All rules, without those that match nothing."""
-        grammar = self.grammar_of(self.value(frozenset({self.document.root}) - {TRUE}))
+        root = frozenset({self.document.root}) - {TRUE}
+        grammar = self.grammar_of(self.value(root))
         if grammar is None:
             raise InvalidGrammar("/: the schema matches no document", "json_schema")
+        places = self._item_places(root)
         return SchemaGrammar(
             grammar,
             tuple(self.expansion.warnings),
             self.needs_unique_keys,
             self.has_patterned_keys,
+            places,
         )
+
+    def _item_places(self, root: State) -> ItemPlaces | None:
+        is_lenient = self.expansion.is_lenient
+        try:
+            return item_places(
+                self._paths, root, keeps_both=is_lenient, on_conflict=self._warn_of_branches
+            )
+        except TooManyPlaces as error:
+            self.refuse("uniqueItems", str(error))
+            return None
+
+    def _warn_of_branches(self, state: State) -> None:
+        """Another branch lets items repeat where the one that asks for unique ones does not."""
+        self._state = state
+        place = self._place("uniqueItems")
+        what = "is not enforced" if self.expansion.is_lenient else "holds in every branch"
+        self.expansion.warnings[
+            f"{place.pointer or '/'}: uniqueItems {what}: another branch lets the items of this "
+            "array repeat, and its path does not tell which one an output follows"
+        ] = None
 
     def grammar_of(self, root: Expression) -> Grammar | None:
         """All rules that `root` needs, without those that match nothing; None where it does."""
@@ -141,6 +179,11 @@ class GrammarBuilder:
         name = self.new_name()
         self.rules[name] = expression
         return Ref(name)
+
+    def note(self, paths: ArrayPaths | ObjectPaths) -> None:
+        """What one case of the array or object that is being written leads to."""
+        if self.watches_items:
+            self._paths.setdefault(self._state, []).append(paths)
 
     def refuse(self, keyword: str, reason: str) -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
