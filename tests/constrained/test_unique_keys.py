@@ -291,3 +291,20 @@ def test_a_fork_has_seen_the_keys_of_what_it_was_forked_from_and_no_others(
     assert all(first.consume(token) for token in b'"b":1,"')
     assert all(second.consume(token) for token in b'"c":1,"')
     assert not first.consume(TOKENS.index(b'b":1}')) and second.consume(TOKENS.index(b'b":1}'))
+
+
+def test_a_key_is_remembered_though_its_token_was_consumed_without_a_mask() -> None:
+    """The mask that decides on a token reads others, which write keys of their own."""
+    tokens = [*(bytes([i]) for i in range(256)), b'c":1,"a', b'd":1,"']
+    vocabulary = vocabulary_of(tokens)
+    schema = {"type": "object", "patternProperties": {"^[a-d]{1,4}$": {"type": "integer"}},
+              "additionalProperties": False}  # fmt: skip
+    grammar = compile_grammar(GrammarSpec("json_schema", json.dumps(schema))).bind(vocabulary)
+    matcher = grammar.matcher()
+    for token in [*b'{"a":1,"', tokens.index(b'c":1,"a'), *b'b":1,"']:
+        assert matcher.consume(token)
+    assert matcher.consume(ord("d"))
+    assert ord('"') in allowed(matcher, vocabulary)
+    matcher.rollback(1)
+    assert matcher.consume(ord("c"))
+    assert ord('"') not in allowed(matcher, vocabulary)
