@@ -72,7 +72,7 @@ def prepare(vocabulary: Vocabulary) -> None:
 
 
 def _regex(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    expression = parse_regex(spec.source, dialect="python", anchored=True)
+    expression = parse_regex(spec.source, dialect="extended", anchored=True)
     return _of_grammar(Grammar.of(expression), limits, regular_to_lark)
 
 

@@ -38,7 +38,7 @@ def array_expression(writer: RuleWriter, case: ArrayCase) -> Expression:
     paths = ArrayPaths()
     writer.note(paths)
     if case.is_unique is False:
-        writer.refuse("uniqueItems", "its negation asks for two equal items")
+        writer.refuse("uniqueItems", "its negation asks for two equal items", "no `not` around it")
     if case.most is not None and case.most <= 1:
         paths.is_unique = None
     elif case.is_unique:
@@ -59,10 +59,12 @@ def _is_watched(writer: RuleWriter, case: ArrayCase, paths: ArrayPaths) -> bool 
     False: lenient, and it cannot be enforced."""
     if not writer.watches_items:
         reason = f"an item has more than {MAX_UNIQUE} values, and this output is not JSON alone"
-        writer.refuse("uniqueItems", reason)
+        remedy = f"an `enum` of at most {MAX_UNIQUE}, `maxItems: 1`"
+        writer.refuse("uniqueItems", reason, remedy)
         return False
     if any(count.least > 1 or count.most is not None for count in case.counts):
-        writer.refuse("uniqueItems", "beside `contains` with a minimum above 1 or a maximum")
+        reason = "beside `contains` with a minimum above 1 or a maximum"
+        writer.refuse("uniqueItems", reason, "`contains` without `minContains` and `maxContains`")
         return False
     words = tuple(_words(writer, case, MAX_WORDS))
     for index in range(min(case.least, len(words) + MAX_WORDS)):
@@ -71,7 +73,8 @@ def _is_watched(writer: RuleWriter, case: ArrayCase, paths: ArrayPaths) -> bool 
             continue
         if len(words) == 1 and not case.counts:
             return None
-        writer.refuse("uniqueItems", f"of item {index} there may be no value left")
+        reason = f"of item {index} there may be no value left when its turn comes"
+        writer.refuse("uniqueItems", reason, "a smaller `minItems`")
         return False
     paths.words = words
     return True

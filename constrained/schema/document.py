@@ -304,7 +304,13 @@ def declared(schema: object, default: Dialect) -> Dialect:
         name.rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
     )
     if known is None:
-        raise UnsupportedSchema("", "$schema", f"{name!r} is none of {', '.join(DIALECTS)}")
+        known_names = ", ".join(name for name in DIALECTS if "/" in name)
+        raise UnsupportedSchema(
+            "",
+            "$schema",
+            f"{name!r} is none of {known_names}",
+            "one of these; without it the schema is read as 2020-12",
+        )
     return known
 
 
@@ -353,8 +359,9 @@ def _unresolved(place: Place, keyword: str, reference: str) -> InvalidGrammar:
     return UnsupportedSchema(
         place.pointer,
         keyword,
-        f"{reference!r} is not in the document, and nothing is fetched; bundle the two schemas "
-        "(`stemma schema bundle`)",
+        f"{reference!r} is not in the document, and nothing is fetched",
+        "`stemma schema bundle FILE --with OTHER`, which makes one document of several, or "
+        "`lenient`, which drops the keyword",
     )
 
 

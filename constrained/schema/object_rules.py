@@ -148,7 +148,11 @@ class _ObjectRules:
         keys = [*(k for k, _ in sets), *owed]
         patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
-            self.writer.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
+            self.writer.refuse(
+                "patternProperties",
+                f"{len(patterns)} patterns over the same keys, at most {MAX_PATTERNS} can be",
+                "fewer patterns, united by `|`",
+            )
         for inside in _subsets(patterns):
             outside = frozenset(patterns) - inside
             state = frozenset(
@@ -206,7 +210,7 @@ class _ObjectRules:
         """A rule for each set of remaining listed keys."""
         if len(self.listed) > MAX_ANY_ORDER:
             reason = f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be"
-            self.writer.refuse("properties", reason)
+            self.writer.refuse("properties", reason, '`property_order: "schema"`')
             return self.chain()
         return self._written_from(frozenset(range(len(self.listed))))
 
@@ -216,7 +220,10 @@ class _ObjectRules:
             self._write(*self._queue.pop())
             if self.writer.num_rules > MAX_COUNTING_RULES:
                 self.writer.refuse_one_of(
-                    _MULTIPLYING, f"its objects take more than {MAX_COUNTING_RULES} rules"
+                    _MULTIPLYING,
+                    f"its objects take more than {MAX_COUNTING_RULES} rules",
+                    "smaller counts, or branches with a required property whose `const` tells them "
+                    "apart",
                 )
                 return self.chain()
         return concat(self.writer.spacing.open_object, start)

@@ -34,8 +34,8 @@ class RuleWriter(Protocol):
     def note(self, paths: ArrayPaths | ObjectPaths) -> None:
         """What one case of the array or object that is being written leads to."""
 
-    def refuse(self, keyword: str, reason: str) -> None:
+    def refuse(self, keyword: str, reason: str, remedy: str = "") -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
 
-    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+    def refuse_one_of(self, keywords: Iterable[str], reason: str, remedy: str = "") -> None:
         """The same for the first of these keywords that the current state has."""

@@ -40,6 +40,7 @@ class SchemaGrammar:
     needs_unique_keys: bool
     has_patterned_keys: bool = False
     item_places: ItemPlaces | None = None
+    dropped: tuple[UnsupportedSchema, ...] = ()  # lenient: what is not enforced
 
 
 def schema_grammar(
@@ -107,7 +108,12 @@ class GrammarBuilder:
         root = frozenset({self.document.root}) - {TRUE}
         grammar = self.grammar_of(self.value(root))
         if grammar is None:
-            raise InvalidGrammar("/: the schema matches no document", "json_schema")
+            raise InvalidGrammar(
+                "/: the schema matches no document: what it requires excludes itself; remedy: look "
+                "for a required property without a value, bounds that exclude each other, an "
+                "`enum` without a member of the `type`",
+                "json_schema",
+            )
         places = self._item_places(root)
         return SchemaGrammar(
             grammar,
@@ -115,6 +121,7 @@ class GrammarBuilder:
             self.needs_unique_keys,
             self.has_patterned_keys,
             places,
+            tuple(self.expansion.dropped.values()),
         )
 
     def _item_places(self, root: State) -> ItemPlaces | None:
@@ -124,7 +131,7 @@ class GrammarBuilder:
                 self._paths, root, keeps_both=is_lenient, on_conflict=self._warn_of_branches
             )
         except TooManyPlaces as error:
-            self.refuse("uniqueItems", str(error))
+            self.refuse("uniqueItems", str(error), "fewer kinds of arrays with unique items")
             return None
 
     def _warn_of_branches(self, state: State) -> None:
@@ -169,7 +176,8 @@ class GrammarBuilder:
         if self.num_rules > MAX_RULES:
             place = self._place()
             raise InvalidGrammar(
-                f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules",
+                f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules; remedy: "
+                "smaller counts (`minContains`, `minProperties`), fewer branches beside each other",
                 "json_schema",
             )
         return f"r{self.num_rules}"
@@ -185,14 +193,14 @@ class GrammarBuilder:
         if self.watches_items:
             self._paths.setdefault(self._state, []).append(paths)
 
-    def refuse(self, keyword: str, reason: str) -> None:
+    def refuse(self, keyword: str, reason: str, remedy: str = "") -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
-        self.expansion.unsupported(self._place(keyword), keyword, reason)
+        self.expansion.unsupported(self._place(keyword), keyword, reason, remedy)
 
-    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+    def refuse_one_of(self, keywords: Iterable[str], reason: str, remedy: str = "") -> None:
         """The same for the first of these keywords that the current state has."""
         found = next((k for k in keywords if k in self._place(k).schema), "properties")
-        self.refuse(found, reason)
+        self.refuse(found, reason, remedy)
 
     def _place(self, keyword: str | None = None) -> Place:
         """The place at fault in the current state, as far as known."""
@@ -244,7 +252,8 @@ class GrammarBuilder:
         try:
             return numbers.expression(case, self.rules.__setitem__)
         except numbers.TooManyRemainders as error:
-            self.refuse("multipleOf", str(error))
+            remedy = "a `minimum` and a `maximum` that leave at most 1,000 values, an `enum`"
+            self.refuse("multipleOf", str(error), remedy)
             return numbers.expression(numbers.NumberCase(case.interval), self.rules.__setitem__)
 
     def _order(self) -> dict[str, None]:
