@@ -104,7 +104,8 @@ def _pattern(expansion: Expander, place: Place, keyword: str, pattern: str) -> L
         # Lenient: by the standard's reading alone, so that nothing valid is left out.
         return ecma_language(pattern) if expansion.is_lenient else pattern_language(pattern)
     except InvalidGrammar as error:
-        expansion.unsupported(place, keyword, str(error), "another pattern")
+        reason, _, remedy = str(error).partition("; remedy: ")
+        expansion.unsupported(place, keyword, reason, remedy or "another pattern")
         return None
 
 

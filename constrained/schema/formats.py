@@ -172,7 +172,7 @@ _REGEXES = {
     "idn-email": _IDN_EMAIL,
     "hostname": _HOSTNAME,
     "idn-hostname": _IDN_HOSTNAME,
-    "regex": _regex(depth=2),
+    "regex": _regex(depth=1),
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uuid": r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",

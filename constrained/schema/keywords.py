@@ -32,6 +32,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "http://json-schema.org/draft-07/schema": Dialect.DRAFT7,
     "https://json-schema.org/draft/2019-09/schema": Dialect.D2019,
     "https://json-schema.org/draft/2020-12/schema": Dialect.D2020,
+    "http://json-schema.org/draft-05/schema": Dialect.DRAFT4,  # an editorial revision of it
+    "https://spec.openapis.org/oas/3.1/dialect/base": Dialect.D2020,  # adds annotations alone
+    "http://json-schema.org/schema": Dialect.D2020,  # the latest
     "draft4": Dialect.DRAFT4,
     "draft6": Dialect.DRAFT6,
     "draft7": Dialect.DRAFT7,
