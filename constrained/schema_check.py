@@ -17,6 +17,7 @@ from ..errors import InvalidGrammar, MissingDependency, UnsupportedSchema
 from .compiled_grammar import CompiledGrammar
 from .compiler import compile_grammar, prepare
 from .matcher import BoundGrammar, Matcher
+from .regular.dfa import DEAD, Dfa
 from .serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary, single_bytes
@@ -94,7 +95,7 @@ def check_schema(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Sch
     if vocabulary is not None:
         _first_mask(compiled, vocabulary, report)
     with report.timed("example"):
-        report.example = example_of(compiled.bind(single_bytes()))
+        report.example = example_of(compiled.bind(single_bytes()), compiled.dfa)
     if report.example is not None:
         with report.timed("validation"):
             _validate(spec, report)
@@ -157,22 +158,47 @@ def _validate(spec: GrammarSpec, report: SchemaReport) -> None:
     report.warnings += [f"the example is not valid by jsonschema: {error}" for error in errors]
 
 
-def example_of(bound: BoundGrammar) -> str | None:
+def example_of(bound: BoundGrammar, dfa: Dfa | None = None) -> str | None:
     """A text of the grammar, whose tokens are single bytes; None: no short one was found.
 
-    A walk along the masks: at first it takes up what it may, then it makes for the end. Where it
-    does not find one it is begun again, with less.
+    A walk along the masks: at first it takes up what it may, then it makes for the end, by the
+    shortest way where an automaton knows it. Where it finds none it is begun again, with less.
     """
+    guide = None if dfa is None else _Guide(dfa)
     for attempt in range(NUM_TRIES):
         rich = RICH_BYTES if attempt < NUM_TRIES // 2 else 0
-        text = _walk(bound.matcher(), random.Random(attempt), rich >> attempt)
+        text = _walk(bound.matcher(), random.Random(attempt), rich >> attempt, guide)
         if text is not None:
             return text
     return None
 
 
-def _walk(matcher: Matcher, rng: random.Random, rich_bytes: int) -> str | None:
+class _Guide:
+    """How far from an end each state of an automaton is, in bytes."""
+
+    def __init__(self, dfa: Dfa) -> None:
+        self.dfa = dfa
+        self.distance = np.where(dfa.accepting, 0, dfa.num_states + 1)
+        while True:
+            next_ones = np.where(
+                dfa.transitions == DEAD, dfa.num_states + 1, self.distance[dfa.transitions]
+            )
+            nearer = np.minimum(self.distance, next_ones.min(axis=1) + 1)
+            if (nearer == self.distance).all():
+                return
+            self.distance = nearer
+
+    def nearest(self, state: int, allowed: list[int]) -> list[int]:
+        """The bytes that lead nearest to an end."""
+        found = [int(self.distance[self.dfa.step(state, byte)]) for byte in allowed]
+        return [byte for byte, distance in zip(allowed, found) if distance == min(found)]
+
+
+def _walk(
+    matcher: Matcher, rng: random.Random, rich_bytes: int, guide: _Guide | None
+) -> str | None:
     text = bytearray()
+    state = DEAD if guide is None else guide.dfa.start
     is_string, run = False, 0  # within a string, and its characters so far
     mask = np.empty(8, np.uint32)
     while not matcher.is_finished():
@@ -181,6 +207,8 @@ def _walk(matcher: Matcher, rng: random.Random, rich_bytes: int) -> str | None:
         if not allowed or (matcher.is_accepting() and len(text) >= rich_bytes):
             break
         is_rich = len(text) < rich_bytes
+        if guide is not None and not is_rich:
+            allowed = guide.nearest(state, allowed)
         if is_string:
             byte = _in_string(allowed, rng, run, wants_more=run < 4 and is_rich)
         else:
@@ -188,6 +216,7 @@ def _walk(matcher: Matcher, rng: random.Random, rich_bytes: int) -> str | None:
         if not matcher.consume(byte) or len(text) > MAX_EXAMPLE_BYTES:
             return None
         text.append(byte)
+        state = DEAD if guide is None else guide.dfa.step(state, byte)
         if byte == _QUOTE and not (is_string and text.endswith(b'\\"')):
             is_string = not is_string
         run = run + 1 if is_string else 0

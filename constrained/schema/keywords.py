@@ -200,7 +200,7 @@ _ROWS = (
     Keyword(
         "pattern",
         *_TEXT,
-        "exactly, ECMA 262 syntax, unanchored; no backreferences, no `\\b`, lookarounds in part",
+        "exactly, ECMA 262 syntax, unanchored; no backreferences, lookarounds in part",
     ),
     Keyword("format", *_TEXT, "see below"),
     Keyword("contentEncoding", *_TEXT, "`base64`; other encodings are annotations", _D7, _D7),
@@ -228,7 +228,9 @@ _ROWS = (
     Keyword("minItems", *_COUNT, "exactly"),
     Keyword("maxItems", *_COUNT, "exactly"),
     Keyword(
-        "uniqueItems", *_FLAG, "where each place has at most 8 values, or there is at most one item"
+        "uniqueItems",
+        *_FLAG,
+        "exactly, by value: by the grammar for up to 8 values, else while the output is written",
     ),
     Keyword("contains", *_SCHEMA, "exactly, by counting", _D6),
     Keyword("minContains", *_COUNT, "with `contains`", _D2019),

@@ -45,8 +45,9 @@ def report_on(schema: Any, **options: Any) -> SchemaReport:
     "schema",
     [
         PERSON, TREE, True, {"enum": [1, "a\\\"b", [1]]}, {"type": "array", "minItems": 3},
-        {"type": "string", "minLength": 30}, {"$ref": "http://json-schema.org/draft-07/schema#"},
-        {"anyOf": [{"type": "null"}, TREE]},
+        {"type": "string", "minLength": 30},
+        {"anyOf": [{"type": "null"}, TREE]}, {"type": "string", "format": "email", "minLength": 60},
+        {"type": "array", "items": {"type": "string"}, "contains": {"const": "admin"}},
     ],
 )  # fmt: skip
 def test_an_example_is_valid(schema: Any) -> None:
