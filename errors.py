@@ -124,13 +124,17 @@ class InvalidGrammar(InvalidRequest):
 class UnsupportedSchema(InvalidGrammar):
     """A JSON Schema asks for what cannot be enforced.
 
-    `pointer` is the JSON pointer of the subschema ("" is the root), `keyword` the one at fault.
+    `pointer` is the JSON pointer of the subschema ("" is the root), `keyword` the one at fault,
+    `remedy` what to change.
     """
 
-    def __init__(self, pointer: str, keyword: str, reason: str) -> None:
-        super().__init__(f"{pointer or '/'}: {keyword} cannot be enforced: {reason}", "json_schema")
+    def __init__(self, pointer: str, keyword: str, reason: str, remedy: str = "") -> None:
+        message = f"{pointer or '/'}: {keyword} cannot be enforced: {reason}"
+        super().__init__(f"{message}; remedy: {remedy}" if remedy else message, "json_schema")
         self.pointer = pointer
         self.keyword = keyword
+        self.reason = reason
+        self.remedy = remedy
 
 
 class ModelLoadError(StemmaError):

@@ -18,7 +18,7 @@ MODULES = {
     "demo": "demo", "run": "run", "chat": "chat", "generate": "generate", "serve": "serve",
     "deploy": "serve",
     "keygen": "keys", "bench": "bench", "trace": "trace", "tree": "tree", "doctor": "doctor",
-    "plan": "plan", "quantize": "quantize", "train-draft": "train_draft",
+    "plan": "plan", "schema": "schema", "quantize": "quantize", "train-draft": "train_draft",
 }  # fmt: skip
 
 

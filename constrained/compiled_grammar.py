@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .fsm import FsmGrammar
+from .item_places import ItemPlaces
 from .lazy import LazyAutomaton
 from .matcher import BoundGrammar, Path
 from .outlines_index import OutlinesGrammar
@@ -15,6 +16,7 @@ from .pushdown import PushdownGrammar
 from .regular.dfa import Dfa
 from .regular.flat_grammar import FlatGrammar
 from .regular.limits import MAX_STATES, Budget
+from .unique_items import UniqueItems
 from .unique_keys import UniqueKeys
 from .vocabulary import Vocabulary
 
@@ -34,13 +36,16 @@ class CompiledGrammar:
     schema: str | None = None  # lenient: outputs must be validated against it
     needs_unique_keys: bool = False
     has_patterned_keys: bool = False  # see SchemaGrammar
+    item_places: ItemPlaces | None = None  # see SchemaGrammar
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
         """Raises InvalidGrammar where no token begins a text of the language."""
         bound = self._bound(vocabulary)
-        if not self.needs_unique_keys:
-            return bound
-        return UniqueKeys(bound, vocabulary, looks_ahead=self.has_patterned_keys)
+        if self.needs_unique_keys:
+            bound = UniqueKeys(bound, vocabulary, looks_ahead=self.has_patterned_keys)
+        if self.item_places is not None:
+            bound = UniqueItems(bound, vocabulary, self.item_places)
+        return bound
 
     def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
         if self.dfa is not None:

@@ -35,6 +35,7 @@ from .regular.limits import Budget
 from .regular.regex_parser import parse_regex
 from .spec import GrammarSpec
 from .tag_contents import parse_tags
+from .unique_items import item_tokens
 from .unique_keys import key_tokens
 from .vocabulary import Vocabulary
 
@@ -72,12 +73,13 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
 def prepare(vocabulary: Vocabulary) -> None:
     """Build now what would delay the first automaton."""
     key_tokens(vocabulary)
+    item_tokens(vocabulary)
     out = np.empty(vocabulary.num_words, np.uint32)
     compile_grammar(GrammarSpec("regex", "a?")).bind(vocabulary).matcher().mask(out)
 
 
 def _regex(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
-    expression = parse_regex(spec.source, dialect="python", anchored=True)
+    expression = parse_regex(spec.source, dialect="extended", anchored=True)
     return _of_grammar(Grammar.of(expression), limits, regular_to_lark)
 
 
@@ -109,6 +111,7 @@ def _json_schema(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
         schema=spec.source if spec.is_lenient else None,
         needs_unique_keys=made.needs_unique_keys,
         has_patterned_keys=made.has_patterned_keys,
+        item_places=made.item_places,
     )
 
 
@@ -136,7 +139,7 @@ class _TagSchemas:
         self.warnings: list[str] = []
 
     def document(self, schema: object) -> Grammar:
-        made = _schema_grammar(schema, self._spec)
+        made = _schema_grammar(schema, self._spec, watches_items=False)
         self.warnings.extend(made.warnings)
         return made.grammar
 
@@ -152,7 +155,9 @@ class _TagSchemas:
         return found
 
 
-def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
+def _schema_grammar(
+    schema: object, spec: GrammarSpec, *, watches_items: bool = True
+) -> SchemaGrammar:
     from .schema.schema_grammar import schema_grammar  # import takes 0.1 s, needed only to compile
 
     return schema_grammar(
@@ -161,6 +166,7 @@ def _schema_grammar(schema: object, spec: GrammarSpec) -> SchemaGrammar:
         property_order=spec.property_order,
         asserts_format=spec.formats == "enforce",
         is_lenient=spec.is_lenient,
+        watches_items=watches_items,
     )
 
 

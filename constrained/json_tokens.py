@@ -6,12 +6,14 @@ rules first, and once for each part of an expression.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TypeAlias
 
 from .grammar import Alt, And, Chars, Concat, Expression, Literal, Not, Ref, Repeat
 
+MAX_REMEMBERED = 16_384  # compositions of moves; a grammar has few different ones
 STRUCTURAL = "{}[],:"
 SPACES = " \t\n\r"
 QUOTE, BACKSLASH = '"', "\\"
@@ -169,10 +171,12 @@ def _union(sets: Iterable[Places]) -> Places:
 
 
 def _along(steps: Iterable[_Moves]) -> _Moves:
-    moves = _STAY
-    for step in steps:
-        moves = tuple(_union(step[place] for place in places) for places in moves)
-    return moves
+    return functools.reduce(_then, steps, _STAY)
+
+
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _then(moves: _Moves, step: _Moves) -> _Moves:
+    return tuple(_union(step[place] for place in places) for places in moves)
 
 
 def _repeated(moves: _Moves, least: int) -> _Moves:
@@ -185,6 +189,7 @@ def _repeated(moves: _Moves, least: int) -> _Moves:
         reached = more
 
 
+@functools.cache
 def _moved(columns: frozenset[int]) -> _Moves:
     return tuple(frozenset(_NEXT_PLACE[place][column] for column in columns) for place in Place)
 

@@ -75,10 +75,13 @@ class Keys:
 
     def plus(self, key: str) -> Keys:
         """These keys and a new one."""
+        return self.added(key, written_key(key))
+
+    def added(self, key: str, written: bytes) -> Keys:
+        """The same, with a key's text."""
         log = self.log
         if len(log.written) > self.count:
             log.cut(self.count)
-        written = written_key(key)
         log.keys[key] = self.count
         log.written.append(written)
         bisect.insort(log.ordered, written)
@@ -112,9 +115,9 @@ class Keys:
         return list(begun)
 
     def bytes_after(self, text: bytes) -> Iterator[int]:
-        """The bytes that follow a text in those keys that begin with it."""
+        """The bytes that follow a text in those keys that begin with it and are longer."""
         ordered = self.current().ordered
-        at = bisect.bisect_left(ordered, text)
+        at = bisect.bisect_right(ordered, text)
         while at < len(ordered) and ordered[at].startswith(text):
             byte = ordered[at][len(text)]
             yield byte

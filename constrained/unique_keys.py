@@ -101,13 +101,13 @@ class UniqueKeysMatcher:
         _clear(out, self._refused)
 
     def consume(self, token_id: int) -> bool:
-        before = self._scans[-1]
-        after = before.after(self._vocabulary.token_bytes[token_id])
-        if self._is_refused(token_id, after):
+        before, data = self._scans[-1], self._vocabulary.token_bytes[token_id]
+        if self._is_refused(token_id, before.after(data)):
             return False
         if not self._inner.consume(token_id):
             return False
-        self._scans.append(_unmarked(after))
+        # NOTE: once more, since looking at other tokens may have written to the same log.
+        self._scans.append(_unmarked(before.after(data)))
         self._refused = None
         return True
 

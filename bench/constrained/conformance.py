@@ -36,6 +36,7 @@ COLUMNS = {
     "engine": "engine",
     "compiled %": "compiled_pct",
     "valid accepted %": "valid_accepted_pct",
+    "in other order": "num_in_other_order",
     "invalid rejected %": "invalid_rejected_pct",
     "right %": "right_pct",
     "over": "over_generated",
@@ -52,6 +53,7 @@ class Outcome:
     path: str | None = None  # None: not compiled
     num_valid: int = 0
     num_accepted: int = 0  # of the valid instances
+    num_in_other_order: int = 0  # of these, with their keys in another order than given only
     num_invalid: int = 0
     num_over_generated: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)  # reason, example
@@ -103,9 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Percentages and counts; a percentage of nothing is None."""
+    """Percentages and counts; a percentage of nothing is None. Of invalid instances those of
+    compiled schemas count, since a schema that is refused lets nothing through."""
     compiled = [one for one in outcomes if one.path is not None]
-    num_valid = sum(one.num_valid for one in compiled)
+    num_valid = sum(one.num_valid for one in outcomes)
     num_invalid = sum(one.num_invalid for one in compiled)
     num_accepted = sum(one.num_accepted for one in compiled)
     over_generated = sum(one.num_over_generated for one in compiled)
@@ -125,6 +128,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "num_right": num_right,
         "num_valid": num_valid,
         "num_valid_accepted": num_accepted,
+        "num_valid_of_compiled": sum(one.num_valid for one in compiled),
+        "num_in_other_order": sum(one.num_in_other_order for one in compiled),
         "num_invalid": num_invalid,
         "num_disagreements": sum(one.num_disagreements for one in compiled),
     }
@@ -181,6 +186,7 @@ def judge(
 def _count(outcome: Outcome, instance: object, verdict: dict[str, Any], *, is_valid: bool) -> None:
     is_accepted = verdict["text"] is not None
     outcome.num_accepted += is_valid and is_accepted
+    outcome.num_in_other_order += is_valid and verdict["needs_other_order"]
     outcome.num_over_generated += is_accepted and not is_valid
     outcome.num_disagreements += verdict["num_disagreements"]
     example = json.dumps(instance)[:EXAMPLE_CHARS]

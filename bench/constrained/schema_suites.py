@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidRequest
+from ...constrained.schema.bundling import bundled
+from ...errors import InvalidGrammar, InvalidRequest
 
 DIALECTS = {
     "draft3": "http://json-schema.org/draft-03/schema#",
@@ -24,6 +25,7 @@ DIALECTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }
 OPTIONAL = ("optional", "optional/format")
+REMOTES = "http://localhost:1234/"  # where the suite's schemas expect the files of its remotes/
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,16 @@ class SchemaCase:
 
 
 def read_suite(root: Path, draft: str | None, *, has_optional: bool) -> list[SchemaCase]:
-    """The groups of a draft, from `root` or `root/tests/DRAFT`. Raises InvalidRequest."""
+    """The groups of a draft, from `root` or `root/tests/DRAFT`, each schema bundled with what it
+    refers to of the suite's remotes. Raises InvalidRequest."""
     folder, name = _draft_folder(root, draft)
+    remotes = _remotes(root, folder)
     folders = [folder, *(folder / part for part in OPTIONAL if has_optional)]
     cases = [
-        _case(_title(path.relative_to(folder), group), group, name, _asserts_format(one, name))
+        _with_remotes(
+            _case(_title(path.relative_to(folder), group), group, name, _asserts_format(one, name)),
+            remotes,
+        )
         for one in folders
         for path in sorted(one.glob("*.json"))
         for group in _groups(json.loads(path.read_text("utf-8")))
@@ -58,6 +65,25 @@ def read_cases(path: Path, draft: str | None) -> list[SchemaCase]:
         raise InvalidRequest.of("--cases", str(path), "a file of JSON lines")
     lines = (json.loads(line) for line in path.open("rb") if line.strip())
     return [_case(str(line["id"]), line, draft) for line in lines]
+
+
+def _remotes(root: Path, folder: Path) -> dict[str, Any]:
+    """The suite's remotes by URI; {} where there are none beside the drafts."""
+    for place in (root, folder.parent, folder.parent.parent):
+        if (place / "remotes").is_dir():
+            remotes = place / "remotes"
+            return {
+                REMOTES + path.relative_to(remotes).as_posix(): json.loads(path.read_text("utf-8"))
+                for path in remotes.rglob("*.json")
+            }
+    return {}
+
+
+def _with_remotes(case: SchemaCase, remotes: dict[str, Any]) -> SchemaCase:
+    try:
+        return replace(case, schema=bundled(case.schema, remotes))
+    except InvalidGrammar:  # an unknown dialect, which its compilation reports
+        return case
 
 
 def _groups(contents: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..grammar import Alt, And, Chars, Concat, Expression, Literal, Not, Repeat, alt, concat
-from .charsets import ALL
+from .charsets import ALL, Ranges
 
 ANYTHING = Repeat(Chars(ALL), 0, None)
 _UNBOUNDED = float("inf")
@@ -22,14 +22,28 @@ _MAX_OPERANDS = 50  # of lookarounds merged into one neighbour
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`^`: the text begins here."""
+    """`^`: the text begins here, or, under the flag m, a line does, after one of `newlines`."""
+
+    newlines: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`$`: the text ends here, or, in Python's dialect, after one last newline."""
+    """`$`: the text ends here, or, in Python's dialect, after one last newline, or, under the flag
+    m, a line does, before one of `newlines`."""
 
     may_precede_newline: bool = False
+    newlines: Ranges = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """`\\b`: a character of `word` stands on just one side; negative, `\\B`: on both or none. The
+    empty text has no position for Python's `\\B`."""
+
+    word: Ranges
+    is_negative: bool
+    needs_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +88,9 @@ class Loop:
     position: int
 
 
-Assertion: TypeAlias = Start | End | Look | Behind | Sequence | Choice | Loop
+Assertion: TypeAlias = Start | End | Boundary | Look | Behind | Sequence | Choice | Loop
 Node: TypeAlias = Expression | Assertion
-ASSERTIONS = (Start, End, Look, Behind, Sequence, Choice, Loop)
+ASSERTIONS = (Start, End, Boundary, Look, Behind, Sequence, Choice, Loop)
 
 
 def sequence(parts: Iterable[Node]) -> Node:
@@ -126,14 +140,14 @@ def _neighbours(look: Look | Behind, parts: Iterator[Node]) -> list[Expression]:
 
     Earlier merged parts count only alone, so that merged expressions do not nest.
     """
-    longest = _UNBOUNDED if isinstance(look.body, ASSERTIONS) else _lengths(look.body)[1]
+    longest = _UNBOUNDED if isinstance(look.body, ASSERTIONS) else lengths(look.body)[1]
     found: list[Expression] = []
     shortest = 0.0
     for part in parts:
         if isinstance(part, ASSERTIONS) or (isinstance(part, And) and not _can_take(part, found)):
             break
         found.append(part)
-        shortest += _lengths(part)[0]
+        shortest += lengths(part)[0]
         if shortest >= longest:
             return found
     return []
@@ -151,7 +165,7 @@ def _intersection(look: Look | Behind, neighbour: Expression) -> Expression:
     return And((*operands, Not(seen) if look.is_negative else seen))
 
 
-def _lengths(expression: Expression) -> tuple[float, float]:
+def lengths(expression: Expression) -> tuple[float, float]:
     """Bounds of the number of characters that it matches."""
     match expression:
         case Literal(text):
@@ -159,15 +173,15 @@ def _lengths(expression: Expression) -> tuple[float, float]:
         case Chars():
             return 1, 1
         case Concat(parts):
-            shortest, longest = zip(*map(_lengths, parts)) if parts else ((0,), (0,))
+            shortest, longest = zip(*map(lengths, parts)) if parts else ((0,), (0,))
             return sum(shortest), sum(longest)
         case Alt(parts):
-            shortest, longest = zip(*map(_lengths, parts)) if parts else ((0,), (0,))
+            shortest, longest = zip(*map(lengths, parts)) if parts else ((0,), (0,))
             return min(shortest), max(longest)
         case Repeat(part, least, most):
-            short, long = _lengths(part)
+            short, long = lengths(part)
             return short * least, _UNBOUNDED if most is None else long * most
         case And(parts):
-            return max((_lengths(part)[0] for part in parts), default=0), _UNBOUNDED
+            return max((lengths(part)[0] for part in parts), default=0), _UNBOUNDED
         case _:
             return 0, _UNBOUNDED

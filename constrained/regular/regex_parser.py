@@ -1,9 +1,11 @@
-"""Parses regex texts to expressions, in two dialects.
+"""Parses regex texts to expressions, in dialects.
 
 "ecma": ECMA-262 with the u flag, as JSON Schema recommends for `pattern`; common and clear syntax
 that this flag forbids (`\\-`, a lone `{`, `[\\w-.]`) is read as without the flag.
-"python": `re`. Groups capture nothing here, and lazy quantifiers match the same texts as greedy
-ones. Anything not regular is refused by name, and so is what `resolution.py` cannot resolve.
+"python": `re`. "extended": that, and what is also written for other engines of masks, which take
+Rust's syntax: `\\p{..}` and `(?<name>..)`. Groups capture nothing here, and lazy quantifiers match
+the same texts as greedy ones. Anything not regular is refused by name, and so is what
+`resolution.py` cannot resolve.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from . import charsets, unicode_classes
 from .assertions import (
     ASSERTIONS,
     Behind,
+    Boundary,
     End,
     Look,
     Loop,
@@ -34,7 +37,7 @@ from .charsets import Ranges
 from .letter_case import ignoring_case
 from .resolution import Unresolvable, resolve
 
-Dialect: TypeAlias = OneOf["ecma", "python"]
+Dialect: TypeAlias = OneOf["ecma", "python", "extended"]
 MAX_PATTERN_LENGTH = 50_000
 MAX_GROUP_DEPTH = 50
 MAX_COUNT = 2**31 - 1
@@ -44,6 +47,10 @@ _COUNTS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
 _PYTHON_COUNTS = re.compile(r"\{([0-9]*)(?:(,)([0-9]*))?\}")
 _FLAGS = re.compile(r"\(\?([aiLmsux]*)(?:-([imsx]+))?([:)])")
 _NAME = re.compile(r"[^\W\d]\w*>")
+_BACKREFERENCE = (
+    "backreferences are not supported: they are not regular; remedy: alternatives in place of the "
+    "group and what refers to it"
+)
 _IS_HIGH, _IS_LOW = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
 
 
@@ -69,6 +76,7 @@ class _Flags:
     ignores_case: bool = False
     dot_is_all: bool = False
     is_ascii: bool = False
+    is_by_line: bool = False
 
 
 @dataclass(slots=True)
@@ -102,7 +110,8 @@ class _Parser:
 
     def __init__(self, pattern: str, dialect: Dialect) -> None:
         self.pattern = pattern
-        self.is_python = dialect == "python"
+        self.is_python = dialect != "ecma"
+        self.is_extended = dialect != "python"  # by what is not Python's
         self.position = 0
         self.flags = _Flags()
         self.groups = [_Group(0, self.flags)]
@@ -142,9 +151,9 @@ class _Parser:
         elif character == ".":
             group.add(Chars(self._dot()))
         elif character == "^":
-            group.add(Start(), can_repeat=False)
+            group.add(Start(self._newlines()), can_repeat=False)
         elif character == "$":
-            group.add(End(may_precede_newline=self.is_python), can_repeat=False)
+            group.add(End(self.is_python, self._newlines()), can_repeat=False)
         elif character == "\\":
             self._escape(position)
         elif character in "*+?{":
@@ -163,8 +172,14 @@ class _Parser:
     def _dot(self) -> Ranges:
         if self.flags.dot_is_all:
             return charsets.ALL
-        ends = charsets.of_text("\n") if self.is_python else unicode_classes.LINE_TERMINATORS
-        return charsets.complement(ends)
+        return charsets.complement(self._line_ends())
+
+    def _line_ends(self) -> Ranges:
+        return charsets.of_text("\n") if self.is_python else unicode_classes.LINE_TERMINATORS
+
+    def _newlines(self) -> Ranges:
+        """What ends lines for `^` and `$`, under the flag m."""
+        return self._line_ends() if self.flags.is_by_line else ()
 
     # -- quantifiers
 
@@ -177,7 +192,9 @@ class _Parser:
         if not group.can_repeat:
             raise self.error("there is nothing to repeat", position)
         if not self._skip("?") and self.is_python and self._skip("+"):
-            raise self.error("possessive quantifiers are not supported", position)
+            raise self.error(
+                "possessive quantifiers are not supported; remedy: a plain one", position
+            )
         part = group.items[-1]
         if isinstance(part, ASSERTIONS):
             group.items[-1] = Loop(part, *counts, position)
@@ -250,28 +267,30 @@ class _Parser:
         elif self._skip("<=") or self._skip("<!"):
             group.kind, group.is_negative = Behind, self.pattern[self.position - 1] == "!"
         elif self.is_python and self._skip("P="):
-            raise self.error("backreferences are not supported: they are not regular", position)
-        elif self._skip("P<" if self.is_python else "<"):
+            raise self.error(_BACKREFERENCE, position)
+        elif (self.is_python and self._skip("P<")) or (self.is_extended and self._skip("<")):
             name = _NAME.match(self.pattern, self.position)
             if name is None:
                 raise self.error("a group's name is expected", self.position)
             self.position = name.end()
         elif self._skip("("):
-            raise self.error("conditional groups are not supported", position)
+            raise self.error("conditional groups are not supported; remedy: alternatives", position)
         elif self._skip(">"):
-            raise self.error("atomic groups are not supported", position)
+            raise self.error("atomic groups are not supported; remedy: a plain group", position)
         else:
             raise self.error("unknown kind of group", position)
 
     def _changed(self, on: str, off: str, position: int) -> _Flags:
         for flag in on + off:
-            if flag not in ("isau" if self.is_python else "is"):
-                raise self.error(f"the flag {flag} is not supported", position)
+            if flag not in ("isamu" if self.is_python else "ims"):
+                reason = f"the flag {flag} is not supported; remedy: a pattern without it"
+                raise self.error(reason, position)
         old = self.flags
         return _Flags(
             ignores_case=(old.ignores_case or "i" in on) and "i" not in off,
             dot_is_all=(old.dot_is_all or "s" in on) and "s" not in off,
             is_ascii=(old.is_ascii or "a" in on) and "u" not in on,
+            is_by_line=(old.is_by_line or "m" in on) and "m" not in off,
         )
 
     def _close(self, position: int) -> None:
@@ -286,9 +305,11 @@ class _Parser:
     def _escape(self, position: int) -> None:
         group, character = self.groups[-1], self._after_backslash(position)
         if character in "bB":
-            raise self.error(f"word boundaries (\\{character}) are not supported", position)
+            word, is_negative = self._named_class("w"), character == "B"
+            group.add(Boundary(word, is_negative, self.is_python), can_repeat=False)
+            return
         if character == "k" or character in "123456789":
-            raise self.error("backreferences are not supported: they are not regular", position)
+            raise self.error(_BACKREFERENCE, position)
         if self.is_python and character in "AZ":
             group.add(Start() if character == "A" else End(), can_repeat=False)
             return
@@ -302,7 +323,7 @@ class _Parser:
         """The set of \\d, \\w, \\s, \\p{..} or their negations; None for another escape."""
         if character in "dDwWsS":
             ranges = self._named_class(character.lower())
-        elif character in "pP" and not self.is_python:
+        elif character in "pP" and self.is_extended:
             end = self.pattern.find("}", self.position)
             if not self._skip("{") or end < 0:
                 raise self.error("expected \\p{name}", position)

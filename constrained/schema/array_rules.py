@@ -21,32 +21,80 @@ from ..grammar import (
     repeat,
 )
 from ..regular.languages import finite_words
+from ..seen_items import canonical_item
 from .arrays import ArrayCase, Count
 from .document import TRUE, Signed
+from .paths import ArrayPaths
 from .rule_writer import RuleWriter
 
-MAX_UNIQUE = 8  # values per item under `uniqueItems`; there are 2^n sets of them
+MAX_UNIQUE = 8  # values per item that rules keep unique; there are 2^n sets of them
+MAX_WORDS = 1000  # values per item that are listed where the output is read for repeated ones
 
 _Counters: TypeAlias = tuple[int, ...]
 
 
 def array_expression(writer: RuleWriter, case: ArrayCase) -> Expression:
     """The texts of a case's arrays."""
+    paths = ArrayPaths()
+    writer.note(paths)
     if case.is_unique is False:
-        writer.refuse("uniqueItems", "its negation asks for two equal items")
-    if case.is_unique and (case.most is None or case.most > 1):
-        texts = _UniqueItems(writer, case).texts()
+        writer.refuse("uniqueItems", "its negation asks for two equal items", "no `not` around it")
+    if case.most is not None and case.most <= 1:
+        paths.is_unique = None
+    elif case.is_unique:
+        texts = None if case.counts else _UniqueItems(writer, case).texts()
         if texts is not None:
+            paths.is_unique = None
             return texts
+        paths.is_unique = _is_watched(writer, case, paths)
+        if paths.is_unique is None:
+            return NOTHING
     if case.counts:
-        return _CountedItems(writer, case).texts()
-    return _plain(writer, case)
+        return _CountedItems(writer, case, paths).texts()
+    return _plain(writer, case, paths)
 
 
-def _plain(writer: RuleWriter, case: ArrayCase) -> Expression:
+def _is_watched(writer: RuleWriter, case: ArrayCase, paths: ArrayPaths) -> bool | None:
+    """Whether the output is read for repeated items. None: there are too few values for any array;
+    False: lenient, and it cannot be enforced."""
+    if not writer.watches_items:
+        reason = f"an item has more than {MAX_UNIQUE} values, and this output is not JSON alone"
+        remedy = f"an `enum` of at most {MAX_UNIQUE}, `maxItems: 1`"
+        writer.refuse("uniqueItems", reason, remedy)
+        return False
+    if any(count.least > 1 or count.most is not None for count in case.counts):
+        reason = "beside `contains` with a minimum above 1 or a maximum"
+        writer.refuse("uniqueItems", reason, "`contains` without `minContains` and `maxContains`")
+        return False
+    words = tuple(_words(writer, case, MAX_WORDS))
+    for index in range(min(case.least, len(words) + MAX_WORDS)):
+        texts = words[min(index, len(words) - 1)]
+        if texts is None or len(set(map(canonical_item, texts))) > index:
+            continue
+        if len(words) == 1 and not case.counts:
+            return None
+        reason = f"of item {index} there may be no value left when its turn comes"
+        writer.refuse("uniqueItems", reason, "a smaller `minItems`")
+        return False
+    paths.words = words
+    return True
+
+
+def _words(writer: RuleWriter, case: ArrayCase, limit: int) -> Iterator[tuple[str, ...] | None]:
+    """The texts at each index, the last one for all further ones; None: more than the limit."""
+    for index in range(case.boundary + 1):
+        if index and case.most is not None and index >= case.most:
+            return
+        value = writer.value(case.item_state(index) - {TRUE})
+        yield None if _has_rule(value) else finite_words(value, limit)
+
+
+def _plain(writer: RuleWriter, case: ArrayCase, paths: ArrayPaths) -> Expression:
     spacing, most, boundary = writer.spacing, case.most, case.boundary
     if most is not None:
         boundary = min(boundary, most)
+    paths.items = [(i, i + 1, case.item_state(i) - {TRUE}) for i in range(boundary)]
+    paths.items.append((boundary, None, case.item_state(boundary) - {TRUE}))
     item = writer.value(case.item_state(boundary) - {TRUE})
     further = None if most is None else most - boundary
     tail: Expression
@@ -80,9 +128,10 @@ def _plain(writer: RuleWriter, case: ArrayCase) -> Expression:
 class _CountedItems:
     """A rule for each (index, counters); both saturate where counting further is irrelevant."""
 
-    def __init__(self, writer: RuleWriter, case: ArrayCase) -> None:
+    def __init__(self, writer: RuleWriter, case: ArrayCase, paths: ArrayPaths) -> None:
         self.writer = writer
         self.case = case
+        self.paths = paths
         self.counts = sorted(case.counts, key=repr)
         self.last = max(case.boundary, case.least, 1) if case.most is None else case.most
         self._rules: dict[tuple[int, _Counters], str] = {}
@@ -116,6 +165,8 @@ class _CountedItems:
             state = base.union(signed for signed, _ in chosen) - {TRUE}
             value = self.writer.value(state)
             if value != NOTHING:
+                stop = None if index >= self.last else index + 1
+                self.paths.items.append((index, stop, state))
                 after = self._rule(index + 1, tuple(n for _, n in chosen))
                 yield concat(*comma, value, after)
 
@@ -144,31 +195,17 @@ class _UniqueItems:
         self._queue: list[frozenset[str]] = []
 
     def texts(self) -> Expression | None:
-        """None where lenient and there are too many values."""
-        words = self._words()
-        if words is None or self.case.counts:
-            reason = "beside `contains`" if words else f"an item has more than {MAX_UNIQUE} values"
-            self.writer.refuse("uniqueItems", reason)
-            return None
+        """None where there are too many values."""
+        words = []
+        for texts in _words(self.writer, self.case, MAX_UNIQUE):
+            if texts is None:
+                return None
+            words.append(texts)
         start = self._rule(frozenset())
         while self._queue:
             used = self._queue.pop()
             self.writer.rules[self._rules[used]] = alt(*self._parts(used, words))
         return concat(self.writer.spacing.open_array, start)
-
-    def _words(self) -> list[tuple[str, ...]] | None:
-        """The texts at each index, the last one for all further ones."""
-        found = []
-        most = self.case.most
-        for index in range(self.case.boundary + 1):
-            if most is not None and index >= most:
-                break
-            value = self.writer.value(self.case.item_state(index) - {TRUE})
-            words = None if _has_rule(value) else finite_words(value, MAX_UNIQUE)
-            if words is None:
-                return None
-            found.append(words)
-        return found
 
     def _rule(self, used: frozenset[str]) -> Ref:
         if used not in self._rules:

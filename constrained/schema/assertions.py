@@ -16,10 +16,10 @@ from . import arrays, numbers, objects, strings
 from .arrays import ArrayCase, Count
 from .cases import Cases, Expander, Kind
 from .document import FALSE, TRUE, Document, Place, Resource, Signed
-from .formats import BASE64, NOT_ENFORCED
+from .formats import BASE64
 from .keywords import Dialect
 from .objects import Keys, KeySet, ObjectCase
-from .strings import Language, StringCase, format_language, pattern_language
+from .strings import Language, StringCase, ecma_language, format_language, pattern_language
 
 _LITERALS = Resource({}, Dialect.D2020)
 _BASE64 = Language(BASE64)
@@ -73,14 +73,10 @@ def _strings(
     if place.dialect == Dialect.DRAFT7:
         yield from _contents(expansion, place, is_positive)
     if "format" in schema and expansion.asserts_format:
-        name = schema["format"]
-        if name in NOT_ENFORCED:
-            expansion.unsupported(place, "format", f"{name!r} is no regular language")
-            yield [strings.ANY]
-        else:
-            language = format_language(name, not is_positive)
-            if language is not None:
-                yield [_matching(language, is_positive)]
+        # Strict: what is of the format by all readers, or of none; lenient: all that may be.
+        language = format_language(schema["format"], is_positive == expansion.is_lenient)
+        if language is not None:
+            yield [_matching(language, is_positive)]
 
 
 def _contents(expansion: Expander, place: Place, is_positive: bool) -> Iterator[Cases]:
@@ -88,7 +84,9 @@ def _contents(expansion: Expander, place: Place, is_positive: bool) -> Iterator[
     if place.schema.get("contentEncoding") == "base64":
         yield [_matching(_BASE64, is_positive)]
     if place.schema.get("contentMediaType") == "application/json":
-        expansion.unsupported(place, "contentMediaType", "JSON within a string")
+        expansion.unsupported(
+            place, "contentMediaType", "JSON within a string", "an object instead of the string"
+        )
         yield [strings.ANY]
 
 
@@ -103,9 +101,11 @@ def _matching(language: Language | None, is_positive: bool) -> StringCase:
 def _pattern(expansion: Expander, place: Place, keyword: str, pattern: str) -> Language | None:
     """The strings in which a regex is found; None: it cannot be enforced and is dropped."""
     try:
-        return pattern_language(pattern)
+        # Lenient: by the standard's reading alone, so that nothing valid is left out.
+        return ecma_language(pattern) if expansion.is_lenient else pattern_language(pattern)
     except InvalidGrammar as error:
-        expansion.unsupported(place, keyword, str(error))
+        reason, _, remedy = str(error).partition("; remedy: ")
+        expansion.unsupported(place, keyword, reason, remedy or "another pattern")
         return None
 
 

@@ -52,11 +52,12 @@ class Expander(Protocol):
 
     document: Document
     asserts_format: bool
+    is_lenient: bool
 
     def cases(self, signed: Signed, kind: Kind, is_tracked: bool = False) -> Cases:
         """The cases of one signed place. Tracked: they record what was evaluated in place."""
 
-    def unsupported(self, place: Place, keyword: str, reason: str) -> None:
+    def unsupported(self, place: Place, keyword: str, reason: str, remedy: str = "") -> None:
         """Strict: raises UnsupportedSchema. Lenient: notes it; the caller drops the keyword."""
 
 

@@ -4,6 +4,11 @@ A place is a subschema; other modules work on its number with a sign: `+n` means
 is valid under place n, `-n` that it is not. There are finitely many conjunctions of such numbers,
 which is why recursion ends. The `referencing` library resolves references that are more than a
 pointer into the same resource; nothing is ever fetched.
+
+A dynamic reference means the anchor that the outermost resource on the way to it defines (JSON
+Schema Core 2020-12, section 8.2.3.2; 2019-09, section 8.2.4.2). Of that way only one thing matters:
+for each name the first anchor that was met. This is a resource's `scope`, and a subschema that is
+reached under several scopes is several places.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 import jsonschema_specifications
 import referencing
@@ -46,30 +51,27 @@ _PLAIN = frozenset(
 )  # fmt: skip
 _NESTING = frozenset(("items", "additionalProperties", "anyOf", "allOf", "oneOf"))
 _APART = frozenset(KEYWORDS) - _PLAIN - _NESTING | {"id", "$schema", "$recursiveAnchor"}
-_DYNAMIC_ANCHORS = {"$dynamicRef": "$dynamicAnchor", "$recursiveRef": "$recursiveAnchor"}
+RECURSIVE = ""  # in a scope: the name of 2019-09's anchor, which has none
+Scope: TypeAlias = frozenset[tuple[str, int]]
+"""For each name of a dynamic anchor the first one met, as the id() of a kept `Anchor`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Resource:
     """A schema with its own base URI: the document, and each subschema with an `$id`."""
 
-    def __init__(self, contents: Any, dialect: Dialect, resolver: Any = None) -> None:
-        self.contents = contents
-        self.dialect = dialect
-        self._resolver = resolver
+    contents: Any
+    dialect: Dialect
+    base: str = ""
+    scope: Scope = frozenset()
 
-    @property
-    def resolver(self) -> Any:
-        """The resolver of `referencing`; made on first use, since most documents need none."""
-        if self._resolver is None:
-            specification: Any = _SPECIFICATIONS[self.dialect]
-            resource = specification.create_resource(self.contents)
-            registry: Any = jsonschema_specifications.REGISTRY
-            self._resolver = (
-                registry.with_resource(resource.id() or "", resource)
-                .crawl()
-                .resolver(resource.id() or "")
-            )
-        return self._resolver
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchor:
+    """The subschema of a dynamic anchor, and its resource as the way to it has it."""
+
+    schema: Any
+    resource: Resource
 
 
 @dataclass(slots=True, eq=False)
@@ -101,14 +103,19 @@ class Document:
                 f"/: the schema is nested too deeply: deeper than {MAX_DEPTH} objects and arrays",
                 "json_schema",
             )
-        root = Resource(schema, _declared(schema, default))
+        self._numbers: dict[tuple[int, Scope], int] = {}
+        self._kept: list[object] = []  # kept alive, so that no id() is reused
+        self._registry: Any = None
+        self._bases: dict[int, str] = {}
+        self._resources: dict[tuple[int, Scope], Resource] = {}
+        self._anchors: dict[int, Anchor] = {}
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
-        self._numbers: dict[int, int] = {}
         self._of_contents: dict[tuple[object, ...], int] = {}  # equal places without properties
-        self._kept: list[object] = []  # kept alive, so that no id() is reused
-        self._contents = schema
-        self.root = self._locate(schema, "", root)
+        dialect_of_root = declared(schema, default)
+        base = _SPECIFICATIONS[dialect_of_root].create_resource(schema).id() or ""
+        self._contents, self._dialect, self._base = schema, dialect_of_root, base
+        self.root = self._locate(schema, "", self._entered(schema, dialect_of_root, base))
 
     def __getitem__(self, signed: Signed) -> Place:
         return self._places[abs(signed)]
@@ -122,7 +129,7 @@ class Document:
             return TRUE
         if schema is False:
             return FALSE
-        return self._numbers.get(id(schema)) or self._locate(
+        return self._numbers.get((id(schema), place.resource.scope)) or self._locate(
             schema, place.pointer + "".join(map(_pointed, tokens)), place.resource
         )
 
@@ -148,32 +155,75 @@ class Document:
 
     def _resolved(self, place: Place, keyword: str) -> Signed:
         reference: str = place.schema[keyword]
-        if reference.startswith("#") and (reference == "#" or reference[1] == "/"):
-            found = _pointer_within(place.resource.contents, reference[1:])
-            if found is not None:
-                self._require_static(place, keyword, found)
-                return self._locate(found, unquote(reference[1:]), place.resource)
-        try:
-            resolved = place.resource.resolver.lookup(reference)
-        except (referencing.exceptions.Unresolvable, ValueError) as error:
-            raise _unresolved(place, keyword, reference) from error
-        contents, resolver = resolved.contents, resolved.resolver
-        self._require_static(place, keyword, contents)
-        resource = Resource(contents, _declared(contents, place.dialect), resolver)
-        return self._locate(contents, f"{place.pointer}/{keyword}", resource)
+        found, pointer, resource = self._found(place, keyword, reference)
+        scope = dict(resource.scope)
+        if keyword == "$recursiveRef" and RECURSIVE in scope and _is_recursive(found):
+            anchor = self._anchors[scope[RECURSIVE]]
+            found, resource = anchor.schema, self._seen_from(resource, anchor.resource)
+        elif keyword == "$dynamicRef" and isinstance(found, dict):
+            name = urldefrag(reference).fragment
+            if name in scope and found.get("$dynamicAnchor") == name:
+                anchor = self._anchors[scope[name]]
+                found, resource = anchor.schema, self._seen_from(resource, anchor.resource)
+        return self._locate(found, pointer, resource)
 
-    def _require_static(self, place: Place, keyword: str, target: Any) -> None:
-        """A dynamic reference is a plain one where its target is no dynamic anchor, or is the only
-        one of its name. (JSON Schema Core 2020-12, section 8.2.3.2; 2019-09, section 8.2.4.2.)"""
-        anchor = _DYNAMIC_ANCHORS.get(keyword)
-        name = target.get(anchor) if anchor is not None and isinstance(target, dict) else None
-        if anchor is None or not name:
-            return
-        places = [schema for schema in _dictionaries(self._contents) if schema.get(anchor) == name]
-        if [id(schema) for schema in places] != [id(target)]:
-            raise UnsupportedSchema(
-                place.pointer, keyword, "what it means depends on the way by which it is reached"
-            )
+    def _found(self, place: Place, keyword: str, reference: str) -> tuple[Any, str, Resource]:
+        """What a reference points to by its text alone, its pointer, and its resource."""
+        resource = place.resource
+        if reference.startswith("#") and (reference == "#" or reference[1] == "/"):
+            found = _pointer_within(resource.contents, reference[1:])
+            if found is not None:
+                return found, unquote(reference[1:]), resource
+        pointer = f"{place.pointer}/{keyword}"
+        try:
+            uri, fragment = urldefrag(urljoin(resource.base, reference))
+            if fragment and not fragment.startswith("/"):
+                found = self.registry.anchor(uri, fragment).value.resource.contents
+                root = self.registry.get_or_retrieve(uri).value.contents
+            else:
+                resolved = self.registry.resolver(uri).lookup(f"#{fragment}")
+                found, root = resolved.contents, resolved.resolver.lookup("#").contents
+        except (referencing.exceptions.Unresolvable, KeyError, ValueError) as error:
+            raise _unresolved(place, keyword, reference) from error
+        if root is resource.contents:
+            return found, pointer, resource
+        base = self._bases.get(id(root), uri)
+        return found, pointer, self._entered(root, place.dialect, base, resource.scope)
+
+    @property
+    def registry(self) -> Any:
+        """The resources of `referencing`; made on first use, since most documents need none."""
+        if self._registry is None:
+            specification: Any = _SPECIFICATIONS[self._dialect]
+            resource = specification.create_resource(self._contents)
+            registry: Any = jsonschema_specifications.REGISTRY
+            self._registry = registry.with_resource(self._base, resource).crawl()
+            self._bases = {id(self._registry[uri].contents): uri for uri in self._registry}
+        return self._registry
+
+    def _entered(
+        self, contents: Any, default: Dialect, base: str, outer: Scope = frozenset()
+    ) -> Resource:
+        """A resource as it is met under a scope, which its own dynamic anchors extend."""
+        resource = self._resources.get((id(contents), outer))
+        if resource is None:
+            dialect = declared(contents, default)
+            scope = dict(outer)
+            for name, schema in _dynamic_anchors(contents, dialect):
+                if name not in scope:
+                    anchor = Anchor(schema, Resource(contents, dialect, base))
+                    scope[name] = id(anchor)
+                    self._anchors[id(anchor)] = anchor
+            resource = Resource(contents, dialect, base, frozenset(scope.items()))
+            self._resources[id(contents), outer] = resource
+            self._kept.append(contents)
+        return resource
+
+    def _seen_from(self, outer: Resource, resource: Resource) -> Resource:
+        """Another resource, entered from `outer`."""
+        if resource.contents is outer.contents:
+            return outer
+        return self._entered(resource.contents, resource.dialect, resource.base, outer.scope)
 
     def _locate(self, schema: object, pointer: str, resource: Resource) -> Signed:
         if isinstance(schema, bool):
@@ -184,11 +234,12 @@ class Document:
                 "false",
                 "json_schema",
             )
-        number = self._numbers.get(id(schema))
+        key = (id(schema), resource.scope)
+        number = self._numbers.get(key)
         if number is None:
             identifier = "id" if resource.dialect == Dialect.DRAFT4 else "$id"
             if identifier in schema and schema is not resource.contents:
-                resource = _inner(schema, identifier, pointer, resource)
+                resource = self._inner(schema, identifier, pointer, resource)
             contents = _contents(schema)
             if contents is None:
                 _check(schema, pointer, resource.dialect)
@@ -202,8 +253,25 @@ class Document:
                     self._places[number].contents = contents
                 else:
                     self._kept.append(schema)
-            self._numbers[id(schema)] = number
+            self._numbers[key] = number
         return number
+
+    def _inner(
+        self, schema: dict[str, Any], identifier: str, pointer: str, outer: Resource
+    ) -> Resource:
+        """The resource that begins at a subschema with an identifier, if one does."""
+        name = schema[identifier]
+        if not isinstance(name, str) or name.startswith("#"):
+            return outer  # malformed (found by the check) or, up to draft 7, an anchor
+        if outer.dialect <= Dialect.DRAFT7 and "$ref" in schema:
+            return outer
+        try:
+            base = urljoin(outer.base, name).rstrip("#")
+        except ValueError as error:
+            raise InvalidGrammar(
+                f"{pointer}: {identifier}={name!r}: {error}", "json_schema"
+            ) from error
+        return self._entered(schema, outer.dialect, base, outer.scope)
 
     def _add(self, schema: dict[str, Any], pointer: str, resource: Resource) -> int:
         self._kept.append(schema)
@@ -266,6 +334,11 @@ def _check(schema: dict[str, Any], pointer: str, dialect: Dialect) -> None:
             keyword.check(value, pointer)
 
 
+def dialect_of(schema: object, default: str | None) -> Dialect:
+    """The dialect that a schema declares, or the one of this name; 2020-12 where neither is."""
+    return declared(schema, Dialect.D2020 if default is None else _dialect(default))
+
+
 def _dialect(name: str) -> Dialect:
     found = DIALECTS.get(name.rstrip("#"))
     if found is None:
@@ -273,7 +346,8 @@ def _dialect(name: str) -> Dialect:
     return found
 
 
-def _declared(schema: object, default: Dialect) -> Dialect:
+def declared(schema: object, default: Dialect) -> Dialect:
+    """The dialect that a schema declares, else the default."""
     if not isinstance(schema, dict) or "$schema" not in schema:
         return default
     name = schema["$schema"]
@@ -283,22 +357,36 @@ def _declared(schema: object, default: Dialect) -> Dialect:
         name.rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
     )
     if known is None:
-        raise UnsupportedSchema("", "$schema", f"{name!r} is none of {', '.join(DIALECTS)}")
+        known_names = ", ".join(name for name in DIALECTS if "/" in name)
+        raise UnsupportedSchema(
+            "",
+            "$schema",
+            f"{name!r} is none of {known_names}",
+            "one of these; without it the schema is read as 2020-12",
+        )
     return known
 
 
-def _inner(schema: dict[str, Any], identifier: str, pointer: str, outer: Resource) -> Resource:
-    name = schema[identifier]
-    if not isinstance(name, str) or name.startswith("#"):
-        return outer  # malformed (found by the check) or, up to draft 7, an anchor
-    if outer.dialect <= Dialect.DRAFT7 and "$ref" in schema:
-        return outer
-    specification: Any = _SPECIFICATIONS[outer.dialect]
-    try:
-        resolver = outer.resolver.in_subresource(specification.create_resource(schema))
-    except ValueError as error:
-        raise InvalidGrammar(f"{pointer}: {identifier}={name!r}: {error}", "json_schema") from error
-    return Resource(schema, _declared(schema, outer.dialect), resolver)
+def _is_recursive(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("$recursiveAnchor") is True
+
+
+def _dynamic_anchors(contents: Any, dialect: Dialect) -> Iterator[tuple[str, Any]]:
+    """The names and subschemas of a resource's own dynamic anchors."""
+    if dialect == Dialect.D2019 and _is_recursive(contents):
+        yield RECURSIVE, contents
+    if dialect < Dialect.D2020:
+        return
+    pending = [contents]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict) and (part is contents or not isinstance(part.get("$id"), str)):
+            name = part.get("$dynamicAnchor")
+            if isinstance(name, str):
+                yield name, part
+            pending += [inner for key, inner in part.items() if key not in ("enum", "const")]
 
 
 def _pointer_within(contents: Any, fragment: str) -> Any:
@@ -324,19 +412,10 @@ def _unresolved(place: Place, keyword: str, reference: str) -> InvalidGrammar:
     return UnsupportedSchema(
         place.pointer,
         keyword,
-        f"{reference!r} is not in the document; remote schemas are not fetched",
+        f"{reference!r} is not in the document, and nothing is fetched",
+        "`stemma schema bundle FILE --with OTHER`, which makes one document of several, or "
+        "`lenient`, which drops the keyword",
     )
-
-
-def _dictionaries(value: Any) -> Iterator[dict[str, Any]]:
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if isinstance(current, dict):
-            yield current
-            pending.extend(current.values())
-        elif isinstance(current, list):
-            pending.extend(current)
 
 
 def _pointed(token: str | int) -> str:

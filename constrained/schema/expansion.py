@@ -55,18 +55,19 @@ class Expansion:
         self.asserts_format = asserts_format
         self.is_lenient = is_lenient
         self.warnings: dict[str, None] = {}
+        self.dropped: dict[tuple[str, str, str], UnsupportedSchema] = {}
         self._cases: dict[tuple[Signed, Kind, bool], Cases] = {}
         self._pending: set[tuple[Signed, Kind, bool]] = set()
         self._kinds: dict[Signed, frozenset[Kind]] = {}
         self._void: dict[State, bool] = {}
         self._num_merges = 0
 
-    def unsupported(self, place: Place, keyword: str, reason: str) -> None:
+    def unsupported(self, place: Place, keyword: str, reason: str, remedy: str = "") -> None:
         """Strict: raises UnsupportedSchema. Lenient: notes it; the caller drops the keyword."""
-        error = UnsupportedSchema(place.pointer, keyword, reason)
+        error = UnsupportedSchema(place.pointer, keyword, reason, _or_lenient(remedy))
         if not self.is_lenient:
             raise error
-        self.warnings[f"{place.pointer or '/'}: {keyword} is not enforced: {reason}"] = None
+        self._note(error)
 
     def state_cases(self, state: State, kind: Kind) -> Cases:
         """The cases of a value of this kind in the state: any of these; [] is nothing."""
@@ -177,7 +178,12 @@ class Expansion:
                 product = self._times([ANY_OF[kind]] if result is None else result, factor)
             if product is None:
                 raise UnsupportedSchema(
-                    place.pointer, keyword, f"it multiplies out to more than {MAX_CASES} cases"
+                    place.pointer,
+                    keyword,
+                    f"it multiplies out to more than {MAX_CASES} cases",
+                    _or_lenient(
+                        "tell the branches apart by a required property with a `const` of its own"
+                    ),
                 )
             result = product
             if not result:
@@ -188,8 +194,13 @@ class Expansion:
         """Strict: raises the error. Lenient: a warning instead, and any value."""
         if not self.is_lenient:
             raise error
-        self.warnings[f"{error} (not enforced)"] = None
+        self._note(error)
         return [ANY_OF[kind]]
+
+    def _note(self, error: UnsupportedSchema) -> None:
+        place = f"{error.pointer or '/'}: {error.keyword}"
+        self.warnings[f"{place} is not enforced: {error.reason}"] = None
+        self.dropped.setdefault((error.pointer, error.keyword, error.reason), error)
 
     def _times(self, one: Cases, other: Cases) -> Cases | None:
         """Every case of one with every case of the other; None where there are too many."""
@@ -431,6 +442,11 @@ class Expansion:
 
 def _kinds_of(types: list[str]) -> frozenset[Kind]:
     return frozenset(kind for name in types for kind in _KINDS_OF_TYPE[name])
+
+
+def _or_lenient(remedy: str) -> str:
+    lenient = "`lenient`, which drops the keyword and validates the finished document"
+    return f"{remedy}, or {lenient}" if remedy else lenient
 
 
 def _union(parts: Iterable[Cases | None]) -> Cases:

@@ -2,7 +2,10 @@
 
 Sources: RFC 3339 (dates and times, appendix A: durations), RFC 5321 (e-mail), RFC 1123 (host
 names), RFC 3986 and 3987 (URIs, IRIs, IP addresses), RFC 4122 (UUIDs), RFC 6901 (JSON pointers),
-RFC 6570 (URI templates).
+RFC 6570 (URI templates), RFC 5890 to 5893 (internationalised host names), ECMA-262 (regexes).
+
+Where a format is no regular language, or is read differently by its readers, a part of it is
+generated whose strings all readers accept.
 """
 
 from __future__ import annotations
@@ -129,6 +132,37 @@ _URI_TEMPLATE = (
 )
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 
+# Letters that a label may hold on its own: valid by RFC 5892 as they are, composed, from left to
+# right. Of Latin, Greek, Cyrillic, Hiragana, Katakana, Han and Hangul.
+_IDN_LETTER = (
+    r"a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03c1\u03c3-\u03ce\u0430-\u045f"
+    r"\u3041-\u3096\u30a1-\u30fa\u30fc\u4e00-\u9fa5\uac00-\ud7a3"
+)
+# 10 letters and 9 hyphens: in punycode at most 63
+_IDN_LABEL = rf"(?:{_SHORT}|[{_IDN_LETTER}](?:-?[{_IDN_LETTER}]){{0,9}})"
+_IDN_HOSTNAME = rf"(?:{_HOSTNAME}|{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}})"
+_ANY_IDN_HOSTNAME = r"[^ \t\r\n@/:?#]+"
+
+
+def _regex(depth: int) -> str:
+    """Regexes that ECMA-262 and Python's `re` both take, with groups nested so deep."""
+    plain = r"[^\\^$.|?*+()\[\]{}]"
+    escape = r"\\[dDwWsStnrfv^$\\.*+?()\[\]{}|/]"
+    ranges = "0-[0-9]|1-[1-9]|a-[a-z]|A-[A-Z]"
+    in_class = r"[^\\^\[\]&|~-]"
+    members = rf"(?:{ranges}|{in_class}|{escape})+-?"
+    atom = rf"(?:{plain}|{escape}|\.|\[\^?(?:{members})\])"
+    look = r"[\^$]|\\[bB]"
+    if depth:
+        inner = _regex(depth - 1)
+        atom = rf"(?:{atom}|\((?:\?:)?(?:{inner})\))"
+        look = rf"(?:{look}|\(\?[=!](?:{inner})\))"
+    count = "|".join(rf"{least},[{least}-9]" for least in range(4))
+    times = rf"(?:[*+?]|\{{(?:[0-9]{{1,3}},?|{count}|[0-9],[1-9][0-9]{{1,2}})\}})\??"
+    branch = rf"(?:{atom}(?:{times})?|{look})*"
+    return rf"{branch}(?:\|{branch})*"
+
+
 _REGEXES = {
     "date": _DATE,
     "time": _TIME,
@@ -137,6 +171,8 @@ _REGEXES = {
     "email": _EMAIL,
     "idn-email": _IDN_EMAIL,
     "hostname": _HOSTNAME,
+    "idn-hostname": _IDN_HOSTNAME,
+    "regex": _regex(depth=1),
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uuid": r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
@@ -149,12 +185,15 @@ _REGEXES = {
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 
-# What a negated format excludes, where only a part of the format is generated.
+# What a negated format excludes, and a lenient one allows, where only a part of the format is
+# generated.
 _WHOLE = {
     "date": _ANY_DATE,
     "time": _ANY_TIME,
     "date-time": rf"{_ANY_DATE}[Tt]{_ANY_TIME}",
     "hostname": _ANY_HOSTNAME,
+    "idn-hostname": _ANY_IDN_HOSTNAME,
+    "regex": r"(?![*+?)])(?:[^\\]|\\(?:.|\n))*",
 }
 
 BASE64 = parse_regex(
@@ -163,15 +202,15 @@ BASE64 = parse_regex(
     anchored=True,
 )
 FORMATS = tuple(_REGEXES)
-NOT_ENFORCED = ("idn-hostname", "regex")  # needs Unicode tables; not a regular language
+PARTIAL = tuple(_WHOLE)
 
 
-def format_expression(name: str, is_negated: bool = False) -> Expression | None:
+def format_expression(name: str, is_whole: bool = False) -> Expression | None:
     """The strings of a standard format; None for unknown names.
 
-    `date`, `time`, `date-time` and `hostname` leave out rare ones (see the comments above); with
-    `is_negated` none are missing.
+    Those in PARTIAL leave out rare ones (see the comments above); with `is_whole` none are missing,
+    but some are there that are not of the format.
     """
-    regex = _WHOLE.get(name) if is_negated else None
+    regex = _WHOLE.get(name) if is_whole else None
     regex = regex or _REGEXES.get(name)
     return None if regex is None else parse_regex(regex, dialect="python", anchored=True)

@@ -32,6 +32,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "http://json-schema.org/draft-07/schema": Dialect.DRAFT7,
     "https://json-schema.org/draft/2019-09/schema": Dialect.D2019,
     "https://json-schema.org/draft/2020-12/schema": Dialect.D2020,
+    "http://json-schema.org/draft-05/schema": Dialect.DRAFT4,  # an editorial revision of it
+    "https://spec.openapis.org/oas/3.1/dialect/base": Dialect.D2020,  # adds annotations alone
+    "http://json-schema.org/schema": Dialect.D2020,  # the latest
     "draft4": Dialect.DRAFT4,
     "draft6": Dialect.DRAFT6,
     "draft7": Dialect.DRAFT7,
@@ -166,8 +169,16 @@ _ROWS = (
         "exactly, with recursion; within the document and to the standard's own metaschemas; "
         "nothing is fetched. Up to draft 7 its siblings are ignored",
     ),
-    Keyword("$dynamicRef", *_TEXT, "where only one target is possible", _D2020),
-    Keyword("$recursiveRef", *_TEXT, "where only one target is possible", _D2019, _D2019),
+    Keyword(
+        "$dynamicRef", *_TEXT, "exactly, as `$ref`, on each way by which it is reached", _D2020
+    ),
+    Keyword(
+        "$recursiveRef",
+        *_TEXT,
+        "exactly, as `$ref`, on each way by which it is reached",
+        _D2019,
+        _D2019,
+    ),
     Keyword("$id", *_TEXT, "base of references", _D6),
     Keyword("$anchor", *_TEXT, "target of references", _D2019),
     Keyword("$dynamicAnchor", *_TEXT, "target of references", _D2020),
@@ -189,7 +200,7 @@ _ROWS = (
     Keyword(
         "pattern",
         *_TEXT,
-        "exactly, ECMA 262 syntax, unanchored; no backreferences, no `\\b`, lookarounds in part",
+        "exactly, ECMA 262 syntax, unanchored; no backreferences, lookarounds in part",
     ),
     Keyword("format", *_TEXT, "see below"),
     Keyword("contentEncoding", *_TEXT, "`base64`; other encodings are annotations", _D7, _D7),
@@ -217,7 +228,9 @@ _ROWS = (
     Keyword("minItems", *_COUNT, "exactly"),
     Keyword("maxItems", *_COUNT, "exactly"),
     Keyword(
-        "uniqueItems", *_FLAG, "where each place has at most 8 values, or there is at most one item"
+        "uniqueItems",
+        *_FLAG,
+        "exactly, by value: by the grammar for up to 8 values, else while the output is written",
     ),
     Keyword("contains", *_SCHEMA, "exactly, by counting", _D6),
     Keyword("minContains", *_COUNT, "with `contains`", _D2019),

@@ -33,6 +33,7 @@ from ..regular.languages import finite_words
 from .document import FALSE, TRUE, Signed, State
 from .json_text import ANY_TEXT, encoded, json_string
 from .objects import Debt, Keys, KeySet, ObjectCase, is_key_in
+from .paths import ObjectPaths
 from .rule_writer import RuleWriter
 from .strings import Language
 
@@ -105,6 +106,11 @@ class _ObjectRules:
         self._list(order, is_placed)
         self._find_free()
         listed = {entry.name for entry in self.listed}
+        self._paths = ObjectPaths(
+            frozenset(name for name in listed if name is not None),
+            [(entry.name, entry.state - {TRUE}) for entry in (*self.listed, *self.free)],
+        )
+        writer.note(self._paths)
         self.owed = frozenset(
             debt
             for debt in case.owed
@@ -142,7 +148,11 @@ class _ObjectRules:
         keys = [*(k for k, _ in sets), *owed]
         patterns = list(dict.fromkeys(p for k in keys for p in (*k.inside, *k.outside)))
         if len(patterns) > MAX_PATTERNS:
-            self.writer.refuse("patternProperties", f"{len(patterns)} patterns over the same keys")
+            self.writer.refuse(
+                "patternProperties",
+                f"{len(patterns)} patterns over the same keys, at most {MAX_PATTERNS} can be",
+                "fewer patterns, united by `|`",
+            )
         has_forbidden_keys = False
         for inside in _subsets(patterns):
             outside = frozenset(patterns) - inside
@@ -203,7 +213,7 @@ class _ObjectRules:
         """A rule for each set of remaining listed keys."""
         if len(self.listed) > MAX_ANY_ORDER:
             reason = f"{len(self.listed)} properties in any order; at most {MAX_ANY_ORDER} can be"
-            self.writer.refuse("properties", reason)
+            self.writer.refuse("properties", reason, '`property_order: "schema"`')
             return self.chain()
         return self._written_from(frozenset(range(len(self.listed))))
 
@@ -213,7 +223,10 @@ class _ObjectRules:
             self._write(*self._queue.pop())
             if self.writer.num_rules > MAX_COUNTING_RULES:
                 self.writer.refuse_one_of(
-                    _MULTIPLYING, f"its objects take more than {MAX_COUNTING_RULES} rules"
+                    _MULTIPLYING,
+                    f"its objects take more than {MAX_COUNTING_RULES} rules",
+                    "smaller counts, or branches with a required property whose `const` tells them "
+                    "apart",
                 )
                 return self.chain()
         return concat(self.writer.spacing.open_object, start)
@@ -269,6 +282,7 @@ class _ObjectRules:
             for asked in product(*(payable[debt] for debt in paid)):
                 state = entry.state.union(asked) - {TRUE}
                 if self.writer.value(state) != NOTHING:
+                    self._paths.members.append((entry.name, state))
                     member = self._member(entry, asked)
                     yield concat(*comma, member, self._rule((place, count + 1, missing - paid)))
 

@@ -14,12 +14,12 @@ from typing import Literal as OneOf
 
 from ...errors import InvalidGrammar
 from ..grammar import NOTHING, And, Chars, Expression, Grammar, Literal, Not, alt, concat, repeat
+from ..regular.membership import matches
 from ..regular.regex_parser import parse_regex
 from . import strings
 from .cases import Kind
 from .document import FALSE, TRUE, Document, Place, Signed
 from .json_text import ANY_TEXT
-from .membership import matches
 from .pruning import pruned
 from .schema_grammar import GrammarBuilder
 

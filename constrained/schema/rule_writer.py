@@ -8,6 +8,7 @@ from typing import Protocol
 from ..grammar import Expression, Ref
 from .document import State
 from .json_text import Spacing
+from .paths import ArrayPaths, ObjectPaths
 
 
 class RuleWriter(Protocol):
@@ -19,6 +20,7 @@ class RuleWriter(Protocol):
     num_rules: int
     needs_unique_keys: bool
     has_patterned_keys: bool
+    watches_items: bool  # whether the output is read for repeated items
 
     def value(self, state: State) -> Expression:
         """The texts of a state's values."""
@@ -29,8 +31,11 @@ class RuleWriter(Protocol):
     def new_rule(self, expression: Expression) -> Ref:
         """A new rule for the expression."""
 
-    def refuse(self, keyword: str, reason: str) -> None:
+    def note(self, paths: ArrayPaths | ObjectPaths) -> None:
+        """What one case of the array or object that is being written leads to."""
+
+    def refuse(self, keyword: str, reason: str, remedy: str = "") -> None:
         """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
 
-    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+    def refuse_one_of(self, keywords: Iterable[str], reason: str, remedy: str = "") -> None:
         """The same for the first of these keywords that the current state has."""

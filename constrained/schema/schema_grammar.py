@@ -8,6 +8,7 @@ from typing import Literal as OneOf
 
 from ...errors import InvalidGrammar, UnsupportedSchema
 from ..grammar import NOTHING, Expression, Grammar, Literal, Ref, alt
+from ..item_places import ItemPlaces
 from . import numbers, strings
 from .array_rules import array_expression
 from .cases import Cases, Kind
@@ -16,6 +17,7 @@ from .expansion import Expansion
 from .json_text import ANY_JSON_STRING, spacing
 from .keywords import Dialect
 from .object_rules import object_expression
+from .paths import ArrayPaths, ObjectPaths, TooManyPlaces, item_places
 from .pruning import pruned
 
 __all__ = ["SchemaGrammar", "schema_grammar"]
@@ -32,13 +34,16 @@ class SchemaGrammar:
 
     `needs_unique_keys`: some object has keys that the schema does not list, so that the grammar
     alone does not exclude a repeated key. `has_patterned_keys`: such keys must match patterns or
-    `propertyNames`, so that after some text only a repeated key may remain possible.
+    `propertyNames`, so that after some text only a repeated key may remain possible. `item_places`:
+    where arrays must not repeat an item, though the grammar does not exclude it.
     """
 
     grammar: Grammar
     warnings: tuple[str, ...]
     needs_unique_keys: bool
     has_patterned_keys: bool = False
+    item_places: ItemPlaces | None = None
+    dropped: tuple[UnsupportedSchema, ...] = ()  # lenient: what is not enforced
 
 
 def schema_grammar(
@@ -49,17 +54,24 @@ def schema_grammar(
     is_lenient: bool = False,
     dialect: str | None = None,
     asserts_format: bool = True,
+    watches_items: bool = True,
 ) -> SchemaGrammar:
     """Exactly the valid documents, in canonical spelling; lenient: at least those.
 
     `dialect` (a URI or a name such as "draft7") applies to schemas without `$schema`; without
     either it is 2020-12, plus its predecessors' keywords. Raises UnsupportedSchema for what
     cannot be enforced, InvalidGrammar for a malformed schema and for one that no document
-    satisfies.
+    satisfies. `watches_items`: the caller enforces `item_places`; else `uniqueItems` over items of
+    many values is refused.
     """
     try:
         builder = GrammarBuilder(
-            Document(schema, dialect), whitespace, property_order, is_lenient, asserts_format
+            Document(schema, dialect),
+            whitespace,
+            property_order,
+            is_lenient,
+            asserts_format,
+            watches_items=watches_items,
         )
         return builder.grammar()
     except RecursionError as error:
@@ -77,6 +89,8 @@ class GrammarBuilder:
         property_order: str,
         is_lenient: bool,
         asserts_format: bool,
+        *,
+        watches_items: bool = False,
     ) -> None:
         self.document = document
         self.expansion = Expansion(document, asserts_format=asserts_format, is_lenient=is_lenient)
@@ -85,6 +99,8 @@ class GrammarBuilder:
         self.rules: dict[str, Expression] = {}
         self.needs_unique_keys = False
         self.has_patterned_keys = False
+        self.watches_items = watches_items
+        self._paths: dict[State, list[ArrayPaths | ObjectPaths]] = {}
         self._values: dict[State, Expression] = {}
         self._queue: list[tuple[str, State]] = []
         self.num_rules = 0
@@ -92,15 +108,44 @@ class GrammarBuilder:
 
     def grammar(self) -> SchemaGrammar:
         """All rules, without those that match nothing."""
-        grammar = self.grammar_of(self.value(frozenset({self.document.root}) - {TRUE}))
+        root = frozenset({self.document.root}) - {TRUE}
+        grammar = self.grammar_of(self.value(root))
         if grammar is None:
-            raise InvalidGrammar("/: the schema matches no document", "json_schema")
+            raise InvalidGrammar(
+                "/: the schema matches no document: what it requires excludes itself; remedy: look "
+                "for a required property without a value, bounds that exclude each other, an "
+                "`enum` without a member of the `type`",
+                "json_schema",
+            )
+        places = self._item_places(root)
         return SchemaGrammar(
             grammar,
             tuple(self.expansion.warnings),
             self.needs_unique_keys,
             self.has_patterned_keys,
+            places,
+            tuple(self.expansion.dropped.values()),
         )
+
+    def _item_places(self, root: State) -> ItemPlaces | None:
+        is_lenient = self.expansion.is_lenient
+        try:
+            return item_places(
+                self._paths, root, keeps_both=is_lenient, on_conflict=self._warn_of_branches
+            )
+        except TooManyPlaces as error:
+            self.refuse("uniqueItems", str(error), "fewer kinds of arrays with unique items")
+            return None
+
+    def _warn_of_branches(self, state: State) -> None:
+        """Another branch lets items repeat where the one that asks for unique ones does not."""
+        self._state = state
+        place = self._place("uniqueItems")
+        what = "is not enforced" if self.expansion.is_lenient else "holds in every branch"
+        self.expansion.warnings[
+            f"{place.pointer or '/'}: uniqueItems {what}: another branch lets the items of this "
+            "array repeat, and its path does not tell which one an output follows"
+        ] = None
 
     def grammar_of(self, root: Expression) -> Grammar | None:
         """All rules that `root` needs, without those that match nothing; None where it does."""
@@ -134,7 +179,8 @@ class GrammarBuilder:
         if self.num_rules > MAX_RULES:
             place = self._place()
             raise InvalidGrammar(
-                f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules",
+                f"{place.pointer or '/'}: the schema needs more than {MAX_RULES} rules; remedy: "
+                "smaller counts (`minContains`, `minProperties`), fewer branches beside each other",
                 "json_schema",
             )
         return f"r{self.num_rules}"
@@ -145,14 +191,19 @@ class GrammarBuilder:
         self.rules[name] = expression
         return Ref(name)
 
-    def refuse(self, keyword: str, reason: str) -> None:
-        """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
-        self.expansion.unsupported(self._place(keyword), keyword, reason)
+    def note(self, paths: ArrayPaths | ObjectPaths) -> None:
+        """What one case of the array or object that is being written leads to."""
+        if self.watches_items:
+            self._paths.setdefault(self._state, []).append(paths)
 
-    def refuse_one_of(self, keywords: Iterable[str], reason: str) -> None:
+    def refuse(self, keyword: str, reason: str, remedy: str = "") -> None:
+        """Strict: raises UnsupportedSchema. Lenient: a warning, and the keyword is dropped."""
+        self.expansion.unsupported(self._place(keyword), keyword, reason, remedy)
+
+    def refuse_one_of(self, keywords: Iterable[str], reason: str, remedy: str = "") -> None:
         """The same for the first of these keywords that the current state has."""
         found = next((k for k in keywords if k in self._place(k).schema), "properties")
-        self.refuse(found, reason)
+        self.refuse(found, reason, remedy)
 
     def _place(self, keyword: str | None = None) -> Place:
         """The place at fault in the current state, as far as known."""
@@ -222,7 +273,8 @@ class GrammarBuilder:
         try:
             return numbers.expression(case, self.rules.__setitem__)
         except numbers.TooManyRemainders as error:
-            self.refuse("multipleOf", str(error))
+            remedy = "a `minimum` and a `maximum` that leave at most 1,000 values, an `enum`"
+            self.refuse("multipleOf", str(error), remedy)
             return numbers.expression(numbers.NumberCase(case.interval), self.rules.__setitem__)
 
     def _order(self) -> dict[str, None]:

@@ -9,14 +9,14 @@ from functools import cache, lru_cache
 from ...errors import InvalidGrammar
 from ..grammar import Alt, And, Expression, Literal, Not, Repeat, alt
 from ..regular.languages import is_known_empty
+from ..regular.membership import matches
 from ..regular.regex_parser import parse_regex
 from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
-from .membership import matches
 
 # read differently by ECMA-262 and Python's re, and Python's reading is not simply the wider one
-_DIFFERS = re.compile(r"[.$]|\\[dDwWsS]")
-_IS_NOT_WIDER = re.compile(r"\\[DWsS]|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
+_DIFFERS = re.compile(r"[.$]|\\[dDwWsSbB]|\(\?[a-z]*m")
+_IS_NOT_WIDER = re.compile(r"\\[DWsSbB]|\(\?[a-z]*m|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +58,16 @@ def pattern_language(pattern: str) -> Language:
     return Language(ecma, python)
 
 
+@lru_cache(maxsize=1024)
+def ecma_language(pattern: str) -> Language:
+    """The strings in which a regex is found, by ECMA-262. Raises InvalidGrammar."""
+    return Language(parse_regex(pattern, anchored=False))
+
+
 @cache
-def format_language(name: str, is_negated: bool) -> Language | None:
+def format_language(name: str, is_whole: bool) -> Language | None:
     """See `formats.format_expression`."""
-    expression = format_expression(name, is_negated)
+    expression = format_expression(name, is_whole)
     return None if expression is None else Language(expression)
 
 

@@ -310,3 +310,20 @@ def test_it_looks_ahead_where_some_keys_are_forbidden(
     spec = GrammarSpec("json_schema", json.dumps({"type": "object", **schema}))
     compiled = compile_grammar(spec)
     assert compiled.needs_unique_keys and compiled.has_patterned_keys == looks_ahead
+
+
+def test_a_key_is_remembered_though_its_token_was_consumed_without_a_mask() -> None:
+    """The mask that decides on a token reads others, which write keys of their own."""
+    tokens = [*(bytes([i]) for i in range(256)), b'c":1,"a', b'd":1,"']
+    vocabulary = vocabulary_of(tokens)
+    schema = {"type": "object", "patternProperties": {"^[a-d]{1,4}$": {"type": "integer"}},
+              "additionalProperties": False}  # fmt: skip
+    grammar = compile_grammar(GrammarSpec("json_schema", json.dumps(schema))).bind(vocabulary)
+    matcher = grammar.matcher()
+    for token in [*b'{"a":1,"', tokens.index(b'c":1,"a'), *b'b":1,"']:
+        assert matcher.consume(token)
+    assert matcher.consume(ord("d"))
+    assert ord('"') in allowed(matcher, vocabulary)
+    matcher.rollback(1)
+    assert matcher.consume(ord("c"))
+    assert ord('"') not in allowed(matcher, vocabulary)

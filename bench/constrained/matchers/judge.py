@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .protocol import BoundGrammar, Walk, allows
-from .spelling import spellings
+from .spelling import spelled, spellings
 from .tokenizer_file import TokenizerFile
 
 
@@ -16,6 +16,7 @@ class Verdict:
 
     text: str | None  # the spelling that was accepted
     num_disagreements: int = 0  # tokens that the mask allows and consume() refuses, or vice versa
+    needs_other_order: bool = False  # accepted, but not with its keys in the order given
 
 
 def judge(
@@ -31,6 +32,9 @@ def judge(
         if accepts(grammar.start(), ids, verdict):
             verdict.text = text
             break
+    given = spelled(instance)
+    if verdict.text not in (None, given):
+        verdict.needs_other_order = not accepts(grammar.start(), file.encode(given), verdict)
     return verdict
 
 

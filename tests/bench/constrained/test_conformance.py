@@ -20,6 +20,7 @@ from stemma.bench.constrained.conformance import (
 from stemma.bench.constrained.grammar_workers import GrammarWorker, WorkerSpec
 from stemma.bench.constrained.schema_suites import SchemaCase, read_cases, read_suite
 from stemma.cli.parser import run_command
+from stemma.constrained.schema.schema_grammar import schema_grammar
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 TESTS = Path(st.__file__).parent / "tests" / "support"
@@ -59,6 +60,27 @@ def test_an_accepted_invalid_instance_is_counted_under_any_spelling(worker: Gram
     assert outcome.failures == [("invalid instance accepted (file)", '{"z": 3, "x": 1, "y": 2}')]
 
 
+def test_an_instance_accepted_in_another_order_of_keys_is_counted_apart(
+    worker: GrammarWorker,
+) -> None:
+    schema = {"accepts": ['{"b":1,"a":2}', '{"c":1,"d":2}']}
+    outcome = outcome_of(worker, schema, [{"a": 2, "b": 1}, {"c": 1, "d": 2}], [{"e": 1}])
+    assert outcome.is_right
+    assert (outcome.num_accepted, outcome.num_in_other_order) == (2, 1)
+
+
+def test_the_remotes_of_a_suite_are_bundled_with_what_refers_to_them(suite: Path) -> None:
+    (suite / "remotes").mkdir()
+    (suite / "remotes" / "number.json").write_text('{"type": "number"}')
+    write(
+        suite / "tests" / "draft7" / "ref.json",
+        group("remote", {"$ref": "http://localhost:1234/number.json"}, valid=[1], invalid=["a"]),
+    )
+    case = read_suite(suite, "draft7", has_optional=False)[0]
+    assert list(case.schema["definitions"]) == ["http://localhost:1234/number.json"]
+    assert schema_grammar(case.schema).grammar.rules
+
+
 def test_a_schema_that_raises_hangs_or_dies_is_a_failure_of_its_own(worker: GrammarWorker) -> None:
     outcomes = [
         outcome_of(worker, schema, [1], [2])
@@ -73,10 +95,11 @@ def test_a_schema_that_raises_hangs_or_dies_is_a_failure_of_its_own(worker: Gram
     assert [one.path for one in outcomes] == [None, None, None, "fsm", "fsm"]
     assert [one.is_right for one in outcomes] == [False, False, False, False, True]
     assert summary(outcomes) == {
-        "compiled_pct": 40.0, "valid_accepted_pct": 50.0, "invalid_rejected_pct": 100.0,
+        "compiled_pct": 40.0, "valid_accepted_pct": 20.0, "invalid_rejected_pct": 100.0,
         "right_pct": 20.0, "over_generated": 0, "fsm_pct": 100.0, "pushdown_pct": 0.0,
-        "num_schemas": 5, "num_compiled": 2, "num_right": 1, "num_valid": 2,
-        "num_valid_accepted": 1, "num_invalid": 2, "num_disagreements": 0,
+        "num_schemas": 5, "num_compiled": 2, "num_right": 1, "num_valid": 5,
+        "num_valid_accepted": 1, "num_valid_of_compiled": 2, "num_in_other_order": 0,
+        "num_invalid": 2, "num_disagreements": 0,
     }  # fmt: skip
     assert [one["reason"] for one in commonest_reasons(outcomes)] == [
         "not compiled: ValueError: no '...' here",

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import random
+import re
+
+import numpy as np
 import pytest
 
+from stemma.constrained.grammar import Grammar
+from stemma.constrained.regular.build import build_dfa
+from stemma.constrained.regular.dfa import DEAD, Dfa
+from stemma.constrained.regular.membership import matches
 from stemma.constrained.schema.formats import FORMATS, format_expression
-from stemma.constrained.schema.membership import matches
 
 CASES = {
     "date": ("2024-02-29 2000-02-29 2023-12-31 0001-01-01 1000-01-01 0400-02-29 0004-02-29 "
@@ -23,6 +31,10 @@ CASES = {
     "idn-email": ("δ@παράδειγμα.gr a@b.c", "δ a@ .a@b"),
     "hostname": ("a example.com a-b.c1 " + "a" * 63 + " " + ".".join("abcdefgh"),
                  "-a a- a..b a_b xn--x 1--x- " + "a" * 64 + " " + ".".join(["a" * 63] * 4)),
+    "idn-hostname": ("example.com bücher.example 실례.테스트 例え.jp пример.com ab-c.日本語",
+                     "-a a- a..b a_b ab--c.é é. " + "é" * 20),
+    "regex": (r"^[a-z]+$ ([abc])+\s{2,3}$ a|b|(?:cd?)*? [^\]A-F0-9-]{1,} \d+(?=x)\b .",
+              r"^(abc] ( ) a) *a a** [b-a] \a \ a{2,1} [a (?<n>a)"),
     "ipv4": ("0.0.0.0 255.249.199.99", "256.0.0.1 1.2.3 01.2.3.4 1.2.3.4.5"),
     "ipv6": (":: ::1 1:: 1:2:3:4:5:6:7:8 1::8 ::ffff:1.2.3.4 1:2:3:4:5:6:1.2.3.4 1:2:3:4:5:6:7::",
              "1 : ::: 1::2::3 1:2:3:4:5:6:7 1:2:3:4:5:6:7:8:9 12345:: ::1.2.3 fe80::1%eth0"),
@@ -43,15 +55,51 @@ def test_every_format_has_cases() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("is_negated", [False, True])
-def test_a_format_is_told_from_near_misses(name: str, is_negated: bool) -> None:
-    language = format_expression(name, is_negated)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_format_is_told_from_near_misses(name: str, is_whole: bool) -> None:
+    language = format_expression(name, is_whole)
     assert language is not None
     inside, outside = CASES[name]
     for text in inside.split(" "):
         assert matches(language, text), text
-    for text in () if is_negated else outside.split(" "):
+    for text in () if is_whole else outside.split(" "):
         assert not matches(language, text), text
+
+
+def test_generated_names_and_regexes_are_what_their_readers_take() -> None:
+    """Random ones, read by the `idna` package and by Python's `re`."""
+    idna = pytest.importorskip("idna")
+    rng = random.Random(3)
+    for _ in range(150):
+        name = random_text("idn-hostname", rng)
+        assert idna.encode(name), name
+    for _ in range(300):
+        regex = random_text("regex", rng)
+        try:
+            re.compile(regex)
+        except re.error as error:
+            pytest.fail(f"{regex!r}: {error}")
+
+
+@functools.cache
+def format_dfa(name: str) -> Dfa:
+    expression = format_expression(name)
+    assert expression is not None
+    return build_dfa(Grammar.of(expression))
+
+
+def random_text(name: str, rng: random.Random) -> str:
+    """A random walk of the format's automaton that ends where it may, after a while."""
+    dfa = format_dfa(name)
+    state, text = dfa.start, bytearray()
+    while not dfa.accepting[state] or (len(text) < 30 and rng.random() < 0.9):
+        following = [c for c, to in enumerate(dfa.transitions[state]) if to != DEAD]
+        if not following or len(text) > 200:
+            break
+        byte = rng.choice(np.flatnonzero(dfa.class_of == rng.choice(following)).tolist())
+        text.append(byte)
+        state = dfa.step(state, byte)
+    return text.decode() if dfa.accepting[state] else random_text(name, rng)
 
 
 @pytest.mark.parametrize("text", ["xn--x", "12:00:60Z", "0000-02-29"])
@@ -61,5 +109,5 @@ def test_negated_a_format_leaves_out_what_it_does_not_generate(text: str) -> Non
 
 
 def matches_format(name: str, text: str) -> bool:
-    language = format_expression(name, is_negated=True)
+    language = format_expression(name, is_whole=True)
     return language is not None and matches(language, text)

@@ -26,6 +26,33 @@ SHAPES = {
     "type": "object",
 }
 
+# A generic list, bound to words on one way and to anything on the other.
+GENERIC = {
+    "$id": "http://x.test/root",
+    "properties": {"words": {"$ref": "words"}, "all": {"$ref": "list"}},
+    "$defs": {
+        "words": {
+            "$id": "words",
+            "$ref": "list",
+            "$defs": {"word": {"$dynamicAnchor": "item", "type": "string"}},
+        },
+        "list": {
+            "$id": "list",
+            "type": "array",
+            "items": {"$dynamicRef": "#item"},
+            "$defs": {"any": {"$dynamicAnchor": "item"}},
+        },
+    },
+}
+RECURSIVE = {
+    "$schema": "https://json-schema.org/draft/2019-09/schema",
+    "$id": "http://x.test/outer",
+    "$recursiveAnchor": True,
+    "type": ["object", "array"],
+    "properties": {"a": {"$ref": "inner"}},
+    "$defs": {"a": {"$id": "inner", "$recursiveAnchor": True, "items": {"$recursiveRef": "#"}}},
+}
+
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (True, [None, 1, "a", [], {}], []),
     ({}, [None, True, 1.5, "\u2028", [[]], {"a": {}}], []),
@@ -162,6 +189,8 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
       "$defs": {"a": {"$anchor": "plain", "type": "null"},
                 "b": {"$id": "b", "$dynamicAnchor": "plain", "type": "string"}}},
      [[None]], [["a"]]),
+    (GENERIC, [{"words": ["a"]}, {"all": [1, "a"]}], [{"words": [1]}]),
+    (RECURSIVE, [{"a": [{}, {"a": [[]]}]}], [{"a": [1]}, {"a": [{"a": [1]}]}]),
 ]  # fmt: skip
 
 
