@@ -40,14 +40,15 @@ class CompiledGrammar:
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
         """Raises InvalidGrammar where no token begins a text of the language."""
-        bound = self._bound(vocabulary)
+        bound = self.bind_unwatched(vocabulary)
         if self.needs_unique_keys:
             bound = UniqueKeys(bound, vocabulary, looks_ahead=self.has_patterned_keys)
         if self.item_places is not None:
             bound = UniqueItems(bound, vocabulary, self.item_places)
         return bound
 
-    def _bound(self, vocabulary: Vocabulary) -> BoundGrammar:
+    def bind_unwatched(self, vocabulary: Vocabulary) -> BoundGrammar:
+        """As `bind`, and keys and items may repeat."""
         if self.dfa is not None:
             return FsmGrammar(self.dfa, vocabulary, self.reason, self.warnings)
         if self.rules is not None:

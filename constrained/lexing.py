@@ -265,7 +265,8 @@ class _Cut:
                 ):
                     yield one, other
         except _TooLarge as error:
-            yield error.terminal, error.terminal
+            (terminal,) = error.args
+            yield terminal, terminal
 
     def _allowed_together(self, first: set[_Symbol]) -> set[tuple[_Symbol, _Symbol]]:
         """Pairs of terminals, in both orders and each with itself; of two within documents only
@@ -314,10 +315,7 @@ class _Cut:
 
 
 class _TooLarge(Exception):
-    """The automaton of a terminal."""
-
-    def __init__(self, terminal: _Symbol) -> None:
-        self.terminal = terminal
+    """The automaton of a terminal, its argument."""
 
 
 def _sequence(parts: tuple[Expression, ...]) -> Expression:

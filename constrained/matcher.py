@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.uint32]
 Path = Literal["fsm", "lazy", "pushdown", "llguidance", "outlines"]
-"""What a grammar is matched by: an automaton, one that is made on the way, or a parser; or as another
-backend does."""
+"""What a grammar is matched by: an automaton, one that is made on the way, or a parser; or as
+another backend does."""
 
 
 class Matcher(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ import numpy as np
 from ..errors import InvalidGrammar, MissingDependency, UnsupportedSchema
 from .compiled_grammar import CompiledGrammar
 from .compiler import compile_grammar, prepare
+from .fsm import Automaton, FsmGrammar
 from .matcher import BoundGrammar, Matcher
-from .regular.dfa import DEAD, Dfa
+from .regular.dfa import DEAD
 from .serving.frames import DEFAULT_GRAMMAR_TIMEOUT_S
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary, single_bytes
@@ -25,8 +27,10 @@ from .vocabulary import Vocabulary, single_bytes
 MAX_EXAMPLE_BYTES = 5_000
 RICH_BYTES = 120  # up to here an example has properties and items that it need not have
 NUM_TRIES = 8
+MAX_STATES_OF_A_WAY = 5_000
 _QUOTE = 0x22
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+_PLAIN_FIRST = bytes(sorted(range(256), key=lambda byte: (byte not in _LETTERS, byte)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ def check_schema(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Sch
     report.warnings += compiled.warnings
     if compiled.dfa is not None:
         report.num_states, report.num_bytes = compiled.dfa.num_states, compiled.dfa.num_bytes
+    elif compiled.rules is not None:
+        report.num_bytes = compiled.rules.words.nbytes
     else:
         report.num_bytes = len(compiled.lark or "")
     if compiled.needs_unique_keys:
@@ -95,7 +101,9 @@ def check_schema(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Sch
     if vocabulary is not None:
         _first_mask(compiled, vocabulary, report)
     with report.timed("example"):
-        report.example = example_of(compiled.bind(single_bytes()), compiled.dfa)
+        inner = compiled.bind_unwatched(single_bytes())
+        automaton = inner.automaton if isinstance(inner, FsmGrammar) else None
+        report.example = example_of(compiled.bind(single_bytes()), automaton)
     if report.example is not None:
         with report.timed("validation"):
             _validate(spec, report)
@@ -158,47 +166,45 @@ def _validate(spec: GrammarSpec, report: SchemaReport) -> None:
     report.warnings += [f"the example is not valid by jsonschema: {error}" for error in errors]
 
 
-def example_of(bound: BoundGrammar, dfa: Dfa | None = None) -> str | None:
+def example_of(bound: BoundGrammar, automaton: Automaton | None = None) -> str | None:
     """A text of the grammar, whose tokens are single bytes; None: no short one was found.
 
     A walk along the masks: at first it takes up what it may, then it makes for the end, by the
     shortest way where an automaton knows it. Where it finds none it is begun again, with less.
     """
-    guide = None if dfa is None else _Guide(dfa)
     for attempt in range(NUM_TRIES):
         rich = RICH_BYTES if attempt < NUM_TRIES // 2 else 0
-        text = _walk(bound.matcher(), random.Random(attempt), rich >> attempt, guide)
+        text = _walk(bound.matcher(), random.Random(attempt), rich >> attempt, automaton)
         if text is not None:
             return text
     return None
 
 
-class _Guide:
-    """How far from an end each state of an automaton is, in bytes."""
-
-    def __init__(self, dfa: Dfa) -> None:
-        self.dfa = dfa
-        self.distance = np.where(dfa.accepting, 0, dfa.num_states + 1)
-        while True:
-            next_ones = np.where(
-                dfa.transitions == DEAD, dfa.num_states + 1, self.distance[dfa.transitions]
-            )
-            nearer = np.minimum(self.distance, next_ones.min(axis=1) + 1)
-            if (nearer == self.distance).all():
-                return
-            self.distance = nearer
-
-    def nearest(self, state: int, allowed: list[int]) -> list[int]:
-        """The bytes that lead nearest to an end."""
-        found = [int(self.distance[self.dfa.step(state, byte)]) for byte in allowed]
-        return [byte for byte, distance in zip(allowed, found) if distance == min(found)]
+def _way_out(automaton: Automaton, start: int) -> bytes:
+    """Of the shortest texts after which the automaton accepts one of plain characters, where there
+    are; b"" where none is near."""
+    seen = {start}
+    nearest: deque[tuple[int, bytes]] = deque([(start, b"")])
+    while nearest and len(seen) < MAX_STATES_OF_A_WAY:
+        state, text = nearest.popleft()
+        following = automaton.next_bytes(state)
+        for byte in _PLAIN_FIRST:
+            if following >> byte & 1:
+                longer = text + bytes([byte])
+                after = automaton.step(state, longer[-1:])
+                if automaton.is_accepting(after):
+                    return longer
+                if after not in seen:
+                    seen.add(after)
+                    nearest.append((after, longer))
+    return b""
 
 
 def _walk(
-    matcher: Matcher, rng: random.Random, rich_bytes: int, guide: _Guide | None
+    matcher: Matcher, rng: random.Random, rich_bytes: int, automaton: Automaton | None
 ) -> str | None:
-    text = bytearray()
-    state = DEAD if guide is None else guide.dfa.start
+    text, way = bytearray(), b""  # what was written, and a way to the end
+    state = DEAD if automaton is None else automaton.start
     is_string, run = False, 0  # within a string, and its characters so far
     mask = np.empty(8, np.uint32)
     while not matcher.is_finished():
@@ -207,16 +213,19 @@ def _walk(
         if not allowed or (matcher.is_accepting() and len(text) >= rich_bytes):
             break
         is_rich = len(text) < rich_bytes
-        if guide is not None and not is_rich:
-            allowed = guide.nearest(state, allowed)
-        if is_string:
+        if automaton is not None and not is_rich:
+            way = way or _way_out(automaton, state)
+        if way[:1] and way[0] in allowed:
+            byte = way[0]
+        elif is_string:
             byte = _in_string(allowed, rng, run, wants_more=run < 4 and is_rich)
         else:
             byte = _outside(allowed, rng, is_rich=is_rich)
         if not matcher.consume(byte) or len(text) > MAX_EXAMPLE_BYTES:
             return None
         text.append(byte)
-        state = DEAD if guide is None else guide.dfa.step(state, byte)
+        way = way[1:] if way[:1] == bytes([byte]) else b""
+        state = DEAD if automaton is None else automaton.step(state, bytes([byte]))
         if byte == _QUOTE and not (is_string and text.endswith(b'\\"')):
             is_string = not is_string
         run = run + 1 if is_string else 0

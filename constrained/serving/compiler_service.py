@@ -69,6 +69,7 @@ class CompilerStats:
     num_compiled: int = 0
     num_refused: int = 0
     num_fsm: int = 0  # of the compiled ones, by what they are matched
+    num_lazy: int = 0
     num_pushdown: int = 0
     num_llguidance: int = 0
     num_outlines: int = 0

@@ -72,6 +72,8 @@ GRAMMARS = (
            of("grammars", "num_compiled"), "counter"),
     Figure("stemma_grammar_automata", "Of these, matched by an automaton.",
            of("grammars", "num_fsm"), "counter"),
+    Figure("stemma_grammar_lazy_automata", "Of these, by one that is made on the way.",
+           of("grammars", "num_lazy"), "counter"),
     Figure("stemma_grammar_parsers", "Of these, matched by a parser.",
            of("grammars", "num_pushdown"), "counter"),
     Figure("stemma_grammar_llguidance", "Of these, as --grammar-backend llguidance does.",

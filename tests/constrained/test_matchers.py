@@ -448,7 +448,7 @@ def consumed(
 @given(seeds, st.sampled_from(["regex", "json_schema"]))
 def test_next_bytes_are_the_single_bytes_of_the_mask(seed: int, kind: str) -> None:
     source = {"regex": "(ab|[c-e]{2,4})*x?", "json_schema": '{"type": "object"}'}[kind]
-    bound = compile_grammar(GrammarSpec(kind, source))._bound(SINGLE_BYTES)  # type: ignore[arg-type]
+    bound = compile_grammar(GrammarSpec(kind, source)).bind_unwatched(SINGLE_BYTES)  # type: ignore[arg-type]
     matcher = bound.matcher()
     assert isinstance(matcher, FsmMatcher)
     random_walk(matcher, SINGLE_BYTES, seed, max_tokens=8)

@@ -28,6 +28,8 @@ constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
 constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
+// Expressions between two bytes; beyond, rules go round without one (left recursion).
+constexpr int64_t kMaxExpanded = 200'000;
 
 }  // namespace
 
@@ -369,10 +371,12 @@ class Lazy {
         s_->leaves.clear();
         s_->fewest.clear();
         for (const int32_t* at = states_.begin(state); at != states_.end(state); ++at) reach(*at);
+        int64_t num_left = kMaxExpanded;
         while (!s_->pending.empty()) {
             const int32_t one = s_->pending.back();
             s_->pending.pop_back();
             check_work();
+            if (--num_left < 0) throw Failure{Code::time};
             expand(one, state);
         }
     }
@@ -434,6 +438,7 @@ class Lazy {
     }
 
     bool is_fewest(const Continuation& one) {
+        work_ += static_cast<int64_t>(s_->fewest.size());
         for (auto& [node, next, at] : s_->fewest) {
             if (node != one.node || next != one.next) continue;
             if (at < one.at) return false;
