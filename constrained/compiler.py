@@ -3,9 +3,12 @@
 Runs in a worker process: its result is plain data, and running out of time is an error of that
 grammar alone.
 
-    regex, choices, JSON Schema --> Grammar --regular-----------------> Dfa        path "fsm"
-                                       |------recursive or too large--> Lark text  path "pushdown"
-    EBNF, structural tags ----------------------------------------------^
+    regex, choices ------------------------> Grammar --> Dfa                 path "fsm"
+    JSON Schema, GBNF, structural tags ----> Grammar --> FlatGrammar         path "lazy"
+    what is too large for either, or left recursive --> Lark text            path "pushdown"
+    Lark of the caller's --------------------------------^
+
+`backends.py` compiles for `--grammar-backend`.
 """
 
 from __future__ import annotations
