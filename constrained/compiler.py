@@ -3,16 +3,20 @@
 Runs in a worker process: its result is plain data, and running out of time is an error of that
 grammar alone.
 
-    regex, choices ------------------------> Grammar --> Dfa                 path "fsm"
-    JSON Schema, GBNF, structural tags ----> Grammar --> FlatGrammar         path "lazy"
-    what is too large for either, or left recursive --> Lark text            path "pushdown"
-    Lark of the caller's --------------------------------^
+    regex, choices -------------------> Grammar --------------------> Dfa          path "fsm"
+    JSON Schema, GBNF, structural tags ---> Grammar --soon there----> Dfa          path "fsm"
+                                               |--recursive, large--> FlatGrammar  path "lazy"
+                                               |--left recursive----> Lark text    path "pushdown"
+    Lark of the caller's -------------------------------------------------^
+
+The engine follows the first by itself, the others in processes of their own (`serving/parsers.py`).
 
 `backends.py` compiles for `--grammar-backend`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +34,11 @@ from .lark import json_to_lark, regular_to_lark
 from .lark_reader import swallowing_terminals
 from .lazy import LazyAutomaton
 from .lexing import rules_to_lark
-from .native.bindings import why_not_native
+from .native.bindings import library
 from .pushdown import check_lark
 from .regular.build import NotRegular, TooManyStates, build_dfa
+from .regular.compiled import compiled_dfa
+from .regular.dfa import Dfa
 from .regular.flat_grammar import flat_grammar
 from .regular.limits import Budget
 from .regular.regex_parser import parse_regex
@@ -45,6 +51,12 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from .schema.parameters import Parameter, ParameterStyle
     from .schema.schema_grammar import SchemaGrammar
+
+
+# Of an automaton that the engine follows itself: as safe as it is fast, since no output can make it
+# do more. Others are followed in processes of their own.
+SMALL_STATES = 8_000
+SMALL_CPU_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +198,15 @@ _COMPILERS: dict[str, Callable[[GrammarSpec, Limits], CompiledGrammar]] = {
 def _on_the_way(
     grammar: Grammar, limits: Limits, to_lark: Callable[[Grammar], str]
 ) -> CompiledGrammar:
-    """An automaton that is made on the way; what it cannot hold goes to the parser."""
-    if why_not_native() is not None:
+    """A small automaton where there soon is one; one that is made on the way; what that cannot hold
+    goes to the parser."""
+    native = library()
+    if native is None:
         return _of_grammar(grammar, limits, to_lark)
     flat = flat_grammar(grammar)
+    small = Budget.of(min(limits.max_states, SMALL_STATES), min(limits.max_cpu_s, SMALL_CPU_S))
+    with contextlib.suppress(NotRegular, TooManyStates):
+        return _of_dfa(compiled_dfa(flat, small, native))
     try:
         automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
     except (NotRegular, TooManyStates) as error:
@@ -214,10 +231,14 @@ def _of_grammar(
     except TooManyStates as error:
         reason = f"too large for an automaton: {error}"
     else:
-        if dfa.is_empty:
-            raise InvalidGrammar("it matches nothing")
-        return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
+        return _of_dfa(dfa)
     return _of_lark(to_lark(grammar), reason)
+
+
+def _of_dfa(dfa: Dfa) -> CompiledGrammar:
+    if dfa.is_empty:
+        raise InvalidGrammar("it matches nothing")
+    return CompiledGrammar("fsm", f"regular, {dfa.num_states} states", dfa=dfa)
 
 
 def _of_lark(lark: str, reason: str) -> CompiledGrammar:

@@ -6,6 +6,7 @@ from ..grammar import Grammar
 from ..native.bindings import library
 from .compiled import compiled_dfa
 from .dfa import Dfa
+from .flat_grammar import flat_grammar
 from .limits import MAX_STATES, Budget, NotRegular, TooManyStates
 from .reference import reference_dfa
 
@@ -25,4 +26,4 @@ def build_dfa(
     budget = Budget.of(max_states, max_cpu_s)
     if native is None:
         return reference_dfa(grammar, budget)
-    return compiled_dfa(grammar, budget, native)
+    return compiled_dfa(flat_grammar(grammar), budget, native)

@@ -8,9 +8,8 @@ import time
 import numpy as np
 
 from ...errors import InvalidGrammar
-from ..grammar import Grammar
 from .dfa import Dfa
-from .flat_grammar import flat_grammar
+from .flat_grammar import FlatGrammar
 from .limits import MAX_OPERAND_DEPTH, Budget, NotRegular, TooManyStates
 
 # enum class Code in native/src/automata.h
@@ -19,9 +18,8 @@ _NOT_REGULAR, _NFA_STATES, _STATES, _TIME, _MEMORY, _NESTING, _MALFORMED, _UNKNO
 )
 
 
-def compiled_dfa(grammar: Grammar, budget: Budget, library: ctypes.CDLL) -> Dfa:
+def compiled_dfa(flat: FlatGrammar, budget: Budget, library: ctypes.CDLL) -> Dfa:
     """The minimal automaton. Raises NotRegular, TooManyStates, InvalidGrammar (unknown rule)."""
-    flat = flat_grammar(grammar)
     outcome = (ctypes.c_int32 * 2)()
     handle = library.stemma_build_automaton(
         flat.words.ctypes.data,

@@ -76,7 +76,7 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
     [
         (spec_of("regex", "[a-z]+@x"), "fsm", ["a@x"], ["a@", "@x", "a@xx"]),
         (spec_of("choices", ["yes", "no", "日本"]), "fsm", ["yes", "日本"], ["ye", "maybe", ""]),
-        (spec_of("json_schema", {"type": "integer"}), "lazy", ["0", "-12"], ["01", "1.5", ""]),
+        (spec_of("json_schema", {"type": "integer"}), "fsm", ["0", "-12"], ["01", "1.5", ""]),
         (spec_of("json_schema", TREE), "lazy",
          ['{"v":1,"kids":[]}', '{"v":1,"kids":[{"v":2,"kids":[]}]}'], ['{"v":1}', "[]"]),
         (spec_of("json_schema", nested_arrays(100)), "lazy", ["[" * 50 + "]" * 50], ["[1]"]),
@@ -84,9 +84,9 @@ def matches(grammar: BoundGrammar, text: str) -> bool:
         (spec_of("ebnf", 'start: "a" start "b" | "c"'), "pushdown", ["c", "aacbb"], ["acbb", "ab"]),
         (spec_of("ebnf", 'root ::= "(" root ")" | [0-9]+'), "lazy", ["7", "((1))"], ["(1"]),
         (spec_of("ebnf", 'start: "::=" x\nx: "root ::= y"'), "pushdown", ["::=root ::= y"], [""]),
-        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "lazy", ["ab"], ["a"]),
+        (spec_of("ebnf", '# x\n  root-1::= "a"\nroot ::= root-1 "b"'), "fsm", ["ab"], ["a"]),
         (spec_of("ebnf", 'start: start "a" | "b"'), "pushdown", ["b", "baaa"], ["a", ""]),
-        (spec_of("structural_tag", TAGS), "lazy",
+        (spec_of("structural_tag", TAGS), "fsm",
          ["", "hi <b>", "<f=a>12</f>", 'so: <f=b>"x"</f> and <f=a>0</f>.'],
          ["<f=", "<f=c>", "<f=a>x</f>", "<f=a>1</f", "a <f=b>1</f>"]),
     ],
@@ -167,7 +167,7 @@ def test_numbers_are_the_same_on_both_paths(step: float) -> None:
                 "additionalProperties": False,
             }
             regular, parsed = bound(spec_of("json_schema", schema)), parsed_json(schema)
-            assert (regular.path, parsed.path) == ("lazy", "pushdown")
+            assert (regular.path, parsed.path) == ("fsm", "pushdown")
             texts = [f'{{"v":{exact.normalize():f}}}' for exact in values]
             expected = [matches(regular, text) for text in texts]
             assert [matches(parsed, text) for text in texts] == expected, value

@@ -99,7 +99,7 @@ def byte_characters() -> list[str]:
 def test_forced_tokens_are_those_of_the_whole_text(bpe: Vocabulary) -> None:
     """Whatever the text: an output that is canonical stays canonical through every forced run."""
     grammar = compile_grammar(GrammarSpec("json_schema", json.dumps(SCHEMA))).bind(bpe)
-    assert grammar.path == "lazy"
+    assert grammar.path == "fsm"
     picks = random.Random(2)
     num_forced = num_tokens = 0
     for _ in range(60):

@@ -93,7 +93,7 @@ def test_what_a_search_cannot_do_is_refused_by_name(options: dict[str, Any], fie
 def test_a_grammar_that_another_process_follows_holds_for_all_outputs() -> None:
     nested = 'start: "(" start ")" | "[" start "]" | LETTER\nLETTER: /[a-c]{2}/'
     found = continued(beam=4, n=4, ebnf=nested)
-    assert found.get_meta_info("x")[0]["grammar_path"] == "lazy"
+    assert found.get_meta_info("x")[0]["grammar_path"] == "pushdown"
     assert len(set(found["x"])) == 4
     for text, meta in zip(found["x"], found.get_meta_info("x"), strict=True):
         if meta["finish_reason"] == "stop":
