@@ -3,11 +3,12 @@
 Runs in a worker process: its result is plain data, and running out of time is an error of that
 grammar alone.
 
-    regex, choices -------------------> Grammar --------------------> Dfa          path "fsm"
-    JSON Schema, GBNF, structural tags ---> Grammar --soon there----> Dfa          path "fsm"
-                                               |--recursive, large--> FlatGrammar  path "lazy"
-                                               |--left recursive----> Lark text    path "pushdown"
-    Lark of the caller's -------------------------------------------------^
+    regex, choices, GBNF ----------> Grammar --regular-------------> Dfa         path "fsm"
+                                        |--recursive or large------> Lark text   path "pushdown"
+    JSON Schema, structural tags --> Grammar --soon there----------> Dfa         path "fsm"
+                                        |--recursive or large------> FlatGrammar path "lazy"
+                                        |--long counts, much work--> Lark text   path "pushdown"
+    Lark of the caller's ------------------------------------------------^
 
 The engine follows the first by itself, the others in processes of their own (`serving/parsers.py`).
 
@@ -28,7 +29,7 @@ from ..errors import InvalidGrammar, UnsupportedSchema
 from .backends import compile_by_backend
 from .compiled_grammar import CompiledGrammar
 from .gbnf import is_gbnf, read_gbnf
-from .grammar import Grammar, alt
+from .grammar import Alt, And, Concat, Expression, Grammar, Not, Repeat, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
 from .lark_reader import swallowing_terminals
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 # do more. Others are followed in processes of their own.
 SMALL_STATES = 8_000
 SMALL_CPU_S = 0.02
+# Of one that is made on the way: each count that an output reaches is some states of its own, 1 kB
+# each, and an output that takes more than 160 MB of them ends with an error.
+MAX_COUNT = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def _choices(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 def _ebnf(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
     if is_gbnf(spec.source):
         read = read_gbnf(spec.source)
-        compiled = _on_the_way(read.grammar, limits, rules_to_lark)
+        compiled = _of_grammar(read.grammar, limits, rules_to_lark)
         return replace(compiled, warnings=(*read.warnings, *compiled.warnings))
     warnings = (*check_lark(spec.source), *swallowing_terminals(spec.source))
     reason = "a grammar of the caller's own rules"
@@ -141,7 +145,9 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
     schemas = _TagSchemas(spec)
     tags = TagGrammar(parse_tags(_json(spec)), schemas)
-    compiled = _on_the_way(tags.grammar(), limits, lambda _: tags.lark())
+    # Rules of a caller's may be left recursive, or ambiguous without bound.
+    make = _of_grammar if tags.has_rules else _on_the_way
+    compiled = make(tags.grammar(), limits, lambda _: tags.lark())
     warnings = (*schemas.warnings, *tags.warnings, *compiled.warnings)
     return replace(compiled, warnings=warnings)
 
@@ -207,6 +213,8 @@ def _on_the_way(
     small = Budget.of(min(limits.max_states, SMALL_STATES), min(limits.max_cpu_s, SMALL_CPU_S))
     with contextlib.suppress(NotRegular, TooManyStates):
         return _of_dfa(compiled_dfa(flat, small, native))
+    if (most := _largest_count(grammar)) > MAX_COUNT:
+        return _of_lark(to_lark(grammar), f"something may come {most} times: too many states")
     try:
         automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
     except (NotRegular, TooManyStates) as error:
@@ -233,6 +241,24 @@ def _of_grammar(
     else:
         return _of_dfa(dfa)
     return _of_lark(to_lark(grammar), reason)
+
+
+def _largest_count(grammar: Grammar) -> int:
+    """How often anything may come at most, as far as that is bounded at all."""
+    most, seen = 0, set[int]()
+    left: list[Expression] = list(grammar.rules.values())
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, (Concat, Alt, And)):
+            left += one.parts
+        elif isinstance(one, (Repeat, Not)):
+            left.append(one.part)
+            if isinstance(one, Repeat):
+                most = max(most, one.least, one.most or 0)
+    return most
 
 
 def _of_dfa(dfa: Dfa) -> CompiledGrammar:

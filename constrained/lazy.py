@@ -66,7 +66,7 @@ class LazyAutomaton:
 
     @property
     def num_bytes(self) -> int:
-        """So far; at most 64 MB, and what one mask takes."""
+        """So far; at most 160 MB, and what one mask takes."""
         return int(self._sizes()[1])
 
     @property

@@ -199,8 +199,9 @@ def written_key(key: str) -> bytes:
 
 
 def decoded(string: bytes) -> str:
-    """The text of a string's body. Raises ValueError where it ends within an escape."""
+    """The text of a string's body, which is asked of tokens that no grammar has seen yet, too.
+    Raises ValueError where it ends within an escape."""
     if BACKSLASH not in string:
-        return string.decode()
-    text: str = json.loads(b'"' + string + b'"')
+        return string.decode(errors="replace")
+    text: str = json.loads((b'"' + string + b'"').decode(errors="replace"))
     return text

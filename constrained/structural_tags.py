@@ -79,6 +79,7 @@ class TagGrammar:
         self._documents: dict[str, Grammar] = {}  # of JSON, by the prefix of their rules
         self._known: dict[str, Expression] = {}
         self.warnings: list[str] = []
+        self.has_rules = False  # of a caller's own
         self._rules[START] = self._expression(content)
         if self._rules[START] == EMPTY_WORD:
             raise InvalidGrammar("it matches no text but the empty one")
@@ -181,6 +182,7 @@ class TagGrammar:
 
     def _own_rules(self, source: str) -> Expression:
         read = read_gbnf(source)
+        self.has_rules = True
         self.warnings += read.warnings
         return self._merged(read.grammar)[0]
 

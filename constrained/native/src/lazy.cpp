@@ -26,7 +26,7 @@ constexpr int32_t kEndOfText = 0, kEndOfPart = 1;  // continuations; of parts of
 constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
-constexpr size_t kMaxBytes = size_t{64} << 20;
+constexpr size_t kMaxBytes = size_t{160} << 20;
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
 // Expressions between two bytes; beyond, rules go round without one (left recursion).
 constexpr int64_t kMaxExpanded = 200'000;
@@ -463,6 +463,7 @@ class Lazy {
         });
         some.erase(std::unique(some.begin(), some.end()), some.end());
         work_ += static_cast<int64_t>(some.size());
+        check_work();
         std::vector<int32_t> next;
         size_t num_kept = 0;
         for (size_t i = 0, past; i < some.size(); i = past) {
