@@ -100,11 +100,11 @@ class CudaAccelerator:
     is_interpreted = False
 
     def __init__(self, device: torch.device) -> None:
+        self._num_failed_captures = 0
         self.device = torch.device("cuda", device.index or 0)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             self._graph_memory = torch.cuda.graph_pool_handle()
-        self._num_failed_captures = 0
 
     @contextmanager
     def queue(self) -> Iterator[None]:

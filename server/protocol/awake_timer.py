@@ -19,7 +19,8 @@ class AwakeTimer:
         self._loop = loop
         self._left_s = 0.0
         self._call: Callable[[], None] | None = None
-        self._step: asyncio.TimerHandle | None = None
+        self._step: asyncio.Handle | None = None
+        self._step_ends_s = 0.0  # NOTE: uvloop's handle of a very short step does not know its time
 
     @property
     def is_running(self) -> bool:
@@ -36,7 +37,7 @@ class AwakeTimer:
         """Call nothing; returns the seconds that were left."""
         if self._step is None:
             return 0.0
-        left_s = self._left_s + max(0.0, self._step.when() - self._loop.time())
+        left_s = self._left_s + max(0.0, self._step_ends_s - self._loop.time())
         self._step.cancel()
         self._step = self._call = None
         return left_s
@@ -44,6 +45,7 @@ class AwakeTimer:
     def _begin_step(self) -> None:
         step_s = min(STEP_S, self._left_s)
         self._left_s -= step_s
+        self._step_ends_s = self._loop.time() + step_s
         self._step = self._loop.call_later(step_s, self._end_step)
 
     def _end_step(self) -> None:
