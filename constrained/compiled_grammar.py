@@ -24,7 +24,7 @@ from .vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
     """A grammar not yet bound to a vocabulary: one of `dfa`, `rules`, `lark` and `regex`, of which
-    the first two are followed within the engine. May cross processes."""
+    the engine itself follows the first alone. May cross processes."""
 
     path: Path
     reason: str  # why this path

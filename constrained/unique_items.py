@@ -32,7 +32,7 @@ from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_items import DELIMITERS, Frame, ItemScan, canonical_item
 from .seen_keys import BACKSLASH, KeyNotes, Keys
 from .token_trie import Trie
-from .unique_keys import TokenSet
+from .unique_keys import TokenSet, clear_tokens, forced_until_refused
 from .vocabulary import Vocabulary
 
 MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
@@ -89,11 +89,11 @@ class UniqueItemsMatcher:
         self._inner.mask(out)
         if self._refused is None:
             self._refused = frozenset(self._found(out))
-            self._clear(out)
+            clear_tokens(out, self._refused)
             has_end = self._inner.is_accepting() or self._inner.error() is not None
             self._is_stuck = bool(self._refused) and not has_end and not out.any()
         else:
-            self._clear(out)
+            clear_tokens(out, self._refused)
 
     def consume(self, token_id: int) -> bool:
         data = self._vocabulary.token_bytes[token_id]
@@ -124,12 +124,7 @@ class UniqueItemsMatcher:
 
     def forced_tokens(self) -> Sequence[int]:
         """Forced tokens up to the first one that is refused."""
-        forced = self._inner.forced_tokens()
-        num_allowed = 0
-        while num_allowed < len(forced) and self.consume(forced[num_allowed]):
-            num_allowed += 1
-        self.rollback(num_allowed)
-        return forced[:num_allowed]
+        return forced_until_refused(self, self._inner)
 
     def is_finished(self) -> bool:
         return self._inner.is_finished()
@@ -138,10 +133,6 @@ class UniqueItemsMatcher:
         if self._is_stuck:
             return "uniqueItems: no item is left that the array does not have"
         return self._inner.error()
-
-    def _clear(self, mask: Mask) -> None:
-        for token in self._refused or ():
-            mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
     def _is_refused(self, token_id: int) -> bool:
         if self._refused is None:

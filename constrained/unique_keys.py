@@ -98,7 +98,7 @@ class UniqueKeysMatcher:
         self._inner.mask(out)
         if self._refused is None:
             self._refused = self._without_dead_ends(out)
-        _clear(out, self._refused)
+        clear_tokens(out, self._refused)
 
     def consume(self, token_id: int) -> bool:
         before, data = self._scans[-1], self._vocabulary.token_bytes[token_id]
@@ -128,12 +128,7 @@ class UniqueKeysMatcher:
 
     def forced_tokens(self) -> Sequence[int]:
         """Forced tokens up to the first one that is refused."""
-        forced = self._inner.forced_tokens()
-        num_allowed = 0
-        while num_allowed < len(forced) and self.consume(forced[num_allowed]):
-            num_allowed += 1
-        self.rollback(num_allowed)
-        return forced[:num_allowed]
+        return forced_until_refused(self, self._inner)
 
     def is_finished(self) -> bool:
         return self._inner.is_finished()
@@ -170,7 +165,7 @@ class UniqueKeysMatcher:
         if not refused or np.count_nonzero(allowed) > len(refused) or self._inner.is_accepting():
             return refused  # each word of the mask has a token: one at least is left
         left = allowed.copy()
-        _clear(left, refused)
+        clear_tokens(left, refused)
         return refused if left.any() else _NONE
 
     def _needs_care(self, scan: Scan) -> bool:
@@ -534,7 +529,17 @@ def _set(mask: Mask, token: int) -> None:
     mask[token >> 5] |= np.uint32(1 << (token & 31))
 
 
-def _clear(mask: Mask, tokens: Collection[int]) -> None:
+def forced_until_refused(matcher: Matcher, inner: Matcher) -> Sequence[int]:
+    """What `inner` forces, up to the first token that the matcher around it refuses."""
+    forced = inner.forced_tokens()
+    num_allowed = 0
+    while num_allowed < len(forced) and matcher.consume(forced[num_allowed]):
+        num_allowed += 1
+    matcher.rollback(num_allowed)
+    return forced[:num_allowed]
+
+
+def clear_tokens(mask: Mask, tokens: Collection[int]) -> None:
     if not tokens:
         return
     ids = np.fromiter(tokens, np.int64, len(tokens))
