@@ -10,7 +10,7 @@ from grammars import alive_tokens, expressions, ids_of, vocabularies, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.constrained.grammar import Expression, Grammar
+from stemma.constrained.grammar import And, Concat, Expression, Grammar, Literal, Not, alt
 from stemma.constrained.mask_cache import ROW_BYTES, MaskCache
 from stemma.constrained.native.bindings import library, why_not_native
 from stemma.constrained.regular.build import build_dfa
@@ -27,6 +27,12 @@ RUNS = [  # states in which many characters, but not all, may follow each other
     r"[a-z]+@([a-z0-9]+\.)+[a-z]{2}", r"([a-z]([a-z0-9-]{0,8}[a-z0-9])?\.)*x", r"[a-z ]{3,40}: .*",
     r"https?://[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._~%-]*)*(\?[a-z0-9=&]*)?(#[a-z0-9]*)?",
     r"\[[^\]\n]{1,9}\]", r"([a-m]|[h-z][a-z])*0", r"[a-zA-Z_]{1,3}", r"([a-z]{2})*;", r"[^é]{0,3}z",
+]  # fmt: skip
+
+
+EXCLUDED = [  # beginnings of texts that may not follow where any other may
+    ["a"], ["aehm", "aexz", "aéh", "é", "h9"], ["aeh z", "aeh/", "mmm", "mm", "zé0:", "9"],
+    [f"{a}{b}{c}" for a in "aehm" for b in "xz09" for c in "ahx"],
 ]  # fmt: skip
 
 
@@ -61,15 +67,39 @@ def test_compiled_masks_are_those_of_numpy(expression: Expression, vocabulary: V
         assert ids_of(mask) == ids_of(truth), state
 
 
+def random_texts(seed: str) -> Vocabulary:
+    rng = random.Random(seed)
+    letters = "aehmxz09.-@:/ ]é" + '"'
+    tokens = ["".join(rng.choices(letters, k=rng.randint(2, 14))) for _ in range(3000)]
+    return vocabulary_of([*(bytes([i]) for i in range(256)), *(t.encode() for t in tokens)])
+
+
+@pytest.mark.parametrize("most", [r'[^"\\\x00-\x1f]*"?', r'[^"\\\x00-\x1f]{0,80}'])
+@pytest.mark.parametrize("excluded", EXCLUDED)
+def test_exclusions_leave_no_token_out(excluded: list[str], most: str) -> None:
+    native = library()
+    if native is None:
+        pytest.skip(f"no compiled code: {why_not_native()}")
+    vocabulary = random_texts(f"{excluded}")
+    text = parse_regex(most, anchored=True)
+    begun = Concat((alt(*map(Literal, excluded)), text))
+    dfa = build_dfa(Grammar.of(And((text, Not(begun)))))
+    fast, slow = native_walk(native, dfa, vocabulary), numpy_walk(dfa, vocabulary)
+    mask, truth = (np.empty(vocabulary.num_words, np.uint32) for _ in range(2))
+    states = list(range(1, dfa.num_states))
+    random.Random(0).shuffle(states)
+    for state in states:
+        fast(state, mask)
+        slow(state, truth)
+        assert ids_of(mask) == ids_of(truth), state
+
+
 @pytest.mark.parametrize("text", RUNS)
 def test_runs_of_some_characters_leave_no_token_out(text: str) -> None:
     native = library()
     if native is None:
         pytest.skip(f"no compiled code: {why_not_native()}")
-    rng = random.Random(text)
-    letters = "aehmxz09.-@:/ ]é" + '"'
-    tokens = ["".join(rng.choices(letters, k=rng.randint(2, 14))) for _ in range(3000)]
-    vocabulary = vocabulary_of([*(bytes([i]) for i in range(256)), *(t.encode() for t in tokens)])
+    vocabulary = random_texts(text)
     dfa = build_dfa(Grammar.of(parse_regex(text, anchored=True)))
     fast, slow = native_walk(native, dfa, vocabulary), numpy_walk(dfa, vocabulary)
     mask, truth = (np.empty(vocabulary.num_words, np.uint32) for _ in range(2))

@@ -17,7 +17,7 @@ namespace {
 
 using stemma::kDead;
 using Dfa = stemma::Table;
-constexpr int16_t kUnknown = -1;
+constexpr int16_t kUnknown = -1, kNotFree = -2, kMostlyFree = -3;  // of `runs`
 constexpr size_t kMaxStates = 256;  // visited for one question; past it, the answer is a lower bound
 constexpr int kFewestBytes = 16;  // of a run: fewer are quickly walked
 constexpr int64_t kShortestRun = 2;
@@ -162,6 +162,30 @@ std::vector<int32_t> after(const Dfa& dfa, const std::vector<int32_t>& from, int
     return states;
 }
 
+// The states that a search has met.
+class Met {
+  public:
+    explicit Met(int32_t first) { add(first); }
+
+    // Whether it is new.
+    bool add(int32_t state) {
+        const size_t word = static_cast<size_t>(state) >> 6;
+        if (word >= bits_.size()) bits_.resize(word + 64, 0);
+        const uint64_t bit = uint64_t{1} << (state & 63);
+        if (bits_[word] & bit) return false;
+        bits_[word] |= bit;
+        size_++;
+        return true;
+    }
+    size_t size() const { return size_; }
+
+  private:
+    std::vector<uint64_t> bits_;
+    size_t size_ = 0;
+};
+
+bool is_plain(int byte) { return byte != '"' && byte != '\\'; }  // of ASCII from 0x20 on
+
 // The states after one character of plain text: neither a control, nor quote, nor backslash.
 std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
     struct Lead { int low, high, next_low, next_high, num_more; };  // Unicode 15, table 3-7
@@ -171,10 +195,8 @@ std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
         {0xF1, 0xF3, 0x80, 0xBF, 2}, {0xF4, 0xF4, 0x80, 0x8F, 2},
     };
     std::vector<int32_t> states;
-    for (int byte = 0x20; byte < 0x80; byte++) {
-        if (byte == '"' || byte == '\\') continue;
-        add(states, dfa.step(state, byte));
-    }
+    for (int byte = 0x20; byte < 0x80; byte++)
+        if (is_plain(byte)) add(states, dfa.step(state, byte));
     for (const Lead& lead : kLeads) {
         std::vector<int32_t> reached = after(dfa, {state}, lead.low, lead.high);
         reached = after(dfa, reached, lead.next_low, lead.next_high);
@@ -188,7 +210,8 @@ std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
 // state that refuses one. Exact where no run can be longer.
 int16_t runs_from(const Dfa& dfa, int32_t state, int64_t max_run) {
     if (dfa.step(state, ' ') == kDead || dfa.step(state, 'a') == kDead) return 0;  // most states
-    std::vector<int32_t> seen{state}, edge{state};
+    Met met(state);
+    std::vector<int32_t> edge{state};
     bool is_chain = true;
     for (int64_t length = 0; length < max_run; length++) {
         std::vector<int32_t> next;
@@ -199,17 +222,65 @@ int16_t runs_from(const Dfa& dfa, int32_t state, int64_t max_run) {
                 return static_cast<int16_t>(2 * length + is_exact);
             }
             is_chain = is_chain && reached.size() == 1;
-            for (const int32_t to : reached) {
-                const size_t num_seen = seen.size();
-                add(seen, to);
-                if (seen.size() > num_seen) next.push_back(to);
-            }
+            for (const int32_t to : reached)
+                if (met.add(to)) next.push_back(to);
         }
-        if (seen.size() > kMaxStates) return static_cast<int16_t>(2 * length);
+        if (met.size() > kMaxStates) return static_cast<int16_t>(2 * length);
         if (next.empty()) break;
         edge.swap(next);
     }
     return static_cast<int16_t>(2 * max_run);
+}
+
+bool leads_to_itself(const Dfa& dfa, int32_t state) {
+    for (int byte = 0x20; byte < 0x80; byte++)
+        if (is_plain(byte) && dfa.step(state, byte) != state) return false;
+    const std::vector<int32_t> reached = after_character(dfa, state);
+    return reached.size() == 1 && reached[0] == state;
+}
+
+// Whether all tokens of plain text may follow, as far as that is known or soon found.
+bool is_free(const Dfa& dfa, int32_t state, int64_t max_run) {
+    if (dfa.runs[state] == kUnknown) {
+        const bool is_loop = leads_to_itself(dfa, state);  // may move dfa->runs
+        dfa.runs[state] = is_loop ? static_cast<int16_t>(2 * max_run) : kNotFree;
+    }
+    return dfa.runs[state] >= 2 * max_run;
+}
+
+// Whether most characters lead to free states: as where a few of all texts are excluded.
+bool is_mostly_free(const Dfa& dfa, int32_t state, int64_t max_run) {
+    int num_free = 0, num_other = 0;
+    for (int byte = 0x20; byte < 0x80; byte++) {
+        if (!is_plain(byte)) continue;
+        const int32_t to = dfa.step(state, byte);
+        (to != kDead && is_free(dfa, to, max_run) ? num_free : num_other)++;
+        if (num_other > 0x30) return false;
+    }
+    return num_free > num_other;
+}
+
+// Removes from `out`, which has all tokens of the trie of plain text, those that may not follow.
+void walk_clearing(
+    const Dfa& dfa, int32_t state, const Trie& trie, int64_t max_run, uint32_t* out) {
+    thread_local std::vector<int32_t> states;
+    states.resize(trie.max_depth + 1);
+    states[0] = state;
+    for (int32_t at = 1; at < trie.num_nodes;) {
+        const Node node = trie.nodes[at];
+        const int32_t depth = node.edge >> 8;
+        const int32_t next = dfa.step(states[depth - 1], node.edge & 255);
+        if (next != kDead && !is_free(dfa, next, max_run)) {
+            states[depth] = next;
+            at++;
+            continue;
+        }
+        for (int32_t i = node.first, last = trie.nodes[node.end].first; next == kDead && i < last; i++) {
+            const uint32_t token = static_cast<uint32_t>(trie.token_ids[i]);
+            out[token >> 5] &= ~(1u << (token & 31));
+        }
+        at = node.end;
+    }
 }
 
 // ASCII characters that may follow in a state.
@@ -227,25 +298,25 @@ struct Gap {
     int64_t length;  // of the texts before it; all of the run's bytes may follow these
 };
 
-// The nearest gap in the texts of `bytes`; one of length `most` where there is none before.
+// The nearest gap in the texts of `bytes`; without missing bytes and of length `most` where there is
+// none before, or as long as the search went.
 Gap nearest_gap(const Dfa& dfa, int32_t state, const ByteSet& bytes, int64_t most) {
-    std::vector<int32_t> seen{state}, edge{state};
+    Met met(state);
+    std::vector<int32_t> edge{state};
     for (int64_t length = 1; length < most; length++) {
         std::vector<int32_t> next;
         for (const int32_t from : edge) {
             for (int byte = 0; byte < 127; byte++) {
                 if (!bytes.has(byte)) continue;
                 const int32_t to = dfa.step(from, byte);
-                const size_t num_seen = seen.size();
-                add(seen, to);
-                if (seen.size() == num_seen) continue;
+                if (!met.add(to)) continue;
                 const ByteSet missing = bytes.without(alive_in(dfa, to));
                 if (missing.size() > 0) return {missing, byte, length};
                 next.push_back(to);
             }
         }
         if (next.empty()) break;
-        if (seen.size() > kMaxStates) return {{}, 0, length};
+        if (met.size() > kMaxStates) return {{}, 0, length};
         edge.swap(next);
     }
     return {{}, 0, most};
@@ -260,7 +331,7 @@ Run run_of(const Dfa& dfa, int32_t state, const Tokens& tokens) {
         const Gap gap = nearest_gap(dfa, state, run.bytes, tokens.all.max_depth);
         const int num_missing = gap.missing.size();
         const bool is_end = gap.length >= kShortestRun && num_missing == run.bytes.size();
-        if (is_end || gap.length >= kLongRun) {
+        if (is_end || num_missing == 0 || gap.length >= kLongRun) {
             run.length = gap.length;
             return run;
         }
@@ -330,9 +401,17 @@ extern "C" void stemma_token_mask_beyond(
 extern "C" int64_t stemma_token_mask(
     const Dfa* dfa, const Tokens* tokens, int32_t state, Run* found, uint32_t* out) {
     if (dfa->lazy != nullptr) begin_call(*dfa->lazy);
-    if (dfa->runs[state] == kUnknown) {
-        const int16_t found_run = runs_from(*dfa, state, tokens->max_run);  // may move dfa->runs
+    if (!is_free(*dfa, state, tokens->max_run) && dfa->runs[state] == kNotFree) {
+        int16_t found_run = kMostlyFree;  // what finds it may move dfa->runs
+        if (!is_mostly_free(*dfa, state, tokens->max_run))
+            found_run = runs_from(*dfa, state, tokens->max_run);
         dfa->runs[state] = found_run;
+    }
+    if (dfa->runs[state] == kMostlyFree) {
+        std::memcpy(out, tokens->upto + tokens->max_run * tokens->num_words, tokens->num_words * 4);
+        walk(*dfa, state, tokens->other, -1, out);
+        walk_clearing(*dfa, state, tokens->plain, tokens->max_run, out);
+        return 0;
     }
     const int32_t run = dfa->runs[state] >> 1;
     const bool is_exact = dfa->runs[state] & 1;
@@ -357,4 +436,21 @@ extern "C" void stemma_next_bytes(const Dfa* dfa, int32_t state, uint8_t* out) {
     std::memset(out, 0, 32);
     for (int byte = 0; byte < 256; byte++)
         if (dfa->step(state, byte) != kDead) out[byte >> 3] |= 1 << (byte & 7);
+}
+
+// The tokens among `ids` that `allowed` has and `without` (where given) has not: their number, and
+// their ids in `out`. Without `out`, whether there is one.
+extern "C" int64_t stemma_tokens_among(
+    const int32_t* ids, int64_t num_ids, const uint32_t* allowed, const uint32_t* without,
+    int32_t* out) {
+    int64_t num_found = 0;
+    for (int64_t i = 0; i < num_ids; i++) {
+        const uint32_t token = static_cast<uint32_t>(ids[i]);
+        uint32_t word = allowed[token >> 5];
+        if (without != nullptr) word &= ~without[token >> 5];
+        if ((word >> (token & 31) & 1) == 0) continue;
+        if (out == nullptr) return 1;
+        out[num_found++] = ids[i];
+    }
+    return num_found;
 }
