@@ -73,11 +73,12 @@ class FsmGrammar:
         self.step, self.is_accepting = self.automaton.step, self.automaton.is_accepting
         self._walk = _walk_of(dfa, vocabulary)
         self._first_key = vocabulary.masks.new_grammar()
+        self._asked = bytearray()  # by state: whether its mask was
         self._exits: dict[int, int] = {}
         self._forced_runs: dict[int, tuple[bytes, int]] = {}
         self._run_bytes = 0
         self._successor: FsmGrammar | None = None  # once a limit of the automaton was hit
-        if not self.is_accepting(dfa.start) and not self.mask(dfa.start).any():
+        if not self.is_accepting(dfa.start) and not self._has_token(dfa.start):
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
 
     @property
@@ -86,7 +87,7 @@ class FsmGrammar:
         if self._successor is not None:
             return self._successor.num_bytes
         found = len(self._exits) * _EXIT_BYTES + self._run_bytes
-        return self.automaton.num_bytes + found + self.forced.num_bytes
+        return self.automaton.num_bytes + found + len(self._asked) + self.forced.num_bytes
 
     def matcher(self) -> FsmMatcher:
         """A matcher at the grammar's beginning."""
@@ -104,18 +105,24 @@ class FsmGrammar:
             grammar = self._successor
         return grammar
 
-    def mask(self, state: int) -> Mask:
-        """[num_words], shared and read-only."""
+    def mask(self, state: int, out: Mask) -> None:
+        """Set `out` [num_words] to the tokens that may follow in a state. A mask is kept once its
+        state has come again: of many grammars, few states ever do."""
         masks = self.vocabulary.masks
         row = masks.get(self._first_key + state)
-        if row is None:
-            row = np.empty(self.vocabulary.num_words, np.uint32)
-            self._walk(state, row)
-            if self.automaton.has_failed:
-                row.fill(0)
-                return row
-            masks.put(self._first_key + state, row)
-        return row
+        if row is not None:
+            np.copyto(out, row)
+            return
+        self._walk(state, out)
+        if self.automaton.has_failed:
+            out.fill(0)
+            return
+        asked = self._asked
+        if state >= len(asked):
+            asked.extend(bytes(state + 256))
+        if asked[state]:
+            masks.put(self._first_key + state, out.copy())
+        asked[state] = 1
 
     def is_final(self, state: int) -> bool:
         """Whether no byte may follow."""
@@ -125,7 +132,12 @@ class FsmGrammar:
         """Whether only bytes may follow that the vocabulary cannot write."""
         if self.vocabulary.writes_all_bytes or self.is_accepting(state):
             return False
-        return not self.mask(state).any()
+        return not self._has_token(state)
+
+    def _has_token(self, state: int) -> bool:
+        mask = np.empty(self.vocabulary.num_words, np.uint32)
+        self.mask(state, mask)
+        return bool(mask.any())
 
     def forced_tokens(self, state: int, consumed: Sequence[int]) -> tuple[int, ...]:
         """Tokens that must follow in `state`, which was reached by `consumed`."""
@@ -262,9 +274,9 @@ class FsmMatcher:
         self._failure: str | None = None
 
     def mask(self, out: Mask) -> None:
-        np.copyto(out, self._grammar.mask(self._states[-1]))
+        self._grammar.mask(self._states[-1], out)
         if self._grammar.automaton.has_failed and self._moved():
-            np.copyto(out, self._grammar.mask(self._states[-1]))
+            self._grammar.mask(self._states[-1], out)
             self._check()
 
     def consume(self, token_id: int) -> bool:

@@ -31,8 +31,8 @@ from .item_places import ItemPlaces
 from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_items import DELIMITERS, Frame, ItemScan, canonical_item
 from .seen_keys import BACKSLASH, KeyNotes, Keys
-from .token_trie import Trie
-from .unique_keys import TokenSet, clear_tokens, forced_until_refused
+from .token_sets import TokenSet, byte_tokens, clear_tokens, is_set, tokens_from, tokens_of
+from .unique_keys import forced_until_refused
 from .vocabulary import Vocabulary
 
 MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
@@ -222,9 +222,9 @@ class UniqueItemsMatcher:
         begun = scan.item(frame)
         notes = self._notes(frame.items, begun)
         if scan.is_item_string and frame is scan.frames[-1]:
-            yield from (token for token in notes.closing if _is_set(allowed, token))
+            yield from (token for token in notes.closing if is_set(allowed, token))
         for token, text in list(notes.onward.items()):
-            if not _is_set(allowed, token):
+            if not is_set(allowed, token):
                 continue
             if not self._has_way(scan, frame, text, token):
                 yield token
@@ -245,11 +245,11 @@ class UniqueItemsMatcher:
                 continue
             rest = text[len(begun) :]
             if _is_closed(text) and rest:
-                notes.closing.extend(_tokens_from(trie, rest))
+                notes.closing.extend(tokens_from(trie, rest))
             last = len(rest) - _is_closed(text)  # a number may go on
             for end in range(1, min(last, self._vocabulary.max_token_bytes) + 1):
                 along = begun + rest[:end]
-                notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), along))
+                notes.onward.update(dict.fromkeys(tokens_of(trie, rest[:end]), along))
         notes.num_keys = log.num_noted = items.count
         while notes.open_until and notes.open_until[0][0] <= items.count:
             _, token, text = heapq.heappop(notes.open_until)
@@ -329,28 +329,27 @@ class ItemTokens(NamedTuple):
 def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
     """Computed once per vocabulary."""
     texts, written = vocabulary.token_bytes, vocabulary.written_ids
-    of_byte = {data[0]: i for i, data in enumerate(texts) if len(data) == 1}
+    of_byte = byte_tokens(vocabulary)
     with_quote = [i for i in written if b'"' in texts[i]]
     behind = {i: texts[i].partition(b'"')[2] for i in with_quote}
     is_busy = {
         i: b"\\" in texts[i] or bool(rest.strip(b",]} \t\r\n")) for i, rest in behind.items()
     }
     has_bracket = {i: b"]" in rest or b"}" in rest for i, rest in behind.items()}
-    of = functools.partial(TokenSet.of, vocabulary=vocabulary)
     return ItemTokens(
-        of_byte=[of_byte.get(byte, -1) for byte in range(256)],
-        single=of(of_byte.values()),
-        outside=of(i for i in written if _ENDS_OUTSIDE.match(texts[i])),
-        with_quote=of(with_quote),
-        commas=of(
+        of_byte=of_byte,
+        single=TokenSet(token for token in of_byte if token >= 0),
+        outside=TokenSet(i for i in written if _ENDS_OUTSIDE.match(texts[i])),
+        with_quote=TokenSet(with_quote),
+        commas=TokenSet(
             i for i in with_quote if b"," in behind[i] and not (is_busy[i] or has_bracket[i])
         ),
-        ends=of(i for i in with_quote if has_bracket[i] and not is_busy[i]),
-        busy=of(i for i in with_quote if is_busy[i]),
-        brackets_in_string=of(
+        ends=TokenSet(i for i in with_quote if has_bracket[i] and not is_busy[i]),
+        busy=TokenSet(i for i in with_quote if is_busy[i]),
+        brackets_in_string=TokenSet(
             i for i in with_quote if has_bracket[i] or (b"[" in behind[i] and b"," in behind[i])
         ),
-        arrays=of(i for i in written if b"[" in texts[i] and b"," in texts[i]),
+        arrays=TokenSet(i for i in written if b"[" in texts[i] and b"," in texts[i]),
     )
 
 
@@ -389,21 +388,3 @@ def _sorted(words: tuple[str, ...]) -> list[tuple[bytes, str]]:
 def _is_closed(text: bytes) -> bool:
     """Whether an item ends with its text, whatever follows: not so a number."""
     return text[-1:] in (b'"', b"]", b"}")
-
-
-def _tokens_of(trie: Trie, data: bytes) -> list[int]:
-    """Those that write exactly these bytes."""
-    low, high = bisect.bisect_left(trie.keys, data), bisect.bisect_right(trie.keys, data)
-    ids: list[int] = trie.token_ids[low:high].tolist()
-    return ids
-
-
-def _tokens_from(trie: Trie, data: bytes) -> list[int]:
-    """Those that begin with these bytes."""
-    node = trie.find(data)
-    ids: list[int] = [] if node is None else trie.tokens_below(node).tolist()
-    return ids
-
-
-def _is_set(mask: Mask, token: int) -> bool:
-    return bool(mask[token >> 5] >> (token & 31) & 1)

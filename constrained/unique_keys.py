@@ -17,11 +17,10 @@ grammar allows ever fewer keys (listed ones come in their order, then free ones)
 
 from __future__ import annotations
 
-import bisect
 import functools
 import heapq
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,10 +30,19 @@ import numpy as np
 from .fsm import FsmMatcher, bytes_in
 from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
-from .token_trie import Ints, Trie
-from .vocabulary import MASK_BITS, Vocabulary
+from .token_sets import (
+    TokenSet,
+    byte_tokens,
+    clear_tokens,
+    is_set,
+    set_token,
+    tokens_from,
+    tokens_of,
+)
+from .vocabulary import Vocabulary
 
 MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
+DOUBLED, ESCAPING, WHOLE = range(3)  # of `KeyTokens.bringing`
 MIN_WAYS_OUT = 4  # a guess: from here on a place is one of free text, not of a few listed keys
 _NONE: frozenset[int] = frozenset()
 _STRING = rb'"(?:[^"\\]|\\.)*"'
@@ -102,12 +110,15 @@ class UniqueKeysMatcher:
 
     def consume(self, token_id: int) -> bool:
         before, data = self._scans[-1], self._vocabulary.token_bytes[token_id]
-        if self._is_refused(token_id, before.after(data)):
+        after = before.after(data)
+        if self._is_refused(token_id, after):
             return False
         if not self._inner.consume(token_id):
             return False
-        # NOTE: once more, since looking at other tokens may have written to the same log.
-        self._scans.append(_unmarked(before.after(data)))
+        if after.objects is not before.objects:
+            # NOTE: once more, since looking at other tokens may have written to the same log.
+            after = before.after(data)
+        self._scans.append(_unmarked(after))
         self._refused = None
         return True
 
@@ -156,9 +167,9 @@ class UniqueKeysMatcher:
         self._num_probes = 0
         scan = self._scans[-1]
         keys = scan.key_place
-        if self._needs_care(scan) or (self._suspects(scan) & allowed).any():
+        if self._needs_care(scan) or self._is_suspect(scan, allowed):
             refused = self._with_care(scan, allowed)
-        elif keys is None or not keys.count:
+        elif keys is None or not keys.count or not keys.have_prefix(scan.string or b""):
             return _NONE
         else:
             refused = frozenset(self._notes(keys, scan.string).closing)
@@ -183,17 +194,17 @@ class UniqueKeysMatcher:
             self._plain_at = scan.objects
         return False
 
-    def _suspects(self, scan: Scan) -> Mask:
-        """Tokens that bring a key themselves, and may repeat it or one that they end; and those
-        after which a key may be due or begun, but for the ones known to be harmless."""
+    def _is_suspect(self, scan: Scan, allowed: Mask) -> bool:
+        """Whether a token is allowed that brings a key itself, and may repeat it or one that it
+        ends; or one after which a key may be due or begun, and that is not known to be harmless."""
         tokens = self._tokens
-        found = tokens.doubled.bits
+        bringing, harmless = DOUBLED, None
         if scan.is_in_key:
-            found = (tokens.whole if scan.string in tokens.beginnings else tokens.escaping).bits
-        if not self._looks_ahead:
-            return found
-        tails = tokens.at(scan).tails.bits
-        return found | (tails & ~self._checked_at(scan) if not scan.is_in_key else tails)
+            bringing = WHOLE if scan.string in tokens.beginnings else ESCAPING
+        elif self._looks_ahead:
+            harmless = self._checked_at(scan)
+        suspects = tokens.at(scan).suspects if self._looks_ahead else tokens.bringing
+        return suspects[bringing].any_among(allowed, harmless)
 
     def _checked_at(self, scan: Scan) -> Mask:
         if self._checked.objects is not scan.objects:
@@ -243,14 +254,14 @@ class UniqueKeysMatcher:
 
     def _along_keys(self, scan: Scan, keys: Keys, allowed: Mask) -> Iterable[int]:
         """Tokens that continue the open key, or begin one, along a seen key."""
-        if not keys.count:
+        if not keys.count or not keys.have_prefix(scan.string or b""):
             return
         notes = self._notes(keys, scan.string)
         yield from notes.closing
         if not self._looks_ahead:
             return
         for token, text in list(notes.onward.items()):
-            if not _is_set(allowed, token):
+            if not is_set(allowed, token):
                 continue
             num_ways = self._ways_out(keys, text, token)
             if num_ways == 0:
@@ -270,12 +281,12 @@ class UniqueKeysMatcher:
             if not written.startswith(begun):
                 continue
             rest = written[len(begun) :] if string is not None else b'"' + written
-            notes.closing.extend(_tokens_from(trie, rest))
+            notes.closing.extend(tokens_from(trie, rest))
             if not self._looks_ahead:
                 continue
             for end in range(1, min(len(rest), self._vocabulary.max_token_bytes + 1)):
                 text = begun + rest[:end] if string is not None else rest[1:end]
-                notes.onward.update(dict.fromkeys(_tokens_of(trie, rest[:end]), text))
+                notes.onward.update(dict.fromkeys(tokens_of(trie, rest[:end]), text))
         notes.num_keys = log.num_noted = keys.count
         while notes.open_until and notes.open_until[0][0] <= keys.count:
             _, token, text = heapq.heappop(notes.open_until)
@@ -285,9 +296,9 @@ class UniqueKeysMatcher:
     def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens after which a next key is due or begun."""
         checked = self._checked_at(scan)
-        for token in _ids_in(tails.bits & allowed & ~checked):
+        for token in tails.among(allowed, checked):
             if not scan.is_in_key and self._is_harmless(scan, token):
-                _set(checked, token)
+                set_token(checked, token)
                 continue
             data = self._vocabulary.token_bytes[token]
             after = scan.after(data)
@@ -302,8 +313,8 @@ class UniqueKeysMatcher:
                 and self._ways_out(keys, text, token, after.string is None) == 0
             ):
                 yield token
-            elif not scan.is_in_key:
-                _set(checked, token)
+            elif not scan.is_in_key and token not in self._tokens.doubled:
+                set_token(checked, token)
 
     def _is_harmless(self, scan: Scan, token: int) -> bool:
         """Whether a token that opens and closes nothing certainly leads to new keys."""
@@ -380,38 +391,12 @@ class _Checked(NamedTuple):
     tokens: Mask
 
 
-class TokenSet(NamedTuple):
-    """Tokens, and their mask."""
-
-    ids: Ints
-    bits: Mask
-
-    @classmethod
-    def of(cls, tokens: Iterable[int], vocabulary: Vocabulary) -> TokenSet:
-        ids = np.array(sorted(tokens), np.int32)
-        return cls(ids, vocabulary.mask_of(ids))
-
-    def among(self, mask: Mask) -> list[int]:
-        """Those that a mask allows."""
-        return _ids_in(self.bits & mask)
-
-
-def _ids_in(mask: Mask) -> list[int]:
-    """The tokens of a mask, ascending."""
-    words = np.flatnonzero(mask)
-    if not len(words):
-        return []
-    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, MASK_BITS)
-    rows, columns = np.nonzero(bits)
-    found: list[int] = (words[rows] * MASK_BITS + columns).tolist()
-    return found
-
-
 class TokensAt(NamedTuple):
     """Tokens to check in some place of a text."""
 
     whole: TokenSet  # with keys in quotes, any of which may repeat one
     tails: TokenSet  # after which a key may be due or begun
+    suspects: tuple[TokenSet, ...]  # the latter, with each of `bringing`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -427,7 +412,9 @@ class KeyTokens:
     whole: TokenSet  # tokens with some
     beginnings: frozenset[bytes]  # of contents
     doubled: TokenSet  # with the same content twice
-    escaping: TokenSet  # the same, and those with a backslash before their first quote
+    # Which bring a key that may be repeated: DOUBLED; ESCAPING, in a key: also those with a
+    # backslash before their first quote; WHOLE, in a key as their contents begin: all with some.
+    bringing: tuple[TokenSet, ...]
     simple_tails: dict[int, bytes]  # of a key, after a comma and no other structure
     places: dict[tuple[bool, bool, bool], TokensAt]
 
@@ -439,7 +426,7 @@ class KeyTokens:
 def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
     """Computed once per vocabulary, which takes as long as building its trie."""
     texts = vocabulary.token_bytes
-    of_byte = {data[0]: i for i, data in enumerate(texts) if len(data) == 1}
+    of_byte = byte_tokens(vocabulary)
     with_quote = [i for i in vocabulary.written_ids if b'"' in texts[i]]
     with_comma = [i for i in vocabulary.written_ids if b"," in texts[i]]
     quoted = {i: found for i in with_quote if (found := _quoted(texts[i]))}
@@ -450,39 +437,41 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
         (True, True): with_comma,
     }
 
-    def token_set(tokens: Iterable[int]) -> TokenSet:
-        return TokenSet.of(tokens, vocabulary)
+    escaping = {*doubled, *(i for i in quoted if b"\\" in texts[i].partition(b'"')[0])}
+    bringing = (set(doubled), escaping, set(quoted))
+
+    def tokens_at(whole: Iterable[int], ids: Iterable[int]) -> TokensAt:
+        found = set(ids)
+        suspects = tuple(TokenSet(found | more) for more in bringing)
+        return TokensAt(TokenSet(whole), TokenSet(found), suspects)
 
     places = {}
     for place, ids in tails.items():
-        places[*place, True] = TokensAt(token_set(quoted), token_set(ids))
+        places[*place, True] = tokens_at(quoted, ids)
         is_in_string = place[0]  # of a first key, perhaps, that a token ends and repeats
-        places[*place, False] = TokensAt(
-            token_set(quoted if is_in_string else doubled),
-            token_set(i for i in ids if i in quoted),
+        places[*place, False] = tokens_at(
+            quoted if is_in_string else doubled, (i for i in ids if i in quoted)
         )
     return KeyTokens(
-        of_byte=[of_byte.get(byte, -1) for byte in range(256)],
-        single=token_set(of_byte.values()),
-        with_quote=token_set(with_quote),
-        closing=token_set(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
+        of_byte=of_byte,
+        single=TokenSet(token for token in of_byte if token >= 0),
+        with_quote=TokenSet(with_quote),
+        closing=TokenSet(i for i in vocabulary.written_ids if texts[i].lstrip()[:1] == b"}"),
         quoted=quoted,
         contents=frozenset(content for found in quoted.values() for content in found),
-        whole=token_set(quoted),
+        whole=TokenSet(quoted),
         beginnings=frozenset(
             content.encode()[:end]
             for found in quoted.values()
             for content in found
             for end in range(len(content.encode()) + 1)
         ),
-        doubled=token_set(doubled),
-        escaping=token_set(
-            {*doubled, *(i for i in quoted if b"\\" in texts[i].partition(b'"')[0])}
-        ),
+        doubled=TokenSet(doubled),
+        bringing=tuple(map(TokenSet, bringing)),
         simple_tails={
             i: texts[i].rpartition(b",")[2].lstrip()[1:]
             for i in {*tails[False, False], *tails[True, False]}
-            if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i])
+            if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i]) and i not in doubled
         },
         places=places,
     )
@@ -499,34 +488,15 @@ def _quoted(data: bytes) -> list[str]:
 
 
 def _has_keys(scan: Scan) -> bool:
-    return any(keys is not None and keys.count for keys in scan.objects)
+    for keys in scan.objects:  # noqa: SIM110 (at every place: a generator takes twice as long)
+        if keys is not None and keys.count:
+            return True
+    return False
 
 
 def _unmarked(scan: Scan) -> Scan:
     """The scan without the mark of a repeated key that was let through."""
     return replace(scan, repeats=False) if scan.repeats else scan
-
-
-def _tokens_of(trie: Trie, data: bytes) -> list[int]:
-    """Those that write exactly these bytes."""
-    low, high = bisect.bisect_left(trie.keys, data), bisect.bisect_right(trie.keys, data)
-    ids: list[int] = trie.token_ids[low:high].tolist()
-    return ids
-
-
-def _tokens_from(trie: Trie, data: bytes) -> list[int]:
-    """Those that begin with these bytes."""
-    node = trie.find(data)
-    ids: list[int] = [] if node is None else trie.tokens_below(node).tolist()
-    return ids
-
-
-def _is_set(mask: Mask, token: int) -> bool:
-    return bool(mask[token >> 5] >> (token & 31) & 1)
-
-
-def _set(mask: Mask, token: int) -> None:
-    mask[token >> 5] |= np.uint32(1 << (token & 31))
 
 
 def forced_until_refused(matcher: Matcher, inner: Matcher) -> Sequence[int]:
@@ -537,11 +507,3 @@ def forced_until_refused(matcher: Matcher, inner: Matcher) -> Sequence[int]:
         num_allowed += 1
     matcher.rollback(num_allowed)
     return forced[:num_allowed]
-
-
-def clear_tokens(mask: Mask, tokens: Collection[int]) -> None:
-    if not tokens:
-        return
-    ids = np.fromiter(tokens, np.int64, len(tokens))
-    bits = np.uint32(1) << (ids % MASK_BITS).astype(np.uint32)
-    np.bitwise_and.at(mask, ids // MASK_BITS, ~bits)

@@ -210,9 +210,11 @@ def compared_masks(pattern: str) -> Iterator[tuple[list[int], set[int], set[int]
     begin = (ours.dfa.start, theirs.get_initial_state())
     path_to: dict[tuple[int, int], list[int]] = {begin: []}
     queue = deque([begin])
+    mask = np.empty(VOCABULARY.num_words, np.uint32)
     while queue:
         state, their_state = pair = queue.popleft()
-        allowed = ids_of(ours.mask(state)) | ({END} if ours.is_accepting(state) else set())
+        ours.mask(state, mask)
+        allowed = ids_of(mask) | ({END} if ours.is_accepting(state) else set())
         yield path_to[pair], allowed, set(theirs.get_allowed_tokens(their_state))
         for token in allowed - {END}:
             after = (
