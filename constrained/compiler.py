@@ -90,9 +90,10 @@ def compile_grammar(spec: GrammarSpec, limits: Limits = Limits()) -> CompiledGra
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Build now what would delay the first automaton."""
+    """Build now what would delay the first automaton, or the first one of each process forked."""
     key_tokens(vocabulary)
     item_tokens(vocabulary)
+    _ = vocabulary.max_token_bytes, vocabulary.writes_all_bytes
     out = np.empty(vocabulary.num_words, np.uint32)
     compile_grammar(GrammarSpec("regex", "a?")).bind(vocabulary).matcher().mask(out)
 

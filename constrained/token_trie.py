@@ -48,7 +48,8 @@ class Trie:
         token = bisect.bisect_left(self.keys, prefix)
         if token == len(self.keys) or not self.keys[token].startswith(prefix):
             return None
-        node = int(np.searchsorted(self.first, token, side="right")) - 1
+        # NOTE: an int would have numpy copy the whole array first.
+        node = int(self.first.searchsorted(np.int32(token), side="right")) - 1
         # The token before lacks this prefix, so the nodes from there on follow one another.
         return node - (len(self.keys[token]) - len(prefix))
 

@@ -1,15 +1,17 @@
 """`python -m stemma.constrained.serving.parser_host FD`: follows grammars, each in its own process.
 
 Started by `parsers.py`. It reads the vocabulary from standard input and prepares what all parsers
-share; then a fork for every socket that comes over the socket FD is one grammar's parser, in some
-milliseconds. What a parser computes is bounded by the kernel: a timer of CPU time or a full stack
-ends the process, a full address space ends the computation or the process. When the engine has
-gone, the sockets end, and so do all of these.
+share; then a fork for every socket that comes over the socket FD is one grammar's parser. The next
+one is forked ahead, and follows a grammar that nobody asked for, so that its memory is its own
+before it is needed. What a parser computes is bounded by the kernel: a timer of CPU time or a full
+stack ends the process, a full address space ends the computation or the process. When the engine
+has gone, the sockets end, and so do all of these.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import resource
@@ -29,17 +31,22 @@ import numpy as np
 from ...errors import InvalidGrammar
 from ...piped_process import read_frame, write_frame
 from ..compiled_grammar import CompiledGrammar
+from ..compiler import compile_grammar, prepare
 from ..matcher import BoundGrammar, Matcher
 from ..pushdown import prepare_parsers
-from ..unique_keys import key_tokens
+from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .frames import ENGINE_STACK_BYTES, Refusal
 from .positions import ENDING, FORK, MAX_EXTRA_BYTES, TOKEN_LIMIT_S, Advance, Opened, Position
 
+NAME, NEXT_NAME = "stemma-parser", "stemma-next"  # of a process, and of the one forked ahead
 OPEN_LIMIT_S = 2.0  # of CPU time, to bind a grammar: 50 times what a schema of 1,000 rules takes
 # Behind the model's threads and the API: a parser that is caught in a loop gets a tenth of a core
 # that they use. One that has slept runs at once all the same.
 NICENESS = 10
+# A recursive one, with text that is free and text that is forced.
+_USUAL_SCHEMA = """{"type": "object", "required": ["name"], "properties": {
+"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#"}}}}"""
 MAX_FORCED_TOKENS = 1024  # with one position
 # Of CPU time for an answer, which then says no more of a guess: 10 times what a mask takes, and
 # half of what the engine waits for an answer at most.
@@ -54,9 +61,12 @@ def main() -> int:
     with contextlib.suppress(ValueError, OSError):  # a lower one is the machine's choice
         resource.setrlimit(resource.RLIMIT_STACK, (ENGINE_STACK_BYTES, hard))
     vocabulary: Vocabulary = pickle.load(sys.stdin.buffer)
-    key_tokens(vocabulary)
+    prepare(vocabulary)
     prepare_parsers(vocabulary)
-    _Host(control, vocabulary).serve()
+    usual = compile_grammar(GrammarSpec("json_schema", _USUAL_SCHEMA))
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, all that they share
+    _Host(control, vocabulary, usual).serve()
     return 0
 
 
@@ -67,10 +77,16 @@ class _Host:
     ended can know why.
     """
 
-    def __init__(self, control: socket.socket, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, control: socket.socket, vocabulary: Vocabulary, usual: CompiledGrammar
+    ) -> None:
+        """`usual`: what each parser follows ahead of its own grammar."""
         self._control = control
         self._vocabulary = vocabulary
+        self._usual = usual
         self._parsers: dict[int, tuple[int, int]] = {}  # by process id: number, descriptor
+        # The process id of the one forked ahead, and where it waits for its socket.
+        self._next: tuple[int, socket.socket] | None = None
 
     def serve(self) -> None:
         child_r, child_w = os.pipe()
@@ -81,36 +97,59 @@ class _Host:
         for descriptor in (self._control.fileno(), child_r):
             poll.register(descriptor, select.POLLIN)
         while True:
+            self._fork_next()
             ready = [descriptor for descriptor, _ in poll.poll()]
             if child_r in ready:
                 os.read(child_r, 4096)
                 self._reap()
-            if self._control.fileno() in ready and not self._fork():
+            if self._control.fileno() in ready and not self._start():
                 return
 
-    def _fork(self) -> bool:
+    def _start(self) -> bool:
         """Whether there is an engine. Where no process can be forked the socket ends."""
         request, descriptors, _, _ = socket.recv_fds(self._control, FORK.size, 1)
         for descriptor in descriptors:
-            try:
-                pid = os.fork()
-            except OSError:
+            self._reap()  # the next one, too, may have been ended or stopped
+            self._fork_next()
+            if self._next is None:
                 os.close(descriptor)
                 continue
-            if pid == 0:
-                self._become_parser(descriptor)
+            pid, waiting = self._next
             (number,) = FORK.unpack(request)
-            self._parsers[pid] = number, descriptor
+            self._next, self._parsers[pid] = None, (number, descriptor)
+            with waiting, contextlib.suppress(OSError):  # it has just ended, which is told
+                socket.send_fds(waiting, [b"\0"], [descriptor])
         return bool(request)
 
-    def _become_parser(self, descriptor: int) -> NoReturn:
+    def _fork_next(self) -> None:
+        """Fork the next parser, unless it is there or none can be forked."""
+        if self._next is not None:
+            return
+        with contextlib.suppress(OSError), contextlib.ExitStack() as on_error:
+            waiting, theirs = socket.socketpair()
+            on_error.callback(waiting.close)
+            with theirs:
+                pid = os.fork()
+                if pid == 0:
+                    waiting.close()
+                    self._become_parser(theirs)
+            on_error.pop_all()
+            self._next = pid, waiting
+
+    def _become_parser(self, waiting: socket.socket) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
             for _, other in self._parsers.values():
                 os.close(other)
-            _follow(socket.socket(fileno=descriptor), self._vocabulary)
+            _show_as(NEXT_NAME)
+            position_of(self._usual.bind(self._vocabulary).matcher(), self._vocabulary.num_words)
+            with waiting:
+                descriptors = socket.recv_fds(waiting, 1, 1)[1]
+            _show_as(NAME)
+            for descriptor in descriptors:  # none: the host has gone
+                _follow(socket.socket(fileno=descriptor), self._vocabulary)
             os._exit(0)
         except _GuessFailed:
             pass  # the engine asks another process, without a guess
@@ -120,17 +159,29 @@ class _Host:
             os._exit(1)
 
     def _reap(self) -> None:
-        while self._parsers:
-            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
+            if self._next is not None and pid == self._next[0]:
+                self._next[1].close()
+                self._next = None
             if os.WIFSTOPPED(status):  # its outputs wait, and can go on in another one
                 os.kill(pid, signal.SIGKILL)
-                continue
-            number, descriptor = self._parsers.pop(pid)
-            if status != 0:
-                self._control.sendall(ENDING.pack(number, os.waitstatus_to_exitcode(status)))
-            os.close(descriptor)
+            elif pid in self._parsers:
+                number, descriptor = self._parsers.pop(pid)
+                if status != 0:
+                    self._control.sendall(ENDING.pack(number, os.waitstatus_to_exitcode(status)))
+                os.close(descriptor)
+
+
+def _show_as(name: str) -> None:
+    """To those who look at processes, where the system lets a process name itself."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as own:
+        own.write(name)
 
 
 def _follow(connection: socket.socket, vocabulary: Vocabulary) -> None:

@@ -118,6 +118,7 @@ def test_a_host_that_cannot_fork_ends_the_socket_and_goes_on(
     with ours, here, there:
         with theirs:
             socket.send_fds(here, [parser_host.FORK.pack(1)], [theirs.fileno()])
-        assert parser_host._Host(there, BYTES)._fork()
+        usual = compile_grammar(GrammarSpec("regex", "a*"))
+        assert parser_host._Host(there, BYTES, usual)._start()
         ours.settimeout(60.0)
         assert ours.recv(1) == b""

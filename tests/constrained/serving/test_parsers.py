@@ -22,7 +22,7 @@ from waiting import ready
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.lark import json_to_lark
 from stemma.constrained.schema.schema_grammar import schema_grammar
-from stemma.constrained.serving import host_process
+from stemma.constrained.serving import host_process, parser_host
 from stemma.constrained.serving import parsers as parsers_module
 from stemma.constrained.serving.compiler_service import GrammarCompiler
 from stemma.constrained.serving.follower import Follower
@@ -108,10 +108,17 @@ def allowed(output: Follower) -> set[int]:
 
 
 def parsers_of(compiler: GrammarCompiler) -> list[int]:
-    """Process ids of the parsers."""
+    """Process ids of the parsers that have a grammar."""
     process = compiler.parsers._host._process
     assert process is not None
-    return children(process.pid)
+    return [pid for pid in children(process.pid) if name_of(pid) == parser_host.NAME]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def children(pid: int) -> list[int]:
@@ -339,6 +346,24 @@ def test_a_parser_that_was_stopped_is_replaced(compiler: GrammarCompiler) -> Non
         os.kill(pid, signal.SIGSTOP)
     take(compiler, output, ord("e"))
     assert output.forced_run() == tuple(b"nd)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_parser_forked_ahead_may_end_before_it_is_needed(
+    compiler: GrammarCompiler, number: signal.Signals
+) -> None:
+    open_grammar(compiler, NESTED)
+    process = compiler.parsers._host._process
+    assert process is not None
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while not (ahead := [p for p in children(process.pid) if name_of(p) == parser_host.NEXT_NAME]):
+        assert time.monotonic() < deadline
+    for pid in ahead:
+        os.kill(pid, number)
+    wait_for_end(ahead)
+    other = open_grammar(compiler, GrammarSpec("ebnf", 'start: "<" start ">" | "y"'))
+    assert follow(compiler, other, b"<").error is None
+    assert set(ahead).isdisjoint(parsers_of(compiler))
 
 
 def test_being_killed_from_outside_never_counts_against_a_grammar(
