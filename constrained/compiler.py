@@ -29,7 +29,7 @@ from ..errors import InvalidGrammar, UnsupportedSchema
 from .backends import compile_by_backend
 from .compiled_grammar import CompiledGrammar
 from .gbnf import is_gbnf, read_gbnf
-from .grammar import Alt, And, Concat, Expression, Grammar, Not, Repeat, alt
+from .grammar import Grammar, alt
 from .grammar import Literal as Text
 from .lark import json_to_lark, regular_to_lark
 from .lark_reader import swallowing_terminals
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 # Of an automaton that the engine follows itself: as safe as it is fast, since no output can make it
 # do more. Others are followed in processes of their own.
-SMALL_STATES = 8_000
-SMALL_CPU_S = 0.02
+SMALL_STATES = 4_000
+SMALL_CPU_S = 0.01
 # Of one that is made on the way: each count that an output reaches is some states of its own, 1 kB
 # each, and an output that takes more than 160 MB of them ends with an error.
 MAX_COUNT = 8_000
@@ -214,7 +214,7 @@ def _on_the_way(
     small = Budget.of(min(limits.max_states, SMALL_STATES), min(limits.max_cpu_s, SMALL_CPU_S))
     with contextlib.suppress(NotRegular, TooManyStates):
         return _of_dfa(compiled_dfa(flat, small, native))
-    if (most := _largest_count(grammar)) > MAX_COUNT:
+    if (most := flat.largest_count) > MAX_COUNT:
         return _of_lark(to_lark(grammar), f"something may come {most} times: too many states")
     try:
         automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
@@ -242,24 +242,6 @@ def _of_grammar(
     else:
         return _of_dfa(dfa)
     return _of_lark(to_lark(grammar), reason)
-
-
-def _largest_count(grammar: Grammar) -> int:
-    """How often anything may come at most, as far as that is bounded at all."""
-    most, seen = 0, set[int]()
-    left: list[Expression] = list(grammar.rules.values())
-    while left:
-        one = left.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, (Concat, Alt, And)):
-            left += one.parts
-        elif isinstance(one, (Repeat, Not)):
-            left.append(one.part)
-            if isinstance(one, Repeat):
-                most = max(most, one.least, one.most or 0)
-    return most
 
 
 def _of_dfa(dfa: Dfa) -> CompiledGrammar:

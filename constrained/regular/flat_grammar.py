@@ -30,6 +30,13 @@ class FlatGrammar:
     words: npt.NDArray[np.int32]
     rule_names: list[str]
 
+    @property
+    def largest_count(self) -> int:
+        """How often anything may come at most, as far as that is bounded at all."""
+        nodes = self.words[4 : 4 + 4 * self.words[0]].reshape(-1, 4)
+        repeats = nodes[nodes[:, 0] == _REPEAT]
+        return int(repeats[:, 2:].max(initial=0))
+
 
 def flat_grammar(grammar: Grammar) -> FlatGrammar:
     """The flat form of what the start reaches; an undefined rule has no node.
