@@ -245,13 +245,6 @@ def bits(flags: npt.NDArray[np.bool_]) -> int:
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
-def bytes_in(following: int) -> list[int]:
-    """The bytes of such an integer, ascending."""
-    data = np.frombuffer(following.to_bytes(32, "little"), np.uint8)
-    found: list[int] = np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
-    return found
-
-
 def _walk_of(dfa: Dfa | LazyAutomaton, vocabulary: Vocabulary) -> Walk:
     if isinstance(dfa, Dfa):
         return walk_of(dfa, vocabulary)

@@ -48,6 +48,7 @@ class LazyAutomaton:
             raise construction_error(outcome[0], outcome[1], grammar.rule_names, budget)
         self.start: int = native.stemma_lazy_start(self._handle)
         self.table: int = native.stemma_lazy_table(self._handle)
+        self._following = (ctypes.c_uint8 * 32)()
         self._failed = ctypes.c_int64.from_address(self.table + _FAILED_AT)
         self._step = functools.partial(native.stemma_lazy_step, self._handle)
 
@@ -95,9 +96,8 @@ class LazyAutomaton:
 
     def next_bytes(self, state: int) -> int:
         """The bytes that may follow: bit i is byte i."""
-        found = ctypes.create_string_buffer(32)
-        self._native.stemma_next_bytes(self.table, state, found)
-        return int.from_bytes(found.raw, "little")
+        self._native.stemma_next_bytes(self.table, state, self._following)
+        return int.from_bytes(self._following, "little")
 
     def _sizes(self) -> npt.NDArray[np.int64]:
         sizes = np.empty(2, np.int64)

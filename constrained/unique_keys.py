@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .fsm import FsmMatcher, bytes_in
+from .fsm import FsmMatcher
 from .matcher import BoundGrammar, Mask, Matcher, Path
 from .seen_keys import BACKSLASH, QUOTE, KeyLog, KeyNotes, Keys, Scan, decoded
 from .token_sets import (
@@ -353,21 +353,22 @@ class UniqueKeysMatcher:
         if self._num_probes > MAX_PROBES:
             return 1
         following = self._next_bytes()
-        along = following.intersection(keys.bytes_after(text))
-        num_ways = len(following) - len(along)
+        along = [byte for byte in keys.bytes_after(text) if following >> byte & 1]
+        num_ways = following.bit_count() - len(along)
         if not num_ways:
-            num_ways = int(any(self._is_open(keys, log, text, byte) for byte in sorted(along)))
+            num_ways = int(any(self._is_open(keys, log, text, byte) for byte in along))
         if num_ways == 0 or num_ways >= MIN_WAYS_OUT or not text:
             log.set_room(text, keys.count, num_ways)
         return num_ways
 
-    def _next_bytes(self) -> set[int]:
+    def _next_bytes(self) -> int:
+        """The bytes that may follow: bit i is byte i."""
         if isinstance(self._inner, FsmMatcher):
-            return set(bytes_in(self._inner.next_bytes()))
+            return self._inner.next_bytes()
         mask = np.empty(self._vocabulary.num_words, np.uint32)
         self._inner.mask(mask)
         texts = self._vocabulary.token_bytes
-        return {texts[token][0] for token in self._tokens.single.among(mask)}
+        return sum(1 << texts[token][0] for token in self._tokens.single.among(mask))
 
     def _is_open(self, keys: Keys, log: KeyLog, text: bytes, byte: int) -> bool:
         """Whether a new key can begin with a text and a byte."""

@@ -30,7 +30,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_lazy_sizes": (None, _POINTER, _POINTER),
     "stemma_build_trie": (_INT64, ctypes.c_char_p, _POINTER, _INT64, *(_POINTER,) * 5),
     "stemma_note_subtrees": (None, _POINTER, _INT64, _POINTER),
-    "stemma_next_bytes": (None, _POINTER, ctypes.c_int32, ctypes.c_char_p),
+    "stemma_next_bytes": (None, _POINTER, ctypes.c_int32, _POINTER),
     "stemma_token_mask": (_INT64, _POINTER, _POINTER, ctypes.c_int32, _POINTER, _POINTER),
     "stemma_tokens_among": (_INT64, _POINTER, _INT64, *(_POINTER,) * 3),
     "stemma_mask_of_run": (None, _POINTER, _POINTER, _POINTER),
