@@ -277,6 +277,10 @@ class EngineConfig:
         "stemma", "whose compiler grammars go to; the others take less: docs/use/grammars.md",
         choices=get_args(Backend),
     )
+    grammar_cache: Path | None = flag(
+        None, "keep what takes long to compile there between runs; the folder is its user's alone "
+        "(default: nowhere)", metavar="FOLDER",
+    )
     grammar_timeout: float = flag(
         DEFAULT_GRAMMAR_TIMEOUT_S,
         "seconds of CPU time that compiling a grammar may take (default: %(default)s)",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..constrained.serving.compiler_service import GrammarCompiler
+from ..constrained.serving.grammar_files import GrammarFiles
 from ..constrained.vocabulary import Vocabulary
 from ..errors import InvalidRequest, ModelLoadError
 from ..frontend.client.progress import byte_progress, graph_progress
@@ -168,6 +169,7 @@ class LoadedModel:
                 self._vocabulary,
                 timeout_s=config.grammar_timeout,
                 backend=config.grammar_backend,
+                files=self._grammar_files(),
             ),
         )
         self._kv_policy()
@@ -334,6 +336,13 @@ class LoadedModel:
 
             return RemoteStore(MooncakeClient(where, layout), layout)
         return DiskStore(Path(where), layout, max_bytes=int(max_bytes))
+
+    def _grammar_files(self) -> GrammarFiles | None:
+        folder = self.config.grammar_cache
+        try:
+            return None if folder is None else GrammarFiles(folder)
+        except OSError as error:
+            raise InvalidRequest(f"grammar_cache: {error}", "grammar_cache") from error
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.folder, self.tokenizer)

@@ -43,6 +43,7 @@ from .frames import (
     named,
     start_thread,
 )
+from .grammar_files import LONG_S, GrammarFiles, file_name
 from .grammar_state import GrammarFailure, PendingGrammar
 from .parsers import ParsedGrammar, Parsers
 from .worker_process import WorkerLost, WorkerProcess
@@ -149,9 +150,11 @@ class GrammarCompiler:
         max_cached_bytes: int = MAX_CACHED_BYTES,
         max_cached: int = MAX_CACHED,
         backend: Backend = "stemma",
+        files: GrammarFiles | None = None,
     ) -> None:
         """`make_vocabulary` is called once, off the engine's loop, before the first grammar;
-        `backend`: whose compiler. Raises MissingDependency."""
+        `backend`: whose compiler; `files`: where grammars are kept between runs. Raises
+        MissingDependency."""
         if backend != "stemma":
             from ..backends import require_backend  # an engine without it needs none of it
 
@@ -173,9 +176,10 @@ class GrammarCompiler:
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         vocabulary = self._vocabulary = _SharedVocabulary(make_vocabulary)
         self.parsers = Parsers(self._selector, vocabulary.prepared)
-        patient = _Lane(timeout_s, vocabulary, self._deliver, None, niceness=10)
+        patient = _Lane(timeout_s, vocabulary, self._deliver, None, files, niceness=10)
         quick_s = min(QUICK_LIMIT_S, timeout_s)
-        self._lanes = (_Lane(quick_s, vocabulary, self._deliver, patient, niceness=0), patient)
+        quick = _Lane(quick_s, vocabulary, self._deliver, patient, files, niceness=0)
+        self._lanes = (quick, patient)
 
     @property
     def is_ready(self) -> bool:
@@ -351,10 +355,12 @@ class _Lane:
         bind: _SharedVocabulary,
         deliver: Callable[[_Outcome | _Validation], None],
         patient: _Lane | None,
+        files: GrammarFiles | None,
         *,
         niceness: int,
     ) -> None:
         """`patient`: the lane that takes over what exceeds the limit here."""
+        self._files = files
         self._limit_s = limit_s
         self._bind = bind
         self._deliver = deliver
@@ -424,6 +430,10 @@ class _Lane:
         """None where another lane has taken over."""
         if self._has_waited_too_long(entry):
             return _to_be_retried(entry, "the compiler is busy with other grammars; try again")
+        kept = None if self._files is None else self._files.get(self._file_name(entry))
+        if kept is not None:
+            return self._bound(entry, kept)
+        began_s = time.perf_counter()
         try:
             reply = self._ask(Job(entry.spec, self._limit_s))
         except (WorkerLost, TimeoutError) as lost:
@@ -438,7 +448,14 @@ class _Lane:
         compiled: CompiledGrammar | Refusal = pickle.loads(reply)
         if isinstance(compiled, Refusal):
             return _Outcome(entry, GrammarFailure(compiled.message, compiled.kind))
+        if self._files is not None and time.perf_counter() > began_s + LONG_S:
+            self._files.put(self._file_name(entry), reply)
         return self._bound(entry, compiled)
+
+    def _file_name(self, entry: _Entry) -> str:
+        """Of both lanes: what the quick one compiles matches the same."""
+        namespace, spec = entry.key
+        return file_name(spec, namespace, (self._patient or self)._limit_s)
 
     def _has_waited_too_long(self, entry: _Entry) -> bool:
         """Counts only waiting for others, not the start of a lane's first process."""

@@ -66,6 +66,7 @@ class EngineOptions(TypedDict, total=False):
     draft_candidates: int
     disable_jump_forward: bool
     grammar_backend: str
+    grammar_cache: str | Path | None
     grammar_timeout: float
     enable_lora: bool
     lora_paths: Mapping[str, str | Path] | Sequence[str | Path | tuple[str, str | Path]]
