@@ -208,7 +208,12 @@ class UniqueKeysMatcher:
 
     def _checked_at(self, scan: Scan) -> Mask:
         if self._checked.objects is not scan.objects:
-            self._checked = _Checked(scan.objects, np.zeros(self._vocabulary.num_words, np.uint32))
+            keys = scan.objects[-1] if scan.objects else None
+            if scan.objects and (keys is None or not keys.count):
+                checked = self._tokens.simple.copy()  # no key is due, or any is new
+            else:
+                checked = np.zeros(self._vocabulary.num_words, np.uint32)
+            self._checked = _Checked(scan.objects, checked)
         return self._checked.tokens
 
     def _with_care(self, scan: Scan, allowed: Mask) -> frozenset[int]:
@@ -296,8 +301,13 @@ class UniqueKeysMatcher:
     def _towards_keys(self, scan: Scan, tails: TokenSet, allowed: Mask) -> Iterable[int]:
         """Tokens after which a next key is due or begun."""
         checked = self._checked_at(scan)
+        own = scan.objects[-1] if scan.objects else None
+        is_plain = not (scan.is_in_key or scan.is_escaped or scan.awaits_key)
         for token in tails.among(allowed, checked):
-            if not scan.is_in_key and self._is_harmless(scan, token):
+            if is_set(checked, token):
+                continue
+            simple = self._tokens.simple_tails.get(token) if is_plain and own else None
+            if simple and own and not own.have_prefix(simple):
                 set_token(checked, token)
                 continue
             data = self._vocabulary.token_bytes[token]
@@ -313,21 +323,10 @@ class UniqueKeysMatcher:
                 and self._ways_out(keys, text, token, after.string is None) == 0
             ):
                 yield token
+            elif simple == b"":
+                np.bitwise_or(checked, self._tokens.simple_ends, out=checked)
             elif not scan.is_in_key and token not in self._tokens.doubled:
                 set_token(checked, token)
-
-    def _is_harmless(self, scan: Scan, token: int) -> bool:
-        """Whether a token that opens and closes nothing certainly leads to new keys."""
-        text = self._tokens.simple_tails.get(token)
-        if text is None or scan.is_escaped or scan.awaits_key or not scan.objects:
-            return False
-        keys = scan.objects[-1]
-        if keys is None or not keys.count:
-            return True
-        if text:
-            return not keys.have_prefix(text)
-        since, num_ways = keys.current().rooms.get(b"", (-1, 0))
-        return since == keys.count and num_ways > 0
 
     def _ways_out(self, keys: Keys, text: bytes, token: int, awaits_quote: bool = False) -> int:
         """A lower bound of the ways in which a key that begins so can be new after a token."""
@@ -417,6 +416,8 @@ class KeyTokens:
     # backslash before their first quote; WHOLE, in a key as their contents begin: all with some.
     bringing: tuple[TokenSet, ...]
     simple_tails: dict[int, bytes]  # of a key, after a comma and no other structure
+    simple: Mask  # the tokens with these
+    simple_ends: Mask  # those whose tails are empty
     places: dict[tuple[bool, bool, bool], TokensAt]
 
     def at(self, scan: Scan) -> TokensAt:
@@ -453,6 +454,11 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
         places[*place, False] = tokens_at(
             quoted if is_in_string else doubled, (i for i in ids if i in quoted)
         )
+    simple_tails = {
+        i: texts[i].rpartition(b",")[2].lstrip()[1:]
+        for i in {*tails[False, False], *tails[True, False]}
+        if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i]) and i not in doubled
+    }
     return KeyTokens(
         of_byte=of_byte,
         single=TokenSet(token for token in of_byte if token >= 0),
@@ -469,11 +475,9 @@ def key_tokens(vocabulary: Vocabulary) -> KeyTokens:
         ),
         doubled=TokenSet(doubled),
         bringing=tuple(map(TokenSet, bringing)),
-        simple_tails={
-            i: texts[i].rpartition(b",")[2].lstrip()[1:]
-            for i in {*tails[False, False], *tails[True, False]}
-            if texts[i].count(b",") == 1 and not _BRACKETS.search(texts[i]) and i not in doubled
-        },
+        simple_tails=simple_tails,
+        simple=vocabulary.mask_of([*simple_tails]),
+        simple_ends=vocabulary.mask_of([i for i, tail in simple_tails.items() if not tail]),
         places=places,
     )
 
