@@ -26,24 +26,41 @@ constexpr int32_t kEndOfText = 0, kEndOfPart = 1;  // continuations; of parts of
 constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
-constexpr size_t kMaxBytes = size_t{160} << 20;
+constexpr size_t kMaxBytes = size_t{160} << 20;  // then it is full; twice as much is a failure
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
 // Expressions between two bytes; beyond, rules go round without one (left recursion).
 constexpr int64_t kMaxExpanded = 200'000;
 
+// The rest of `node` from `at` on, and then `next`. `at` is a byte of a literal, a part of a
+// sequence, the repetitions so far, or a state of a class or of an operation.
+struct Continuation {
+    int32_t node, at, next;
+};
+
+constexpr Budget kEndless{0, 0, 1e300};
+
+// What outputs have reached.
+struct Made {
+    std::vector<Continuation> continuations_;
+    std::vector<int32_t> slots_ = std::vector<int32_t>(256, -1), of_single_;
+    std::vector<uint32_t> seen_in_;
+    SetTable states_{kEndless}, joins_{kEndless}, tuples_{kEndless};
+    std::vector<uint8_t> liveness_;  // of tuples
+    std::vector<int32_t> transitions_;
+    std::vector<uint8_t> is_accepting_;
+    std::vector<int16_t> runs_;
+};
+
 }  // namespace
 
-class Lazy {
+class Lazy : Made {
   public:
     Lazy(const int32_t* words, int64_t num_words, const Budget& budget)
         : words_(words, words + num_words), grammar_(words_.data(), num_words), budget_(budget),
-          construction_(grammar_, budget_), states_(endless_), joins_(endless_), tuples_(endless_) {
+          construction_(grammar_, budget_) {
         find_nullable();
         set_classes();
-        slots_.assign(256, -1);
-        for (const int32_t end : {kEndOfText, kEndOfPart}) continuation(kEndNode, end, 0);
-        states_.intern({});
-        add_row();
+        begin_empty();
         find_productive();
         if (is_productive_[grammar_.start]) start_ = state_of(entered(grammar_.start, kEndOfText));
     }
@@ -80,7 +97,7 @@ class Lazy {
     void fill(int32_t state) {
         const size_t row = static_cast<size_t>(state) * num_classes_;
         std::fill_n(transitions_.begin() + static_cast<int64_t>(row), num_classes_, kDead);
-        if (table.has_failed) return;
+        if (has_failed()) return;
         if (depth_ == scratches_.size()) scratches_.push_back(std::make_unique<Scratch>());
         Scratch* const outer = s_;
         s_ = scratches_[depth_++].get();
@@ -92,24 +109,145 @@ class Lazy {
             for (const int32_t one : s_->leaves) add_edges(one);
             fill_classes(row);
         } catch (const Failure&) {
-            table.has_failed = 1;
+            table.limit = Table::kFailed;
         } catch (const std::bad_alloc&) {
-            table.has_failed = 1;
+            table.limit = Table::kFailed;
         }
         s_ = outer;
         --depth_;
-        if (num_bytes() > kMaxBytes) table.has_failed = 1;
+        if (num_bytes() > kMaxBytes && !has_failed())
+            table.limit = num_bytes() > 2 * kMaxBytes ? Table::kFailed : Table::kFull;
+    }
+
+    // Forgets all states but the start and these, and sets `kept` to their new numbers. Returns
+    // whether there was memory for that; else all is as it was.
+    bool keep(int32_t* kept, int64_t num_kept) {
+        const int32_t start = start_;
+        Made before;
+        swap_made(before);
+        try {
+            begin_empty();
+            Copy copy{*this, before};
+            start_ = copy.state(start);
+            std::vector<int32_t> states;
+            for (int64_t i = 0; i < num_kept; ++i) states.push_back(copy.state(kept[i]));
+            std::copy(states.begin(), states.end(), kept);
+        } catch (const std::exception&) {
+            swap_made(before);
+            start_ = start;
+            return false;
+        }
+        table.limit = 0;
+        return true;
     }
 
   private:
-    // The rest of `node` from `at` on, and then `next`. `at` is a byte of a literal, a part of a
-    // sequence, the repetitions so far, or a state of a class or of an operation.
-    struct Continuation {
-        int32_t node, at, next;
-    };
     struct Edge {
         int32_t low, high, to;  // classes, a continuation
     };
+
+    // Copies states of `before` with all that they are made of. That was made before them, so it is
+    // a graph without cycles; it may be as deep as a text is nested, so no recursion follows it.
+    struct Copy {
+        enum class What { continuation, tuple, state };
+        struct Item {
+            What what;
+            int32_t index;
+        };
+        Lazy& to;
+        const Made& before;
+        std::array<std::unordered_map<int32_t, int32_t>, 3> found{
+            {{{kEndOfText, kEndOfText}, {kEndOfPart, kEndOfPart}}, {}, {{kDead, kDead}}}};
+        std::vector<Item> pending{};
+
+        int32_t state(int32_t index) {
+            pending.push_back({What::state, index});
+            while (!pending.empty()) {
+                const Item one = pending.back();
+                const size_t size = pending.size();
+                if (of(one.what).count(one.index) == 0) {
+                    const int32_t made = made_of(one);
+                    if (pending.size() > size) continue;  // its parts come first
+                    of(one.what)[one.index] = made;
+                }
+                pending.pop_back();
+            }
+            return of(What::state)[index];
+        }
+
+        std::unordered_map<int32_t, int32_t>& of(What what) {
+            return found[static_cast<size_t>(what)];
+        }
+
+        // Its copy's number; or adds to `pending` what has none yet.
+        int32_t made_of(const Item& one) {
+            switch (one.what) {
+                case What::continuation: return continuation(before.continuations_[one.index]);
+                case What::tuple: return tuple(one.index);
+                case What::state: break;
+            }
+            const auto kernel = copies(
+                What::continuation, before.states_.begin(one.index), before.states_.end(one.index));
+            return kernel.empty() ? 0 : to.interned(kernel);
+        }
+
+        int32_t continuation(const Continuation& one) {
+            if (one.node == kJoinNode) {
+                const auto ends = copies(
+                    What::continuation, before.joins_.begin(one.at), before.joins_.end(one.at));
+                return ends.empty() ? 0 : to.continuation(kJoinNode, to.joins_.intern(ends), 0);
+            }
+            int32_t at = one.at, next = 0;
+            const bool is_ready = copy(What::continuation, one.next, next);
+            if (to.is_operation(one.node) && !copy(What::tuple, one.at, at)) return 0;
+            return is_ready ? to.continuation(one.node, at, next) : 0;
+        }
+
+        int32_t tuple(int32_t index) {
+            std::vector<int32_t> made(before.tuples_.begin(index), before.tuples_.end(index));
+            bool is_ready = true;
+            for (size_t i = 2; i < made.size(); ++i)
+                is_ready = copy(What::state, made[i], made[i]) && is_ready;
+            return is_ready ? to.interned_tuple(made) : 0;
+        }
+
+        // The set's copy, ascending; empty where one has none yet.
+        std::vector<int32_t> copies(What what, const int32_t* first, const int32_t* past) {
+            std::vector<int32_t> made;
+            bool is_ready = true;
+            for (; first != past; ++first) {
+                made.push_back(0);
+                is_ready = copy(what, *first, made.back()) && is_ready;
+            }
+            if (!is_ready) return {};
+            std::sort(made.begin(), made.end());
+            return made;
+        }
+
+        bool copy(What what, int32_t index, int32_t& made) {
+            const auto known = of(what).find(index);
+            if (known == of(what).end()) {
+                pending.push_back({what, index});
+                return false;
+            }
+            made = known->second;
+            return true;
+        }
+    };
+
+    bool has_failed() const { return table.limit == Table::kFailed; }
+
+    void begin_empty() {
+        for (const int32_t end : {kEndOfText, kEndOfPart}) continuation(kEndNode, end, 0);
+        states_.intern({});
+        add_row();
+    }
+
+    void swap_made(Made& other) {
+        std::swap(static_cast<Made&>(*this), other);
+        table.transitions = transitions_.data();
+        table.runs = runs_.data();
+    }
 
     const GrammarTable::Node& node(int32_t index) const { return grammar_.nodes[index]; }
     const int32_t* items(int32_t index) const { return grammar_.items(node(index)); }
@@ -162,7 +300,7 @@ class Lazy {
             if (!is_operation(i) || !is_reached_[i] || is_without_finite(i)) continue;
             begin();
             is_void[i] = !is_live(first_tuple(i));
-            if (table.has_failed) throw Failure{Code::states};
+            if (has_failed()) throw Failure{Code::states};
             is_any_void = is_any_void || is_void[i];
             budget_.check_time();
         }
@@ -638,7 +776,7 @@ class Lazy {
     }
 
     void check_work() {
-        if (++work_ > kMaxWork || table.has_failed) throw Failure{Code::time};
+        if (++work_ > kMaxWork || has_failed()) throw Failure{Code::time};
     }
 
     void add_edge(int32_t low, int32_t high, int32_t to) {
@@ -702,22 +840,13 @@ class Lazy {
     const std::vector<int32_t> words_;
     const GrammarTable grammar_;
     Budget budget_;
-    const Budget endless_{0, 0, 1e300};
     Construction construction_;
     std::vector<uint8_t> is_nullable_, is_productive_, is_finite_, has_text_, is_infinite_,
         is_reached_;
     std::array<uint8_t, 256> class_of_{};
     int32_t num_classes_ = 1, start_ = kDead;
 
-    std::vector<Continuation> continuations_;
-    std::vector<int32_t> slots_, of_single_;
-    std::vector<uint32_t> seen_in_;
-    SetTable states_, joins_, tuples_;
-    std::vector<uint8_t> liveness_;  // of tuples
     std::vector<int32_t> first_byte_;  // of classes
-    std::vector<int32_t> transitions_;
-    std::vector<uint8_t> is_accepting_;
-    std::vector<int16_t> runs_;
 
     // Of one row in the making; a row of an operation needs others, of its parts.
     struct Scratch {
@@ -785,6 +914,12 @@ extern "C" int32_t stemma_lazy_accepts(Lazy* lazy, int32_t state) {
 extern "C" int32_t stemma_lazy_exit(Lazy* lazy, int32_t state) {
     lazy->begin();
     return lazy->exit(state);
+}
+
+// Forgets all states but the start and `kept` [num_kept], which become their new numbers; 0: there is
+// no memory for that, and nothing was changed.
+extern "C" int32_t stemma_lazy_keep(Lazy* lazy, int32_t* kept, int64_t num_kept) {
+    return lazy->keep(kept, num_kept);
 }
 
 // `sizes`: number of states, bytes.
