@@ -21,8 +21,10 @@ namespace stemma {
 namespace {
 
 constexpr int32_t kSmallClass = 8;  // ranges, as in thompson.cpp
-constexpr int32_t kEndNode = -1, kJoinNode = -2, kNoTuple = -1;
-constexpr int32_t kEndOfText = 0, kEndOfPart = 1;  // continuations; of parts of operations
+constexpr int32_t kEndNode = -1, kJoinNode = -2, kOperation = -3;  // in place of a node
+constexpr int32_t kNoTuple = -1;
+// Continuations: the last one is of parts of operations.
+constexpr int32_t kNothing = -1, kEndOfText = 0, kEndOfPart = 1;
 constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
@@ -32,7 +34,7 @@ constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
 constexpr int64_t kMaxExpanded = 200'000;
 
 // The rest of `node` from `at` on, and then `next`. `at` is a byte of a literal, a part of a
-// sequence, the repetitions so far, or a state of a class or of an operation.
+// sequence, the repetitions so far, a state of a class, or the tuple of an operation.
 struct Continuation {
     int32_t node, at, next;
 };
@@ -62,7 +64,7 @@ class Lazy : Made {
         set_classes();
         begin_empty();
         find_productive();
-        if (is_productive_[grammar_.start]) start_ = state_of(entered(grammar_.start, kEndOfText));
+        if (is_productive_[grammar_.start]) start_ = state_entered(grammar_.start, kEndOfText);
     }
 
     Table table{};
@@ -199,15 +201,19 @@ class Lazy : Made {
             }
             int32_t at = one.at, next = 0;
             const bool is_ready = copy(What::continuation, one.next, next);
-            if (to.is_operation(one.node) && !copy(What::tuple, one.at, at)) return 0;
+            if (one.node == kOperation && !copy(What::tuple, one.at, at)) return 0;
             return is_ready ? to.continuation(one.node, at, next) : 0;
         }
 
         int32_t tuple(int32_t index) {
             std::vector<int32_t> made(before.tuples_.begin(index), before.tuples_.end(index));
             bool is_ready = true;
-            for (size_t i = 2; i < made.size(); ++i)
-                is_ready = copy(What::state, made[i], made[i]) && is_ready;
+            for (size_t i = 1; i < made.size(); ++i) {
+                int32_t state = 0;
+                is_ready = copy(What::state, made[i] >> 1, state) && is_ready;
+                made[i] = state << 1 | (made[i] & 1);
+            }
+            std::sort(made.begin() + 1, made.end());
             return is_ready ? to.interned_tuple(made) : 0;
         }
 
@@ -299,7 +305,8 @@ class Lazy : Made {
         for (int32_t i = 0; i < grammar_.num_nodes; ++i) {
             if (!is_operation(i) || !is_reached_[i] || is_without_finite(i)) continue;
             begin();
-            is_void[i] = !is_live(first_tuple(i));
+            const int32_t first = first_tuple(i);
+            is_void[i] = first == kNoTuple || !is_live(first);
             if (has_failed()) throw Failure{Code::states};
             is_any_void = is_any_void || is_void[i];
             budget_.check_time();
@@ -489,6 +496,7 @@ class Lazy : Made {
         }
     }
 
+    // kNothing: where the parts of an operation exclude each other.
     int32_t entered(int32_t index, int32_t next) {
         const auto& one = node(index);
         int32_t at = 0;
@@ -496,6 +504,7 @@ class Lazy : Made {
             at = is_large(one) ? construction_.large_class(index).start : ByteEdges::kEntry;
         } else if (is_operation(index)) {
             at = first_tuple(index);
+            return at == kNoTuple ? kNothing : continuation(kOperation, at, next);
         }
         return continuation(index, at, next);
     }
@@ -526,7 +535,9 @@ class Lazy : Made {
     }
 
     void enter(int32_t index, int32_t next) {
-        if (is_productive_[index]) reach(entered(index, next));
+        if (!is_productive_[index]) return;
+        const int32_t one = entered(index, next);
+        if (one != kNothing) reach(one);
     }
 
     void expand(int32_t index, int32_t state) {
@@ -537,6 +548,11 @@ class Lazy : Made {
         }
         if (one.node == kJoinNode) {
             for (const int32_t* at = joins_.begin(one.at); at != joins_.end(one.at); ++at) reach(*at);
+            return;
+        }
+        if (one.node == kOperation) {
+            if (is_match(one.at)) reach(one.next);
+            s_->leaves.push_back(index);
             return;
         }
         const auto& own = node(one.node);
@@ -558,9 +574,7 @@ class Lazy : Made {
             case Kind::repeat: return expand_repeat(one, own);
             case Kind::ref: return enter(root(own.a), one.next);
             case Kind::conjunction:
-            case Kind::negation:
-                if (is_match(one.at)) reach(one.next);
-                break;
+            case Kind::negation: break;  // kOperation stands for these
         }
         s_->leaves.push_back(index);
     }
@@ -608,7 +622,7 @@ class Lazy : Made {
             for (past = i + 1; past < some.size() && key(some[past]) == key(some[i]);) ++past;
             const Continuation one = continuations_[some[i]];
             int32_t kept = some[i];
-            if (past > i + 1 && one.node >= 0) {
+            if (past > i + 1 && (one.node >= 0 || one.node == kOperation)) {
                 next.clear();
                 for (size_t j = i; j < past; ++j) next.push_back(continuations_[some[j]].next);
                 kept = continuation(one.node, one.at, joined(next, depth - 1));
@@ -634,6 +648,7 @@ class Lazy : Made {
 
     void add_edges(int32_t index) {
         const Continuation one = continuations_[index];
+        if (one.node == kOperation) return add_edges_of_tuple(one);
         const auto& own = node(one.node);
         if (own.kind == Kind::literal) {
             const int32_t byte_class = class_of_[grammar_.items(own)[one.at]];
@@ -647,10 +662,8 @@ class Lazy : Made {
                 add_edge(class_of_[edge.low], class_of_[edge.high],
                          is_last ? one.next : continuation(one.node, edge.to, one.next));
             }
-        } else if (own.kind == Kind::chars) {
-            add_edges_of(construction_.large_class(one.node), one);
         } else {
-            add_edges_of_tuple(one);
+            add_edges_of(construction_.large_class(one.node), one);
         }
     }
 
@@ -670,24 +683,43 @@ class Lazy : Made {
             const int32_t low = c, to = after(one.at, c);
             c = end_of_equal(one.at, c);
             if (to != kNoTuple && is_live(to))
-                add_edge(low, c - 1, continuation(one.node, to, one.next));
+                add_edge(low, c - 1, continuation(kOperation, to, one.next));
         }
     }
 
-    // Below: operations. A tuple is [node, the state of Unicode texts where there is no other part
-    // that is required, the states of the parts, one after another].
+    // Below: operations. A tuple is what must match and what must not, whichever expression asked
+    // for that: [a state of Unicode texts, where no part must match; else 0], then ascending for
+    // each part twice its state, and 1 where it must not match. Parts that cannot match any more
+    // and need not are left out.
 
     int32_t first_tuple(int32_t index) {
-        std::vector<int32_t> tuple{index, universe().start};
-        each_part(index, [&](int32_t part, bool) {
-            tuple.push_back(is_productive_[part] ? state_of_part(part) : kDead);
+        std::vector<int32_t> tuple{universe().start};
+        each_part(index, [&](int32_t part, bool is_negated) {
+            const int32_t state = is_productive_[part] ? state_entered(part, kEndOfPart) : kDead;
+            tuple.push_back(state << 1 | is_negated);
         });
+        return simplified_tuple(tuple);
+    }
+
+    int32_t simplified_tuple(std::vector<int32_t>& tuple) {
+        const auto past = std::remove(tuple.begin() + 1, tuple.end(), kDead << 1 | 1);
+        tuple.erase(past, tuple.end());
+        std::sort(tuple.begin() + 1, tuple.end());
+        tuple.erase(std::unique(tuple.begin() + 1, tuple.end()), tuple.end());
+        for (size_t i = 1; i < tuple.size(); ++i) {
+            if (tuple[i] == kDead << 1) return kNoTuple;
+            if (i > 1 && tuple[i] >> 1 == tuple[i - 1] >> 1) return kNoTuple;  // must and must not
+            if ((tuple[i] & 1) == 0) tuple[0] = kDead;
+        }
         return interned_tuple(tuple);
     }
 
     const Dfa& universe() { return construction_.any_text(); }
 
-    int32_t state_of_part(int32_t part) { return state_of(entered(part, kEndOfPart)); }
+    int32_t state_entered(int32_t index, int32_t next) {
+        const int32_t one = entered(index, next);
+        return one == kNothing ? kDead : state_of(one);
+    }
 
     // Calls `see` with each part and whether it must not match.
     template <typename See> void each_part(int32_t index, See see) const {
@@ -714,42 +746,43 @@ class Lazy : Made {
     // The tuple after a byte; kNoTuple where a part that is required cannot match any more.
     int32_t after(int32_t index, int32_t byte_class) {
         check_work();
-        const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        if (tuple[0] != kDead) {
+            tuple[0] = after_in_universe(tuple[0], byte_class);
+            if (tuple[0] == kDead) return kNoTuple;
+        }
+        for (size_t i = 1; i < tuple.size(); ++i) {
+            const int32_t to = target(tuple[i] >> 1, byte_class), is_negated = tuple[i] & 1;
+            if (to == kDead && !is_negated) return kNoTuple;
+            tuple[i] = to << 1 | is_negated;
+        }
+        return simplified_tuple(tuple);
+    }
+
+    int32_t after_in_universe(int32_t state, int32_t byte_class) {
         const Dfa& texts = universe();
-        std::vector<int32_t> next{tuple[0],
-                                  texts.row(tuple[1])[texts.class_of[first_byte_[byte_class]]]};
-        if (next[1] == kDead) return kNoTuple;
-        bool is_possible = true;
-        each_part(tuple[0], [&](int32_t, bool is_negated) {
-            if (!is_possible) return;
-            next.push_back(target(tuple[next.size()], byte_class));
-            is_possible = is_negated || next.back() != kDead;
-        });
-        return is_possible ? interned_tuple(next) : kNoTuple;
+        return texts.row(state)[texts.class_of[first_byte_[byte_class]]];
     }
 
     // The first class from `byte_class` on that leads elsewhere.
     int32_t end_of_equal(int32_t index, int32_t byte_class) {
         const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
-        const Dfa& texts = universe();
-        const int32_t* row = texts.row(tuple[1]);
-        const auto leads = [&](int32_t c) { return row[texts.class_of[first_byte_[c]]]; };
+        const auto leads = [&](int32_t c) {
+            return tuple[0] == kDead ? kDead : after_in_universe(tuple[0], c);
+        };
         int32_t past = byte_class + 1;
         for (; past < num_classes_ && leads(past) == leads(byte_class); ++past)
-            for (size_t i = 2; i < tuple.size(); ++i)
-                if (target(tuple[i], past) != target(tuple[i], byte_class)) return past;
+            for (size_t i = 1; i < tuple.size(); ++i)
+                if (target(tuple[i] >> 1, past) != target(tuple[i] >> 1, byte_class)) return past;
         return past;
     }
 
     bool is_match(int32_t index) {
         const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
-        if (!universe().accepting[tuple[1]]) return false;
-        bool is_whole = true;
-        size_t at = 2;
-        each_part(tuple[0], [&](int32_t, bool is_negated) {
-            is_whole = is_whole && accepts(tuple[at++]) != is_negated;
+        if (tuple[0] != kDead && !universe().accepting[tuple[0]]) return false;
+        return std::all_of(tuple.begin() + 1, tuple.end(), [&](int32_t part) {
+            return accepts(part >> 1) != ((part & 1) != 0);
         });
-        return is_whole;
     }
 
     // Whether some text leads to a match: a search, breadth first, which ends at the first one.
