@@ -34,6 +34,7 @@ from stemma.constrained.grammar import (
     Grammar,
     Literal,
     Ref,
+    Repeat,
     concat,
 )
 from stemma.constrained.lark import json_to_lark, regular_to_lark
@@ -174,6 +175,19 @@ def test_ways_to_read_a_text_do_not_multiply_with_its_depth() -> None:
     for byte in b"[" * 40 + b"x" + b"]" * 40:
         assert matcher.consume(byte)
     assert matcher.is_finished() and automaton.num_states < 200
+
+
+@needs_native
+def test_alternatives_do_not_multiply_with_the_depth_of_a_recursive_union() -> None:
+    """At each level 600 kinds of arrays, each of which may be within any of the last level's."""
+    kinds = {f"k{i}": concat(Literal("["), Repeat(Ref("any"), 0, i), Literal("]"))
+             for i in range(1, 601)}  # fmt: skip
+    grammar = Grammar({"root": Ref("any"), "any": Alt(tuple(map(Ref, kinds))), **kinds})
+    matcher = FsmGrammar(lazy_of(grammar), SINGLE_BYTES).matcher()
+    for byte in b"[[[][[]]]":
+        assert matcher.consume(byte)
+        assert matcher.error() is None
+    assert allowed(matcher, SINGLE_BYTES) == {ord("["), ord("]")}
 
 
 @needs_native

@@ -517,15 +517,34 @@ class Lazy : Made {
         s_->pending.clear();
         s_->leaves.clear();
         s_->fewest.clear();
+        s_->calls.clear();
         for (const int32_t* at = states_.begin(state); at != states_.end(state); ++at) reach(*at);
         int64_t num_left = kMaxExpanded;
-        while (!s_->pending.empty()) {
-            const int32_t one = s_->pending.back();
-            s_->pending.pop_back();
-            check_work();
-            if (--num_left < 0) throw Failure{Code::time};
-            expand(one, state);
+        do {
+            while (!s_->pending.empty()) {
+                const int32_t one = s_->pending.back();
+                s_->pending.pop_back();
+                check_work();
+                if (--num_left < 0) throw Failure{Code::time};
+                expand(one, state);
+            }
+            enter_rules();
+        } while (!s_->pending.empty());
+    }
+
+    // A rule that many continuations come to is entered once, with all that follows it: else each
+    // level of a recursive union would multiply the last one's alternatives.
+    void enter_rules() {
+        auto& calls = s_->calls;
+        std::sort(calls.begin(), calls.end());
+        std::vector<int32_t> next;
+        for (size_t i = 0, past; i < calls.size(); i = past) {
+            next.clear();
+            for (past = i; past < calls.size() && calls[past].first == calls[i].first; ++past)
+                next.push_back(calls[past].second);
+            enter(calls[i].first, next.size() == 1 ? next[0] : joined(next, kMaxJoined - 1));
         }
+        calls.clear();
     }
 
     void reach(int32_t one) {
@@ -572,7 +591,7 @@ class Lazy : Made {
                 for (int32_t i = 0; i < own.b; ++i) enter(parts[i], one.next);
                 return;
             case Kind::repeat: return expand_repeat(one, own);
-            case Kind::ref: return enter(root(own.a), one.next);
+            case Kind::ref: s_->calls.push_back({root(own.a), one.next}); return;
             case Kind::conjunction:
             case Kind::negation: break;  // kOperation stands for these
         }
@@ -886,6 +905,7 @@ class Lazy : Made {
         uint32_t round = 0;
         std::vector<int32_t> pending, leaves, targets;
         std::vector<std::array<int32_t, 3>> fewest;
+        std::vector<std::pair<int32_t, int32_t>> calls;  // of rules: root, what follows
         std::vector<Edge> edges, active;
     };
     std::vector<std::unique_ptr<Scratch>> scratches_;
