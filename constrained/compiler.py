@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 # do more. Others are followed in processes of their own.
 SMALL_STATES = 4_000
 SMALL_CPU_S = 0.01
-# Of one that is made on the way: each count that an output reaches is some states of its own, 1 kB
-# each, and an output that takes more than 160 MB of them ends with an error.
+# Of one that is made on the way: to see whether an intersection is empty may take a search through
+# all that is counted in it.
 MAX_COUNT = 8_000
 
 

@@ -6,8 +6,10 @@ of every request under the grammar (Willard & Louf 2023).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,9 @@ from .token_masks import Walk, table_walk, walk_of
 from .vocabulary import Vocabulary
 
 _NO_EXIT, _MANY_EXITS = -1, -2
+# Of each output, when an automaton is full: more than a draft has tokens, or a forced run mostly.
+KEPT_STATES = 128
+_Answer = TypeVar("_Answer")
 _EXIT_BYTES = 130  # of a dict's entry with its key; the value is shared
 _RUN_BYTES = 250  # of one with a tuple, besides the run's text
 
@@ -35,8 +40,15 @@ class Automaton(Protocol):
     def num_bytes(self) -> int: ...
 
     @property
+    def is_full(self) -> bool:
+        """Whether states are to be forgotten: it takes much memory, or has failed."""
+
+    @property
     def has_failed(self) -> bool:
         """Whether a limit was hit: what is asked from then on is wrong."""
+
+    def keep(self, states: Sequence[int]) -> list[int]:
+        """Forget all states but the start and these; returns their new numbers."""
 
     def step(self, state: int, data: bytes) -> int:
         """The state after `data`."""
@@ -51,7 +63,8 @@ class Automaton(Protocol):
 
 
 class FsmGrammar:
-    """An automaton bound to a vocabulary.
+    """An automaton bound to a vocabulary. What it knows of states outlives the outputs that follow
+    it, until the automaton is full: then all forget what none of them needs.
 
     Raises InvalidGrammar where no token begins a text of the language.
     """
@@ -67,43 +80,50 @@ class FsmGrammar:
         self.vocabulary = vocabulary
         self.reason = reason
         self.warnings = warnings
-        self.forced = ForcedTokens(vocabulary)
         self.path: Path = "fsm" if isinstance(dfa, Dfa) else "lazy"
         self.automaton: Automaton = _Tables(dfa) if isinstance(dfa, Dfa) else dfa
         self.step, self.is_accepting = self.automaton.step, self.automaton.is_accepting
         self._walk = _walk_of(dfa, vocabulary)
-        self._first_key = vocabulary.masks.new_grammar()
-        self._asked = bytearray()  # by state: whether its mask was
-        self._exits: dict[int, int] = {}
-        self._forced_runs: dict[int, tuple[bytes, int]] = {}
-        self._run_bytes = 0
-        self._successor: FsmGrammar | None = None  # once a limit of the automaton was hit
-        if not self.is_accepting(dfa.start) and not self._has_token(dfa.start):
+        self._followers: weakref.WeakSet[FsmMatcher] = weakref.WeakSet()  # of states that may go
+        self._know_nothing()
+        begins = self.is_accepting(dfa.start) or self._has_token(dfa.start)
+        if self.automaton.has_failed:
+            raise InvalidGrammar(LIMIT_REACHED)
+        if not begins:
             raise InvalidGrammar("no token of the vocabulary begins a text of the grammar")
 
     @property
     def num_bytes(self) -> int:
         """Of its tables, and of what its states were found to force; masks are the vocabulary's."""
-        if self._successor is not None:
-            return self._successor.num_bytes
         found = len(self._exits) * _EXIT_BYTES + self._run_bytes
-        return self.automaton.num_bytes + found + len(self._asked) + self.forced.num_bytes
+        return self.automaton.num_bytes + found + len(self._visited) + self.forced.num_bytes
 
     def matcher(self) -> FsmMatcher:
         """A matcher at the grammar's beginning."""
-        return FsmMatcher(self.usable())
+        return FsmMatcher(self)
 
-    def usable(self) -> FsmGrammar:
-        """This one; after a limit was hit, one with an automaton made anew, as often as needed."""
-        grammar = self
-        while grammar._successor is not None:
-            grammar = grammar._successor
-        if grammar.automaton.has_failed:
-            assert isinstance(grammar.dfa, LazyAutomaton)
-            own = (self.vocabulary, self.reason, self.warnings)
-            grammar._successor = self._successor = FsmGrammar(grammar.dfa.anew(), *own)
-            grammar = self._successor
-        return grammar
+    def follow(self, matcher: FsmMatcher) -> None:
+        """Renumber a matcher's states whenever some are forgotten."""
+        if self.path == "lazy":
+            self._followers.add(matcher)
+
+    def make_room(self) -> None:
+        """Forget all states but the start and the last ones of each output. Raises MemoryError."""
+        followers = list(self._followers)
+        last = [matcher.last_states() for matcher in followers]
+        renumbered = iter(self.automaton.keep(list(itertools.chain.from_iterable(last))))
+        for matcher, states in zip(followers, last, strict=True):
+            matcher.take_states(list(itertools.islice(renumbered, len(states))))
+        self._know_nothing()
+
+    def _know_nothing(self) -> None:
+        """Begin without what was found out of states, whose numbers mean others now."""
+        self.forced = ForcedTokens(self.vocabulary)
+        self._first_key = self.vocabulary.masks.new_grammar()
+        self._exits: dict[int, int] = {}
+        self._forced_runs: dict[int, tuple[bytes, int]] = {}
+        self._run_bytes = 0
+        self._visited = bytearray()  # by state: whether its mask was asked for
 
     def mask(self, state: int, out: Mask) -> None:
         """Set `out` [num_words] to the tokens that may follow in a state. A mask is kept once its
@@ -117,12 +137,12 @@ class FsmGrammar:
         if self.automaton.has_failed:
             out.fill(0)
             return
-        asked = self._asked
-        if state >= len(asked):
-            asked.extend(bytes(state + 256))
-        if asked[state]:
+        visited = self._visited
+        if state >= len(visited):
+            visited.extend(bytes(state + 256))
+        if visited[state]:
             masks.put(self._first_key + state, out.copy())
-        asked[state] = 1
+        visited[state] = 1
 
     def is_final(self, state: int) -> bool:
         """Whether no byte may follow."""
@@ -202,7 +222,7 @@ class FsmGrammar:
 class _Tables:
     """A whole automaton's tables, in forms that are read fast."""
 
-    has_failed = False
+    is_full = has_failed = False
 
     def __init__(self, dfa: Dfa) -> None:
         self.start = dfa.start
@@ -227,6 +247,9 @@ class _Tables:
 
     def is_accepting(self, state: int) -> bool:
         return self._accepting[state] != 0
+
+    def keep(self, states: Sequence[int]) -> list[int]:
+        return list(states)  # none is ever forgotten
 
     def exit(self, state: int) -> int:
         alive = np.flatnonzero(self._dfa.transitions[state]).tolist()
@@ -254,10 +277,10 @@ def _walk_of(dfa: Dfa | LazyAutomaton, vocabulary: Vocabulary) -> Walk:
 
 
 class FsmMatcher:
-    """One output's position in an automaton: the states after each token.
+    """One output's position in an automaton: the states after its last tokens.
 
-    Where a limit of a lazy automaton is hit, its outputs go on in one made anew, which holds what
-    they need; an output that hits it there at once ends with an error.
+    When a lazy automaton is full, all but the last ones are forgotten, and found again where an
+    output is rolled back beyond them. One that hits a limit twice ends with an error.
     """
 
     def __init__(self, grammar: FsmGrammar) -> None:
@@ -265,33 +288,36 @@ class FsmMatcher:
         self._states = [grammar.dfa.start]
         self._tokens: list[int] = []
         self._failure: str | None = None
+        grammar.follow(self)
 
     def mask(self, out: Mask) -> None:
+        if self._grammar.automaton.is_full:
+            self._make_room()
         self._grammar.mask(self._states[-1], out)
-        if self._grammar.automaton.has_failed and self._moved():
+        if self._grammar.automaton.has_failed and self._make_room():
             self._grammar.mask(self._states[-1], out)
             self._check()
+        if self._failure is not None:
+            out.fill(0)
 
     def consume(self, token_id: int) -> bool:
-        grammar = self._grammar
-        data = grammar.vocabulary.token_bytes[token_id]
-        state = grammar.step(self._states[-1], data)
+        data = self._grammar.vocabulary.token_bytes[token_id]
+        state = self._after(data)
         if state == DEAD or not data:
-            if not grammar.automaton.has_failed or not data or not self._moved():
-                return False
-            state = self._grammar.step(self._states[-1], data)
-            self._check()
-            if state == DEAD:
-                return False
+            return False
         self._states.append(state)
         self._tokens.append(token_id)
         return True
 
     def rollback(self, num_tokens: int) -> None:
         assert num_tokens <= len(self._tokens), (num_tokens, len(self._tokens))
-        if num_tokens:
+        if not num_tokens:
+            return
+        del self._tokens[-num_tokens:]
+        if num_tokens < len(self._states):
             del self._states[-num_tokens:]
-            del self._tokens[-num_tokens:]
+        else:
+            self._find_states()
 
     def fork(self) -> FsmMatcher:
         other = FsmMatcher(self._grammar)
@@ -300,47 +326,67 @@ class FsmMatcher:
         return other
 
     def is_accepting(self) -> bool:
-        self._move_on()
-        return self._failure is None and self._grammar.is_accepting(self._states[-1])
+        return self._asked(self._grammar.is_accepting, False)
 
     def forced_tokens(self) -> Sequence[int]:
-        self._move_on()
-        forced = self._grammar.forced_tokens(self._states[-1], self._tokens)
-        return () if self._grammar.automaton.has_failed else forced
+        return self._asked(lambda state: self._grammar.forced_tokens(state, self._tokens), ())
 
     def next_bytes(self) -> int:
         """The bytes that may follow: bit i is byte i."""
-        self._move_on()
-        return self._grammar.automaton.next_bytes(self._states[-1])
+        return self._asked(self._grammar.automaton.next_bytes, 0)
 
     def is_finished(self) -> bool:
-        self._move_on()
-        return self._failure is None and self._grammar.is_final(self._states[-1])
+        return self._asked(self._grammar.is_final, False)
 
     def error(self) -> str | None:
-        self._move_on()
-        if self._failure is not None:
-            return self._failure
-        if self._grammar.is_stuck(self._states[-1]):
+        is_stuck = self._asked(self._grammar.is_stuck, False)
+        if self._failure is None and is_stuck:
             return "no token of the vocabulary continues the text"
-        return None
+        return self._failure
 
-    def _move_on(self) -> None:
-        if self._grammar.automaton.has_failed:
-            self._moved()
+    def last_states(self) -> list[int]:
+        """Those that are to be kept."""
+        return self._states[-KEPT_STATES:]
 
-    def _moved(self) -> bool:
-        """Go on in an automaton made anew; False where this was tried before."""
-        if self._failure is not None:
-            return False
-        self._grammar = self._grammar.usable()
-        self._states = [self._grammar.dfa.start]
-        texts = self._grammar.vocabulary.token_bytes
-        for token in self._tokens:
-            self._states.append(self._grammar.step(self._states[-1], texts[token]))
-        self._check()
+    def take_states(self, states: list[int]) -> None:
+        """The new numbers of `last_states`; others have none."""
+        self._states = states
+
+    def _asked(self, ask: Callable[[int], _Answer], otherwise: _Answer) -> _Answer:
+        """What is true of the present state; `otherwise` where it cannot be found out."""
+        if self._grammar.automaton.is_full:
+            self._make_room()
+        answer = ask(self._states[-1])
+        if self._grammar.automaton.has_failed and self._make_room():
+            answer = ask(self._states[-1])
+            self._check()
+        return answer if self._failure is None else otherwise
+
+    def _after(self, data: bytes) -> int:
+        """The state after more bytes."""
+        if self._grammar.automaton.is_full:
+            self._make_room()
+        state = self._grammar.step(self._states[-1], data)
+        if self._grammar.automaton.has_failed and self._make_room():
+            state = self._grammar.step(self._states[-1], data)
+            self._check()
+        return state if self._failure is None else DEAD
+
+    def _make_room(self) -> bool:
+        """Whether the output goes on."""
+        self._grammar.make_room()
         return self._failure is None
 
     def _check(self) -> None:
         if self._grammar.automaton.has_failed:
             self._failure = LIMIT_REACHED
+            self._grammar.make_room()
+
+    def _find_states(self) -> None:
+        """Follow the tokens again."""
+        self._states = [self._grammar.dfa.start]
+        for token in self._tokens:
+            state = self._after(self._grammar.vocabulary.token_bytes[token])
+            if self._failure is not None:
+                break
+            self._states.append(state)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,14 @@ import numpy.typing as npt
 from .native.bindings import library
 from .regular.compiled import construction_error
 from .regular.flat_grammar import FlatGrammar
-from .regular.limits import MAX_STATES, Budget
+from .regular.limits import Budget
 
-LIMIT_REACHED = "the grammar takes more states, or more work at once, than an automaton may"
-_FAILED_AT = 40  # bytes into struct Table of native/src/table.h
+LIMIT_REACHED = (
+    "the grammar takes more than 20 million steps, or 320 MB, for one token; remedy: patterns that "
+    "repeat less before their end, fewer alternatives that begin alike, no `not` of a pattern"
+)
+_LIMIT_AT = 40  # bytes into struct Table of native/src/table.h
+_FAILED = 2
 
 
 class LazyAutomaton:
@@ -35,7 +40,7 @@ class LazyAutomaton:
         native = library()
         assert native is not None, "without compiled code there are no lazy automata"
         outcome = (ctypes.c_int32 * 2)()
-        self._native, self._grammar = native, grammar
+        self._native = native
         self._handle: int | None = native.stemma_lazy_automaton(
             grammar.words.ctypes.data,
             len(grammar.words),
@@ -49,16 +54,22 @@ class LazyAutomaton:
         self.start: int = native.stemma_lazy_start(self._handle)
         self.table: int = native.stemma_lazy_table(self._handle)
         self._following = (ctypes.c_uint8 * 32)()
-        self._failed = ctypes.c_int64.from_address(self.table + _FAILED_AT)
+        self._limit = ctypes.c_int64.from_address(self.table + _LIMIT_AT)
         self._step = functools.partial(native.stemma_lazy_step, self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             self._native.stemma_free_lazy_automaton(self._handle)
 
-    def anew(self) -> LazyAutomaton:
-        """The same automaton without the states made so far."""
-        return LazyAutomaton(self._grammar, Budget.of(MAX_STATES, None))
+    def keep(self, states: Sequence[int]) -> list[int]:
+        """Forget all states but the start and these; returns their new numbers. Raises MemoryError
+        where there is none for that, and changes nothing then."""
+        kept = np.array(states, np.int32)
+        if not self._native.stemma_lazy_keep(self._handle, kept.ctypes.data, len(kept)):
+            raise MemoryError("no memory to make room in an automaton")
+        self.start = self._native.stemma_lazy_start(self._handle)
+        renumbered: list[int] = kept.tolist()
+        return renumbered
 
     @property
     def num_states(self) -> int:
@@ -67,13 +78,18 @@ class LazyAutomaton:
 
     @property
     def num_bytes(self) -> int:
-        """So far; at most 160 MB, and what one mask takes."""
+        """So far; beyond 160 MB it `is_full`, at twice that it has failed."""
         return int(self._sizes()[1])
 
     @property
+    def is_full(self) -> bool:
+        """Whether states are to be forgotten: it takes much memory, or has failed."""
+        return self._limit.value != 0
+
+    @property
     def has_failed(self) -> bool:
-        """Whether a limit was hit: what is asked from then on is wrong."""
-        return self._failed.value != 0
+        """Whether a limit was hit: what is asked from then on is wrong, until `keep`."""
+        return self._limit.value == _FAILED
 
     @property
     def is_empty(self) -> bool:

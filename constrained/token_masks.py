@@ -75,7 +75,7 @@ class _NativeDfa(ctypes.Structure):
         ("num_classes", ctypes.c_int64),
         ("runs", ctypes.c_void_p),
         ("lazy", ctypes.c_void_p),
-        ("has_failed", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
     )
 
 

@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_lazy_step": (_INT32, _POINTER, _INT32, ctypes.c_char_p, _INT64),
     "stemma_lazy_accepts": (_INT32, _POINTER, _INT32),
     "stemma_lazy_exit": (_INT32, _POINTER, _INT32),
+    "stemma_lazy_keep": (_INT32, _POINTER, _POINTER, _INT64),
     "stemma_lazy_sizes": (None, _POINTER, _POINTER),
     "stemma_build_trie": (_INT64, ctypes.c_char_p, _POINTER, _INT64, *(_POINTER,) * 5),
     "stemma_note_subtrees": (None, _POINTER, _INT64, _POINTER),

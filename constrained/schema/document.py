@@ -112,6 +112,7 @@ class Document:
         nothing = Resource({}, default)
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
         self._of_contents: dict[tuple[object, ...], int] = {}  # equal places without properties
+        self._referring: dict[tuple[object, ...], int] = {}  # the same with references in them
         dialect_of_root = declared(schema, default)
         base = _SPECIFICATIONS[dialect_of_root].create_resource(schema).id() or ""
         self._contents, self._dialect, self._base = schema, dialect_of_root, base
@@ -152,6 +153,36 @@ class Document:
         if keyword not in place.children:
             place.children[keyword] = self._resolved(place, keyword)
         return place.children[keyword]
+
+    def meant(self, signed: Signed) -> Signed:
+        """A place that stands for this one where it is alone in a state: the target of one that is
+        a reference, the first of those that say the same. Beside others a place has its own rank
+        in the order of properties."""
+        seen: set[int] = set()
+        meant = signed
+        while abs(meant) > TRUE and self._is_reference(self[meant]):
+            if abs(meant) in seen:
+                return signed  # an error, found where it is expanded
+            seen.add(abs(meant))
+            try:
+                target = self.target(self[meant], "$ref")
+            except UnsupportedSchema:
+                return signed
+            meant = target if meant > 0 else -target
+        if abs(meant) <= TRUE or (place := self[meant]).alternatives is not None:
+            return meant
+        contents = _contents(place.schema, allows_references=True)
+        if contents is None or place.contents is not None:
+            return meant
+        number = self._referring.setdefault((id(place.resource), *contents), place.number)
+        return number if meant > 0 else -number
+
+    def _is_reference(self, place: Place) -> bool:
+        """Whether all that a place says is that it is another one."""
+        if place.alternatives is not None or "$ref" not in place.schema:
+            return False
+        said = KEYWORDS.keys() & place.schema.keys() - {"$defs", "definitions"}
+        return place.dialect <= Dialect.DRAFT7 or said == {"$ref"}
 
     def _resolved(self, place: Place, keyword: str) -> Signed:
         reference: str = place.schema[keyword]
@@ -294,7 +325,9 @@ def _is_deeper(value: object, depth: int) -> bool:
     return True
 
 
-def _contents(schema: dict[str, Any]) -> tuple[object, ...] | None:
+def _contents(
+    schema: dict[str, Any], *, allows_references: bool = False
+) -> tuple[object, ...] | None:
     """What a schema says, without annotations, where equal ones may be one place."""
     found: list[object] = []
     for name, value in schema.items():
@@ -303,18 +336,21 @@ def _contents(schema: dict[str, Any]) -> tuple[object, ...] | None:
                 return None
             found += (name, value if type(value) is str else repr(value))
         elif name in _NESTING:
-            parts = [_inner_contents(one) for one in (value if type(value) is list else [value])]
+            inner = value if type(value) is list else [value]
+            parts = [_inner_contents(one, allows_references) for one in inner]
             if None in parts:
                 return None
             found += (name, type(value) is list, *parts)
+        elif name == "$ref" and allows_references:
+            found += (name, repr(value))
         elif name in _APART:
             return None
     return tuple(found)
 
 
-def _inner_contents(schema: Any) -> object:
+def _inner_contents(schema: Any, allows_references: bool) -> object:
     if isinstance(schema, dict):
-        return _contents(schema)
+        return _contents(schema, allows_references=allows_references)
     return schema if isinstance(schema, bool) else None
 
 

@@ -102,6 +102,7 @@ class GrammarBuilder:
         self.watches_items = watches_items
         self._paths: dict[State, list[ArrayPaths | ObjectPaths]] = {}
         self._values: dict[State, Expression] = {}
+        self._aliases: dict[State, State] = {}
         self._queue: list[tuple[str, State]] = []
         self.num_rules = 0
         self._state: State = frozenset()  # whose rule is being written
@@ -129,9 +130,13 @@ class GrammarBuilder:
 
     def _item_places(self, root: State) -> ItemPlaces | None:
         is_lenient = self.expansion.is_lenient
+        aliases = {s: self._paths[as_] for s, as_ in self._aliases.items() if as_ in self._paths}
         try:
             return item_places(
-                self._paths, root, keeps_both=is_lenient, on_conflict=self._warn_of_branches
+                {**self._paths, **aliases},
+                root,
+                keeps_both=is_lenient,
+                on_conflict=self._warn_of_branches,
             )
         except TooManyPlaces as error:
             self.refuse("uniqueItems", str(error), "fewer kinds of arrays with unique items")
@@ -170,8 +175,18 @@ class GrammarBuilder:
         """The texts of a state's values; a rule where arrays or objects are among them."""
         found = self._values.get(state)
         if found is None:
-            found = self._values[state] = self._new_value(state)
+            meant = self._meant(state)
+            if meant != state:
+                self._aliases[state] = meant
+            found = self._new_value(state) if meant == state else self.value(meant)
+            self._values[state] = found
         return found
+
+    def _meant(self, state: State) -> State:
+        """The state by which one is written that is the same as others."""
+        if len(state) != 1:
+            return state
+        return frozenset({self.document.meant(next(iter(state)))}) - {TRUE}
 
     def new_name(self) -> str:
         """A name for a rule that is written at once."""

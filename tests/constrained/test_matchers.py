@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -22,12 +23,12 @@ from grammars import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from stemma.constrained import fsm
 from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.fsm import FsmGrammar, FsmMatcher
 from stemma.constrained.grammar import (
     Alt,
-    Chars,
     Concat,
     Expression,
     Grammar,
@@ -52,6 +53,15 @@ from stemma.errors import InvalidGrammar
 seeds = st.integers(0, 2**32)
 needs_native = pytest.mark.skipif(library() is None, reason="needs the compiled code")
 NESTED = Grammar({"root": concat(Literal("["), Alt((Literal("a"), Ref("root"))), Literal("]"))})
+COUNTED = [
+    schema_grammar(schema).grammar
+    for schema in (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 9000},
+        {"type": "object", "additionalProperties": {"not": {"const": 1}}, "minProperties": 2},
+        {"type": "string", "pattern": "^(a|b)*c", "maxLength": 30, "not": {"pattern": "aab"}},
+        {"type": "array", "items": {"$ref": "#"}, "maxItems": 3},
+    )
+]
 
 
 def dfa_of(grammar: Grammar) -> Dfa:
@@ -168,6 +178,19 @@ def test_ways_to_read_a_text_do_not_multiply_with_its_depth() -> None:
 
 
 @needs_native
+def test_alternatives_do_not_multiply_with_the_depth_of_a_recursive_union() -> None:
+    """At each level 600 kinds of arrays, each of which may be within any of the last level's."""
+    kinds = {f"k{i}": concat(Literal("["), Repeat(Ref("any"), 0, i), Literal("]"))
+             for i in range(1, 601)}  # fmt: skip
+    grammar = Grammar({"root": Ref("any"), "any": Alt(tuple(map(Ref, kinds))), **kinds})
+    matcher = FsmGrammar(lazy_of(grammar), SINGLE_BYTES).matcher()
+    for byte in b"[[[][[]]]":
+        assert matcher.consume(byte)
+        assert matcher.error() is None
+    assert allowed(matcher, SINGLE_BYTES) == {ord("["), ord("]")}
+
+
+@needs_native
 def test_an_endless_expansion_is_an_error_of_the_grammar() -> None:
     endless = Grammar({"root": Alt((concat(Ref("root"), Literal("a")), Literal("b")))})
     automaton = lazy_of(endless)
@@ -175,24 +198,93 @@ def test_an_endless_expansion_is_an_error_of_the_grammar() -> None:
 
 
 @needs_native
-def test_where_an_automaton_is_full_its_outputs_go_on_in_another() -> None:
-    """An output that needs more than one holds ends with an error, and it alone."""
-    others = [Literal(chr(code)) for code in range(128)]  # so that a state takes much
-    grammar = Grammar.of(Alt((Repeat(Chars(((97, 98),)), 0, 300_000), *others)))
-    vocabulary = vocabulary_of([b"a" * 1000, *(bytes([byte]) for byte in range(256))])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(expressions().map(Grammar.of), json_grammars(), st.sampled_from(COUNTED)),
+    vocabularies(),
+    seeds,
+    st.data(),
+)
+def test_an_output_goes_on_where_states_are_forgotten(
+    grammar: Grammar, vocabulary: Vocabulary, seed: int, data: st.DataObject
+) -> None:
+    """Also where it is rolled back beyond what was kept, and for forks."""
+    assume(not lazy_of(grammar).is_empty)
+    truth = FsmGrammar(lazy_of(grammar), vocabulary).matcher()
     bound = FsmGrammar(lazy_of(grammar), vocabulary)
+    matchers = [bound.matcher()]
+    tokens = random_walk(truth, vocabulary, seed, max_tokens=30)
+    truth.rollback(len(tokens))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fsm, "KEPT_STATES", 2)
+        for num_taken, token in enumerate([*tokens, None]):
+            if data.draw(st.integers(0, 3)) == 0:
+                bound.make_room()
+                back = data.draw(st.integers(0, num_taken))
+                matchers[0].rollback(back)
+                assert all(map(matchers[0].consume, tokens[num_taken - back : num_taken]))
+                matchers.append(matchers[-1].fork())
+            for matcher in matchers:
+                assert observed(matcher, vocabulary) == observed(truth, vocabulary)
+                assert matcher.error() is None
+                assert token is None or matcher.consume(token)
+            assert token is None or truth.consume(token)
+
+
+@needs_native
+def test_an_output_of_any_length_is_followed_under_counts() -> None:
+    """100,000 characters, each of which is states of its own."""
+    schema = {
+        "type": "array",
+        "items": {"type": "string", "minLength": 3000, "maxLength": 7000},
+        "minItems": 20,
+        "maxItems": 8000,
+    }
+    compiled = compile_grammar(GrammarSpec("json_schema", json.dumps(schema)))
+    vocabulary = vocabulary_of([b"a" * 50, *(bytes([byte]) for byte in range(256))])
+    bound = compiled.bind(vocabulary)
+    assert compiled.path == "lazy" and isinstance(bound, FsmGrammar)
+    matcher, modest = bound.matcher(), bound.matcher()
+    take, num_states = [0, *(1 + byte for byte in range(256))], []
+    assert matcher.consume(take[1 + ord("[")])
+    assert all(map(modest.consume, (take[1 + byte] for byte in b'["a')))
+    rng = random.Random(5)
+    for num_items in range(1, 21):
+        length = rng.choice((3000, 4999, 6990, 7000))
+        assert matcher.consume(take[1 + ord('"')])
+        for num in range(0, length // 50 * 50, 50):
+            mask = allowed(matcher, vocabulary)
+            assert (take[1 + ord('"')] in mask) == (num >= 3000)
+            assert 0 in mask and matcher.consume(0)
+        for num in range(length // 50 * 50, length):
+            assert 0 not in allowed(matcher, vocabulary) or num + 50 <= 7000
+            assert matcher.consume(take[1 + ord("b")])
+        ends = allowed(matcher, vocabulary)
+        assert take[1 + ord('"')] in ends and (take[1 + ord("c")] in ends) == (length < 7000)
+        assert matcher.consume(take[1 + ord('"')])
+        ends = allowed(matcher, vocabulary)
+        assert ends == {take[1 + ord(",")], *([take[1 + ord("]")]] if num_items == 20 else [])}
+        num_states.append(bound.automaton.num_states)
+        assert bound.num_bytes < 330 * 2**20
+        assert num_items == 20 or matcher.consume(take[1 + ord(",")])
+    assert min(after - before for before, after in itertools.pairwise(num_states)) < 0
+    assert matcher.consume(take[1 + ord("]")]) and matcher.is_finished()
+    assert 0 in allowed(modest, vocabulary) and modest.error() is None
+    modest.rollback(3)
+    assert allowed(modest, vocabulary) == {take[1 + ord("[")]}
+
+
+@needs_native
+def test_an_output_that_hits_a_limit_twice_ends_with_an_error_and_it_alone() -> None:
+    endless = {"root": concat(Literal("x"), Alt((Ref("a"), Literal("y"))))}
+    endless["a"] = Alt((concat(Ref("a"), Literal("a")), Literal("b")))
+    bound = FsmGrammar(lazy_of(Grammar(endless)), SINGLE_BYTES)
     greedy, modest = bound.matcher(), bound.matcher()
-    assert modest.consume(1 + ord("a"))
-    while greedy.consume(0):
-        pass
+    assert greedy.consume(ord("x")) and not greedy.consume(ord("y"))
     assert greedy.error() == LIMIT_REACHED
-    assert not allowed(greedy, vocabulary) and not greedy.is_accepting()
-    for matcher, num_before in ((modest, 1), (bound.matcher(), 0)):
-        assert matcher.error() is None and matcher.is_accepting()
-        assert matcher.consume(1 + ord("b")) and 0 in allowed(matcher, vocabulary)
-        matcher.rollback(num_before + 1)
-        assert len(allowed(matcher, vocabulary)) == 129
-    assert bound.num_bytes < 10 * 2**20
+    assert not allowed(greedy, SINGLE_BYTES) and not greedy.is_accepting()
+    for matcher in (modest, bound.matcher()):
+        assert allowed(matcher, SINGLE_BYTES) == {ord("x")} and matcher.error() is None
 
 
 def agree(dfa: Dfa, lark: str, vocabulary: Vocabulary, seed: int) -> None:

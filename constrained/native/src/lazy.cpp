@@ -21,31 +21,50 @@ namespace stemma {
 namespace {
 
 constexpr int32_t kSmallClass = 8;  // ranges, as in thompson.cpp
-constexpr int32_t kEndNode = -1, kJoinNode = -2, kNoTuple = -1;
-constexpr int32_t kEndOfText = 0, kEndOfPart = 1;  // continuations; of parts of operations
+constexpr int32_t kEndNode = -1, kJoinNode = -2, kOperation = -3;  // in place of a node
+constexpr int32_t kNoTuple = -1;
+// Continuations: the last one is of parts of operations.
+constexpr int32_t kNothing = -1, kEndOfText = 0, kEndOfPart = 1;
 constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
-constexpr size_t kMaxBytes = size_t{160} << 20;
+constexpr size_t kMaxBytes = size_t{160} << 20;  // then it is full; twice as much is a failure
 constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
 // Expressions between two bytes; beyond, rules go round without one (left recursion).
 constexpr int64_t kMaxExpanded = 200'000;
 
+// The rest of `node` from `at` on, and then `next`. `at` is a byte of a literal, a part of a
+// sequence, the repetitions so far, a state of a class, or the tuple of an operation.
+struct Continuation {
+    int32_t node, at, next;
+};
+
+constexpr Budget kEndless{0, 0, 1e300};
+
+// What outputs have reached.
+struct Made {
+    std::vector<Continuation> continuations_;
+    std::vector<int32_t> slots_ = std::vector<int32_t>(256, -1), of_single_;
+    std::vector<uint32_t> seen_in_;
+    SetTable states_{kEndless}, joins_{kEndless}, tuples_{kEndless};
+    std::vector<uint8_t> liveness_;  // of tuples
+    std::vector<int32_t> transitions_;
+    std::vector<uint8_t> is_accepting_;
+    std::vector<int16_t> runs_;
+};
+
 }  // namespace
 
-class Lazy {
+class Lazy : Made {
   public:
     Lazy(const int32_t* words, int64_t num_words, const Budget& budget)
         : words_(words, words + num_words), grammar_(words_.data(), num_words), budget_(budget),
-          construction_(grammar_, budget_), states_(endless_), joins_(endless_), tuples_(endless_) {
+          construction_(grammar_, budget_) {
         find_nullable();
         set_classes();
-        slots_.assign(256, -1);
-        for (const int32_t end : {kEndOfText, kEndOfPart}) continuation(kEndNode, end, 0);
-        states_.intern({});
-        add_row();
+        begin_empty();
         find_productive();
-        if (is_productive_[grammar_.start]) start_ = state_of(entered(grammar_.start, kEndOfText));
+        if (is_productive_[grammar_.start]) start_ = state_entered(grammar_.start, kEndOfText);
     }
 
     Table table{};
@@ -80,7 +99,7 @@ class Lazy {
     void fill(int32_t state) {
         const size_t row = static_cast<size_t>(state) * num_classes_;
         std::fill_n(transitions_.begin() + static_cast<int64_t>(row), num_classes_, kDead);
-        if (table.has_failed) return;
+        if (has_failed()) return;
         if (depth_ == scratches_.size()) scratches_.push_back(std::make_unique<Scratch>());
         Scratch* const outer = s_;
         s_ = scratches_[depth_++].get();
@@ -92,24 +111,149 @@ class Lazy {
             for (const int32_t one : s_->leaves) add_edges(one);
             fill_classes(row);
         } catch (const Failure&) {
-            table.has_failed = 1;
+            table.limit = Table::kFailed;
         } catch (const std::bad_alloc&) {
-            table.has_failed = 1;
+            table.limit = Table::kFailed;
         }
         s_ = outer;
         --depth_;
-        if (num_bytes() > kMaxBytes) table.has_failed = 1;
+        if (num_bytes() > kMaxBytes && !has_failed())
+            table.limit = num_bytes() > 2 * kMaxBytes ? Table::kFailed : Table::kFull;
+    }
+
+    // Forgets all states but the start and these, and sets `kept` to their new numbers. Returns
+    // whether there was memory for that; else all is as it was.
+    bool keep(int32_t* kept, int64_t num_kept) {
+        const int32_t start = start_;
+        Made before;
+        swap_made(before);
+        try {
+            begin_empty();
+            Copy copy{*this, before};
+            start_ = copy.state(start);
+            std::vector<int32_t> states;
+            for (int64_t i = 0; i < num_kept; ++i) states.push_back(copy.state(kept[i]));
+            std::copy(states.begin(), states.end(), kept);
+        } catch (const std::exception&) {
+            swap_made(before);
+            start_ = start;
+            return false;
+        }
+        table.limit = 0;
+        return true;
     }
 
   private:
-    // The rest of `node` from `at` on, and then `next`. `at` is a byte of a literal, a part of a
-    // sequence, the repetitions so far, or a state of a class or of an operation.
-    struct Continuation {
-        int32_t node, at, next;
-    };
     struct Edge {
         int32_t low, high, to;  // classes, a continuation
     };
+
+    // Copies states of `before` with all that they are made of. That was made before them, so it is
+    // a graph without cycles; it may be as deep as a text is nested, so no recursion follows it.
+    struct Copy {
+        enum class What { continuation, tuple, state };
+        struct Item {
+            What what;
+            int32_t index;
+        };
+        Lazy& to;
+        const Made& before;
+        std::array<std::unordered_map<int32_t, int32_t>, 3> found{
+            {{{kEndOfText, kEndOfText}, {kEndOfPart, kEndOfPart}}, {}, {{kDead, kDead}}}};
+        std::vector<Item> pending{};
+
+        int32_t state(int32_t index) {
+            pending.push_back({What::state, index});
+            while (!pending.empty()) {
+                const Item one = pending.back();
+                const size_t size = pending.size();
+                if (of(one.what).count(one.index) == 0) {
+                    const int32_t made = made_of(one);
+                    if (pending.size() > size) continue;  // its parts come first
+                    of(one.what)[one.index] = made;
+                }
+                pending.pop_back();
+            }
+            return of(What::state)[index];
+        }
+
+        std::unordered_map<int32_t, int32_t>& of(What what) {
+            return found[static_cast<size_t>(what)];
+        }
+
+        // Its copy's number; or adds to `pending` what has none yet.
+        int32_t made_of(const Item& one) {
+            switch (one.what) {
+                case What::continuation: return continuation(before.continuations_[one.index]);
+                case What::tuple: return tuple(one.index);
+                case What::state: break;
+            }
+            const auto kernel = copies(
+                What::continuation, before.states_.begin(one.index), before.states_.end(one.index));
+            return kernel.empty() ? 0 : to.interned(kernel);
+        }
+
+        int32_t continuation(const Continuation& one) {
+            if (one.node == kJoinNode) {
+                const auto ends = copies(
+                    What::continuation, before.joins_.begin(one.at), before.joins_.end(one.at));
+                return ends.empty() ? 0 : to.continuation(kJoinNode, to.joins_.intern(ends), 0);
+            }
+            int32_t at = one.at, next = 0;
+            const bool is_ready = copy(What::continuation, one.next, next);
+            if (one.node == kOperation && !copy(What::tuple, one.at, at)) return 0;
+            return is_ready ? to.continuation(one.node, at, next) : 0;
+        }
+
+        int32_t tuple(int32_t index) {
+            std::vector<int32_t> made(before.tuples_.begin(index), before.tuples_.end(index));
+            bool is_ready = true;
+            for (size_t i = 1; i < made.size(); ++i) {
+                int32_t state = 0;
+                is_ready = copy(What::state, made[i] >> 1, state) && is_ready;
+                made[i] = state << 1 | (made[i] & 1);
+            }
+            std::sort(made.begin() + 1, made.end());
+            return is_ready ? to.interned_tuple(made) : 0;
+        }
+
+        // The set's copy, ascending; empty where one has none yet.
+        std::vector<int32_t> copies(What what, const int32_t* first, const int32_t* past) {
+            std::vector<int32_t> made;
+            bool is_ready = true;
+            for (; first != past; ++first) {
+                made.push_back(0);
+                is_ready = copy(what, *first, made.back()) && is_ready;
+            }
+            if (!is_ready) return {};
+            std::sort(made.begin(), made.end());
+            return made;
+        }
+
+        bool copy(What what, int32_t index, int32_t& made) {
+            const auto known = of(what).find(index);
+            if (known == of(what).end()) {
+                pending.push_back({what, index});
+                return false;
+            }
+            made = known->second;
+            return true;
+        }
+    };
+
+    bool has_failed() const { return table.limit == Table::kFailed; }
+
+    void begin_empty() {
+        for (const int32_t end : {kEndOfText, kEndOfPart}) continuation(kEndNode, end, 0);
+        states_.intern({});
+        add_row();
+    }
+
+    void swap_made(Made& other) {
+        std::swap(static_cast<Made&>(*this), other);
+        table.transitions = transitions_.data();
+        table.runs = runs_.data();
+    }
 
     const GrammarTable::Node& node(int32_t index) const { return grammar_.nodes[index]; }
     const int32_t* items(int32_t index) const { return grammar_.items(node(index)); }
@@ -161,8 +305,9 @@ class Lazy {
         for (int32_t i = 0; i < grammar_.num_nodes; ++i) {
             if (!is_operation(i) || !is_reached_[i] || is_without_finite(i)) continue;
             begin();
-            is_void[i] = !is_live(first_tuple(i));
-            if (table.has_failed) throw Failure{Code::states};
+            const int32_t first = first_tuple(i);
+            is_void[i] = first == kNoTuple || !is_live(first);
+            if (has_failed()) throw Failure{Code::states};
             is_any_void = is_any_void || is_void[i];
             budget_.check_time();
         }
@@ -351,6 +496,7 @@ class Lazy {
         }
     }
 
+    // kNothing: where the parts of an operation exclude each other.
     int32_t entered(int32_t index, int32_t next) {
         const auto& one = node(index);
         int32_t at = 0;
@@ -358,6 +504,7 @@ class Lazy {
             at = is_large(one) ? construction_.large_class(index).start : ByteEdges::kEntry;
         } else if (is_operation(index)) {
             at = first_tuple(index);
+            return at == kNoTuple ? kNothing : continuation(kOperation, at, next);
         }
         return continuation(index, at, next);
     }
@@ -370,15 +517,34 @@ class Lazy {
         s_->pending.clear();
         s_->leaves.clear();
         s_->fewest.clear();
+        s_->calls.clear();
         for (const int32_t* at = states_.begin(state); at != states_.end(state); ++at) reach(*at);
         int64_t num_left = kMaxExpanded;
-        while (!s_->pending.empty()) {
-            const int32_t one = s_->pending.back();
-            s_->pending.pop_back();
-            check_work();
-            if (--num_left < 0) throw Failure{Code::time};
-            expand(one, state);
+        do {
+            while (!s_->pending.empty()) {
+                const int32_t one = s_->pending.back();
+                s_->pending.pop_back();
+                check_work();
+                if (--num_left < 0) throw Failure{Code::time};
+                expand(one, state);
+            }
+            enter_rules();
+        } while (!s_->pending.empty());
+    }
+
+    // A rule that many continuations come to is entered once, with all that follows it: else each
+    // level of a recursive union would multiply the last one's alternatives.
+    void enter_rules() {
+        auto& calls = s_->calls;
+        std::sort(calls.begin(), calls.end());
+        std::vector<int32_t> next;
+        for (size_t i = 0, past; i < calls.size(); i = past) {
+            next.clear();
+            for (past = i; past < calls.size() && calls[past].first == calls[i].first; ++past)
+                next.push_back(calls[past].second);
+            enter(calls[i].first, next.size() == 1 ? next[0] : joined(next, kMaxJoined - 1));
         }
+        calls.clear();
     }
 
     void reach(int32_t one) {
@@ -388,7 +554,9 @@ class Lazy {
     }
 
     void enter(int32_t index, int32_t next) {
-        if (is_productive_[index]) reach(entered(index, next));
+        if (!is_productive_[index]) return;
+        const int32_t one = entered(index, next);
+        if (one != kNothing) reach(one);
     }
 
     void expand(int32_t index, int32_t state) {
@@ -399,6 +567,11 @@ class Lazy {
         }
         if (one.node == kJoinNode) {
             for (const int32_t* at = joins_.begin(one.at); at != joins_.end(one.at); ++at) reach(*at);
+            return;
+        }
+        if (one.node == kOperation) {
+            if (is_match(one.at)) reach(one.next);
+            s_->leaves.push_back(index);
             return;
         }
         const auto& own = node(one.node);
@@ -418,11 +591,9 @@ class Lazy {
                 for (int32_t i = 0; i < own.b; ++i) enter(parts[i], one.next);
                 return;
             case Kind::repeat: return expand_repeat(one, own);
-            case Kind::ref: return enter(root(own.a), one.next);
+            case Kind::ref: s_->calls.push_back({root(own.a), one.next}); return;
             case Kind::conjunction:
-            case Kind::negation:
-                if (is_match(one.at)) reach(one.next);
-                break;
+            case Kind::negation: break;  // kOperation stands for these
         }
         s_->leaves.push_back(index);
     }
@@ -470,7 +641,7 @@ class Lazy {
             for (past = i + 1; past < some.size() && key(some[past]) == key(some[i]);) ++past;
             const Continuation one = continuations_[some[i]];
             int32_t kept = some[i];
-            if (past > i + 1 && one.node >= 0) {
+            if (past > i + 1 && (one.node >= 0 || one.node == kOperation)) {
                 next.clear();
                 for (size_t j = i; j < past; ++j) next.push_back(continuations_[some[j]].next);
                 kept = continuation(one.node, one.at, joined(next, depth - 1));
@@ -496,6 +667,7 @@ class Lazy {
 
     void add_edges(int32_t index) {
         const Continuation one = continuations_[index];
+        if (one.node == kOperation) return add_edges_of_tuple(one);
         const auto& own = node(one.node);
         if (own.kind == Kind::literal) {
             const int32_t byte_class = class_of_[grammar_.items(own)[one.at]];
@@ -509,10 +681,8 @@ class Lazy {
                 add_edge(class_of_[edge.low], class_of_[edge.high],
                          is_last ? one.next : continuation(one.node, edge.to, one.next));
             }
-        } else if (own.kind == Kind::chars) {
-            add_edges_of(construction_.large_class(one.node), one);
         } else {
-            add_edges_of_tuple(one);
+            add_edges_of(construction_.large_class(one.node), one);
         }
     }
 
@@ -532,24 +702,43 @@ class Lazy {
             const int32_t low = c, to = after(one.at, c);
             c = end_of_equal(one.at, c);
             if (to != kNoTuple && is_live(to))
-                add_edge(low, c - 1, continuation(one.node, to, one.next));
+                add_edge(low, c - 1, continuation(kOperation, to, one.next));
         }
     }
 
-    // Below: operations. A tuple is [node, the state of Unicode texts where there is no other part
-    // that is required, the states of the parts, one after another].
+    // Below: operations. A tuple is what must match and what must not, whichever expression asked
+    // for that: [a state of Unicode texts, where no part must match; else 0], then ascending for
+    // each part twice its state, and 1 where it must not match. Parts that cannot match any more
+    // and need not are left out.
 
     int32_t first_tuple(int32_t index) {
-        std::vector<int32_t> tuple{index, universe().start};
-        each_part(index, [&](int32_t part, bool) {
-            tuple.push_back(is_productive_[part] ? state_of_part(part) : kDead);
+        std::vector<int32_t> tuple{universe().start};
+        each_part(index, [&](int32_t part, bool is_negated) {
+            const int32_t state = is_productive_[part] ? state_entered(part, kEndOfPart) : kDead;
+            tuple.push_back(state << 1 | is_negated);
         });
+        return simplified_tuple(tuple);
+    }
+
+    int32_t simplified_tuple(std::vector<int32_t>& tuple) {
+        const auto past = std::remove(tuple.begin() + 1, tuple.end(), kDead << 1 | 1);
+        tuple.erase(past, tuple.end());
+        std::sort(tuple.begin() + 1, tuple.end());
+        tuple.erase(std::unique(tuple.begin() + 1, tuple.end()), tuple.end());
+        for (size_t i = 1; i < tuple.size(); ++i) {
+            if (tuple[i] == kDead << 1) return kNoTuple;
+            if (i > 1 && tuple[i] >> 1 == tuple[i - 1] >> 1) return kNoTuple;  // must and must not
+            if ((tuple[i] & 1) == 0) tuple[0] = kDead;
+        }
         return interned_tuple(tuple);
     }
 
     const Dfa& universe() { return construction_.any_text(); }
 
-    int32_t state_of_part(int32_t part) { return state_of(entered(part, kEndOfPart)); }
+    int32_t state_entered(int32_t index, int32_t next) {
+        const int32_t one = entered(index, next);
+        return one == kNothing ? kDead : state_of(one);
+    }
 
     // Calls `see` with each part and whether it must not match.
     template <typename See> void each_part(int32_t index, See see) const {
@@ -576,42 +765,43 @@ class Lazy {
     // The tuple after a byte; kNoTuple where a part that is required cannot match any more.
     int32_t after(int32_t index, int32_t byte_class) {
         check_work();
-        const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
+        if (tuple[0] != kDead) {
+            tuple[0] = after_in_universe(tuple[0], byte_class);
+            if (tuple[0] == kDead) return kNoTuple;
+        }
+        for (size_t i = 1; i < tuple.size(); ++i) {
+            const int32_t to = target(tuple[i] >> 1, byte_class), is_negated = tuple[i] & 1;
+            if (to == kDead && !is_negated) return kNoTuple;
+            tuple[i] = to << 1 | is_negated;
+        }
+        return simplified_tuple(tuple);
+    }
+
+    int32_t after_in_universe(int32_t state, int32_t byte_class) {
         const Dfa& texts = universe();
-        std::vector<int32_t> next{tuple[0],
-                                  texts.row(tuple[1])[texts.class_of[first_byte_[byte_class]]]};
-        if (next[1] == kDead) return kNoTuple;
-        bool is_possible = true;
-        each_part(tuple[0], [&](int32_t, bool is_negated) {
-            if (!is_possible) return;
-            next.push_back(target(tuple[next.size()], byte_class));
-            is_possible = is_negated || next.back() != kDead;
-        });
-        return is_possible ? interned_tuple(next) : kNoTuple;
+        return texts.row(state)[texts.class_of[first_byte_[byte_class]]];
     }
 
     // The first class from `byte_class` on that leads elsewhere.
     int32_t end_of_equal(int32_t index, int32_t byte_class) {
         const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
-        const Dfa& texts = universe();
-        const int32_t* row = texts.row(tuple[1]);
-        const auto leads = [&](int32_t c) { return row[texts.class_of[first_byte_[c]]]; };
+        const auto leads = [&](int32_t c) {
+            return tuple[0] == kDead ? kDead : after_in_universe(tuple[0], c);
+        };
         int32_t past = byte_class + 1;
         for (; past < num_classes_ && leads(past) == leads(byte_class); ++past)
-            for (size_t i = 2; i < tuple.size(); ++i)
-                if (target(tuple[i], past) != target(tuple[i], byte_class)) return past;
+            for (size_t i = 1; i < tuple.size(); ++i)
+                if (target(tuple[i] >> 1, past) != target(tuple[i] >> 1, byte_class)) return past;
         return past;
     }
 
     bool is_match(int32_t index) {
         const std::vector<int32_t> tuple(tuples_.begin(index), tuples_.end(index));
-        if (!universe().accepting[tuple[1]]) return false;
-        bool is_whole = true;
-        size_t at = 2;
-        each_part(tuple[0], [&](int32_t, bool is_negated) {
-            is_whole = is_whole && accepts(tuple[at++]) != is_negated;
+        if (tuple[0] != kDead && !universe().accepting[tuple[0]]) return false;
+        return std::all_of(tuple.begin() + 1, tuple.end(), [&](int32_t part) {
+            return accepts(part >> 1) != ((part & 1) != 0);
         });
-        return is_whole;
     }
 
     // Whether some text leads to a match: a search, breadth first, which ends at the first one.
@@ -638,7 +828,7 @@ class Lazy {
     }
 
     void check_work() {
-        if (++work_ > kMaxWork || table.has_failed) throw Failure{Code::time};
+        if (++work_ > kMaxWork || has_failed()) throw Failure{Code::time};
     }
 
     void add_edge(int32_t low, int32_t high, int32_t to) {
@@ -702,28 +892,20 @@ class Lazy {
     const std::vector<int32_t> words_;
     const GrammarTable grammar_;
     Budget budget_;
-    const Budget endless_{0, 0, 1e300};
     Construction construction_;
     std::vector<uint8_t> is_nullable_, is_productive_, is_finite_, has_text_, is_infinite_,
         is_reached_;
     std::array<uint8_t, 256> class_of_{};
     int32_t num_classes_ = 1, start_ = kDead;
 
-    std::vector<Continuation> continuations_;
-    std::vector<int32_t> slots_, of_single_;
-    std::vector<uint32_t> seen_in_;
-    SetTable states_, joins_, tuples_;
-    std::vector<uint8_t> liveness_;  // of tuples
     std::vector<int32_t> first_byte_;  // of classes
-    std::vector<int32_t> transitions_;
-    std::vector<uint8_t> is_accepting_;
-    std::vector<int16_t> runs_;
 
     // Of one row in the making; a row of an operation needs others, of its parts.
     struct Scratch {
         uint32_t round = 0;
         std::vector<int32_t> pending, leaves, targets;
         std::vector<std::array<int32_t, 3>> fewest;
+        std::vector<std::pair<int32_t, int32_t>> calls;  // of rules: root, what follows
         std::vector<Edge> edges, active;
     };
     std::vector<std::unique_ptr<Scratch>> scratches_;
@@ -785,6 +967,12 @@ extern "C" int32_t stemma_lazy_accepts(Lazy* lazy, int32_t state) {
 extern "C" int32_t stemma_lazy_exit(Lazy* lazy, int32_t state) {
     lazy->begin();
     return lazy->exit(state);
+}
+
+// Forgets all states but the start and `kept` [num_kept], which become their new numbers; 0: there is
+// no memory for that, and nothing was changed.
+extern "C" int32_t stemma_lazy_keep(Lazy* lazy, int32_t* kept, int64_t num_kept) {
+    return lazy->keep(kept, num_kept);
 }
 
 // `sizes`: number of states, bytes.

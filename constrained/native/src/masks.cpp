@@ -7,6 +7,7 @@
 // Source of the walk: Willard & Louf 2023, section 4, with a trie in place of a loop over tokens.
 // Layouts are those of constrained/token_masks.py.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -143,65 +144,72 @@ void walk_beyond(
     }
 }
 
-void add(std::vector<int32_t>& states, int32_t state) {
-    for (const int32_t known : states)
-        if (known == state) return;
-    states.push_back(state);
-}
+// States in the order in which they were added, each once. Mostly there are few.
+class States {
+  public:
+    bool add(int32_t state) {
+        if (slots_.empty() ? std::find(begin(), end(), state) != end() : !claim(state)) return false;
+        states_.push_back(state);
+        if (states_.size() >= kFew && 2 * states_.size() > slots_.size()) grow();
+        return true;
+    }
+    size_t size() const { return states_.size(); }
+    std::vector<int32_t>::const_iterator begin() const { return states_.begin(); }
+    std::vector<int32_t>::const_iterator end() const { return states_.end(); }
 
-bool has_dead(const std::vector<int32_t>& states) {
+  private:
+    static constexpr size_t kFew = 16;
+
+    // A slot for the state, unless it has one.
+    bool claim(int32_t state) {
+        const size_t mask = slots_.size() - 1;
+        size_t slot = (static_cast<uint32_t>(state) * 0x9E3779B1u >> 8) & mask;
+        for (; slots_[slot] >= 0; slot = (slot + 1) & mask)
+            if (slots_[slot] == state) return false;
+        slots_[slot] = state;
+        return true;
+    }
+
+    void grow() {
+        slots_.assign(slots_.empty() ? 4 * kFew : 2 * slots_.size(), -1);
+        for (const int32_t state : states_) claim(state);
+    }
+
+    std::vector<int32_t> states_, slots_;  // the latter a power of two, once there are more than few
+};
+
+bool has_dead(const States& states) {
     for (const int32_t state : states)
         if (state == kDead) return true;
     return false;
 }
 
-std::vector<int32_t> after(const Dfa& dfa, const std::vector<int32_t>& from, int low, int high) {
-    std::vector<int32_t> states;
+States after(const Dfa& dfa, const States& from, int low, int high) {
+    States states;
     for (const int32_t state : from)
-        for (int byte = low; byte <= high; byte++) add(states, dfa.step(state, byte));
+        for (int byte = low; byte <= high; byte++) states.add(dfa.step(state, byte));
     return states;
 }
-
-// The states that a search has met.
-class Met {
-  public:
-    explicit Met(int32_t first) { add(first); }
-
-    // Whether it is new.
-    bool add(int32_t state) {
-        const size_t word = static_cast<size_t>(state) >> 6;
-        if (word >= bits_.size()) bits_.resize(word + 64, 0);
-        const uint64_t bit = uint64_t{1} << (state & 63);
-        if (bits_[word] & bit) return false;
-        bits_[word] |= bit;
-        size_++;
-        return true;
-    }
-    size_t size() const { return size_; }
-
-  private:
-    std::vector<uint64_t> bits_;
-    size_t size_ = 0;
-};
 
 bool is_plain(int byte) { return byte != '"' && byte != '\\'; }  // of ASCII from 0x20 on
 
 // The states after one character of plain text: neither a control, nor quote, nor backslash.
-std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
+States after_character(const Dfa& dfa, int32_t state) {
     struct Lead { int low, high, next_low, next_high, num_more; };  // Unicode 15, table 3-7
     static constexpr Lead kLeads[] = {
         {0xC2, 0xDF, 0x80, 0xBF, 0}, {0xE0, 0xE0, 0xA0, 0xBF, 1}, {0xE1, 0xEC, 0x80, 0xBF, 1},
         {0xED, 0xED, 0x80, 0x9F, 1}, {0xEE, 0xEF, 0x80, 0xBF, 1}, {0xF0, 0xF0, 0x90, 0xBF, 2},
         {0xF1, 0xF3, 0x80, 0xBF, 2}, {0xF4, 0xF4, 0x80, 0x8F, 2},
     };
-    std::vector<int32_t> states;
+    States states, self;
+    self.add(state);
     for (int byte = 0x20; byte < 0x80; byte++)
-        if (is_plain(byte)) add(states, dfa.step(state, byte));
+        if (is_plain(byte)) states.add(dfa.step(state, byte));
     for (const Lead& lead : kLeads) {
-        std::vector<int32_t> reached = after(dfa, {state}, lead.low, lead.high);
+        States reached = after(dfa, self, lead.low, lead.high);
         reached = after(dfa, reached, lead.next_low, lead.next_high);
         for (int i = 0; i < lead.num_more; i++) reached = after(dfa, reached, 0x80, 0xBF);
-        for (const int32_t one : reached) add(states, one);
+        for (const int32_t one : reached) states.add(one);
     }
     return states;
 }
@@ -210,22 +218,23 @@ std::vector<int32_t> after_character(const Dfa& dfa, int32_t state) {
 // state that refuses one. Exact where no run can be longer.
 int16_t runs_from(const Dfa& dfa, int32_t state, int64_t max_run) {
     if (dfa.step(state, ' ') == kDead || dfa.step(state, 'a') == kDead) return 0;  // most states
-    Met met(state);
+    States seen;
+    seen.add(state);
     std::vector<int32_t> edge{state};
     bool is_chain = true;
     for (int64_t length = 0; length < max_run; length++) {
         std::vector<int32_t> next;
         for (const int32_t from : edge) {
-            const std::vector<int32_t> reached = after_character(dfa, from);
+            const States reached = after_character(dfa, from);
             if (has_dead(reached)) {
                 const bool is_exact = is_chain && reached.size() == 1;
                 return static_cast<int16_t>(2 * length + is_exact);
             }
             is_chain = is_chain && reached.size() == 1;
             for (const int32_t to : reached)
-                if (met.add(to)) next.push_back(to);
+                if (seen.add(to)) next.push_back(to);
         }
-        if (met.size() > kMaxStates) return static_cast<int16_t>(2 * length);
+        if (seen.size() > kMaxStates) return static_cast<int16_t>(2 * length);
         if (next.empty()) break;
         edge.swap(next);
     }
@@ -235,8 +244,8 @@ int16_t runs_from(const Dfa& dfa, int32_t state, int64_t max_run) {
 bool leads_to_itself(const Dfa& dfa, int32_t state) {
     for (int byte = 0x20; byte < 0x80; byte++)
         if (is_plain(byte) && dfa.step(state, byte) != state) return false;
-    const std::vector<int32_t> reached = after_character(dfa, state);
-    return reached.size() == 1 && reached[0] == state;
+    const States reached = after_character(dfa, state);
+    return reached.size() == 1 && *reached.begin() == state;
 }
 
 // Whether all tokens of plain text may follow, as far as that is known or soon found.
@@ -301,7 +310,8 @@ struct Gap {
 // The nearest gap in the texts of `bytes`; without missing bytes and of length `most` where there is
 // none before, or as long as the search went.
 Gap nearest_gap(const Dfa& dfa, int32_t state, const ByteSet& bytes, int64_t most) {
-    Met met(state);
+    States seen;
+    seen.add(state);
     std::vector<int32_t> edge{state};
     for (int64_t length = 1; length < most; length++) {
         std::vector<int32_t> next;
@@ -309,14 +319,14 @@ Gap nearest_gap(const Dfa& dfa, int32_t state, const ByteSet& bytes, int64_t mos
             for (int byte = 0; byte < 127; byte++) {
                 if (!bytes.has(byte)) continue;
                 const int32_t to = dfa.step(from, byte);
-                if (!met.add(to)) continue;
+                if (!seen.add(to)) continue;
                 const ByteSet missing = bytes.without(alive_in(dfa, to));
                 if (missing.size() > 0) return {missing, byte, length};
                 next.push_back(to);
             }
         }
         if (next.empty()) break;
-        if (met.size() > kMaxStates) return {{}, 0, length};
+        if (seen.size() > kMaxStates) return {{}, 0, length};
         edge.swap(next);
     }
     return {{}, 0, most};

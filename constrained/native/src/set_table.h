@@ -12,7 +12,7 @@ namespace stemma {
 // Ascending sets, numbered as they come.
 class SetTable {
   public:
-    explicit SetTable(const Budget& budget) : budget_(budget), slots_(64, -1) {}
+    explicit SetTable(const Budget& budget) : budget_(&budget), slots_(64, -1) {}
 
     int32_t size() const { return static_cast<int32_t>(ends_.size()); }
     size_t num_bytes() const {
@@ -32,7 +32,7 @@ class SetTable {
             if (is_same) return set;
         }
         words_.insert(words_.end(), states.begin(), states.end());
-        budget_.check_memory(words_.size());
+        budget_->check_memory(words_.size());
         ends_.push_back(words_.size());
         hashes_.push_back(hash);
         slots_[slot] = size() - 1;
@@ -60,7 +60,7 @@ class SetTable {
         }
     }
 
-    const Budget& budget_;
+    const Budget* budget_;
     std::vector<int32_t> words_, slots_;
     std::vector<size_t> ends_;
     std::vector<uint64_t> hashes_;

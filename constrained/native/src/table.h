@@ -13,12 +13,15 @@ void fill_row(Lazy& lazy, int32_t state);  // may move the rows
 void begin_call(Lazy& lazy);               // its limit of work begins anew
 
 struct Table {
+    static constexpr int64_t kFull = 1, kFailed = 2;
+
     const uint8_t* class_of;     // [256]
     const int32_t* transitions;  // [num_states, num_classes]; of a lazy automaton -1: not made yet
     int64_t num_classes;
     int16_t* runs;  // [num_states]: 2 * (length of free runs) + is_exact, or -1: unknown
     Lazy* lazy;     // makes the rows; null where all are there
-    int64_t has_failed;  // a limit of `lazy` was hit: rows made since then lead nowhere
+    // Of `lazy`. kFull: it takes much memory. kFailed: rows made since then lead nowhere.
+    int64_t limit;
 
     int32_t step(int32_t state, int byte) const {
         const int32_t to = transitions[state * num_classes + class_of[byte]];
@@ -28,6 +31,6 @@ struct Table {
     }
 };
 
-static_assert(offsetof(Table, has_failed) == 40, "constrained/lazy.py reads it there");
+static_assert(offsetof(Table, limit) == 40, "constrained/lazy.py reads it there");
 
 }  // namespace stemma

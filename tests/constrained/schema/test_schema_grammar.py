@@ -354,3 +354,35 @@ def test_the_documentation_has_the_table_of_keywords() -> None:
     with open(page, encoding="utf-8") as file:
         assert keyword_table() in file.read(), "run keyword_table() and put it into the page"
     assert all(f"`{name}`" in keyword_table() for name in KEYWORDS)
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "anyOf"])
+def test_a_recursive_union_takes_rules_for_each_kind_and_not_for_each_pair(keyword: str) -> None:
+    to_any = {"$ref": "#/$defs/any"}
+    member = to_any if keyword == "$ref" else {"anyOf": [to_any, {"type": "null"}]}
+    kinds = {
+        f"n{i}": {
+            "type": "object",
+            "properties": {"kind": {"const": i}, "next": {**member, "title": f"after {i}"}},
+            "required": ["kind"],
+        }
+        for i in range(50)
+    }
+    either = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in kinds]}
+    schema = {"$ref": "#/$defs/any", "$defs": {**kinds, "any": either}}
+    assert len(schema_grammar(schema).grammar.rules) < 50 * 6
+
+
+def test_a_place_keeps_its_rank_where_it_is_beside_another() -> None:
+    """The reference comes second, though its target was read first."""
+    schema = {
+        "properties": {
+            "x": {"$ref": "#/$defs/b"},
+            "y": {"properties": {"a": {"const": 1}}, "required": ["a"]},
+        },
+        "allOf": [{"properties": {"y": {"$ref": "#/$defs/b"}}}],
+        "required": ["y"],
+        "additionalProperties": False,
+        "$defs": {"b": {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}},
+    }
+    assert matches(schema, '{"y":{"a":1,"b":2}}')
