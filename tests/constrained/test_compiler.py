@@ -309,3 +309,15 @@ def test_an_error_in_a_grammar_counts_the_callers_lines(
     message = str(caught.value)
     assert message.startswith(f"ebnf: {place}: ")
     assert shown in message and "%llguidance" not in message
+
+
+@needs_native
+def test_what_neither_automaton_nor_parser_can_hold_is_refused_with_a_remedy() -> None:
+    schema = {
+        "pattern": "^([a-z]{0,50}-){0,50}$",
+        "minLength": 300,
+        "maxLength": 400,
+        "not": {"pattern": "ab.*cd"},
+    }
+    with pytest.raises(InvalidGrammar, match="automaton: .*; for the parser: .*remedy: .*`pattern`"):
+        compile_grammar(spec_of("json_schema", {"type": "string", **schema}), Limits(max_cpu_s=0.1))
