@@ -219,7 +219,15 @@ def _on_the_way(
     try:
         automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
     except (NotRegular, TooManyStates) as error:
-        return _of_lark(to_lark(grammar), f"too large for an automaton: {error}")
+        reason = f"too large for an automaton: {error}"
+        try:
+            return _of_lark(to_lark(grammar), reason)
+        except InvalidGrammar as refusal:
+            remedy = (
+                "smaller counts (`minLength`, `maxLength`, repetitions in a `pattern`) where "
+                "`pattern`, `format` or `not` ask for more of the same text"
+            )
+            raise InvalidGrammar(f"{reason}; for the parser: {refusal}; remedy: {remedy}") from None
     if automaton.is_empty:
         raise InvalidGrammar("it matches nothing")
     automaton.is_accepting(automaton.start)  # makes the first transitions

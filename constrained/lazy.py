@@ -22,7 +22,7 @@ from .regular.flat_grammar import FlatGrammar
 from .regular.limits import Budget
 
 LIMIT_REACHED = (
-    "the grammar takes more than 20 million steps, or 320 MB, for one token; remedy: patterns that "
+    "the grammar takes more than 8 million steps, or 320 MB, for one token; remedy: patterns that "
     "repeat less before their end, fewer alternatives that begin alike, no `not` of a pattern"
 )
 _LIMIT_AT = 40  # bytes into struct Table of native/src/table.h

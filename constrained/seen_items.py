@@ -2,7 +2,8 @@
 
 As with keys (`seen_keys.py`) the items of an array are a log that grows at one end and serves all
 positions of one text, and so does the text itself: a position is a prefix of each. Reading on from
-an earlier position drops what came after it.
+an earlier position drops what came after it. Blanks between tokens are left out of both: what may
+follow is the same with them, but for the digits of a number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from decimal import Decimal, DecimalException
+from math import isinf
 from typing import Any
 
 from .item_places import NOWHERE, ROOT, ItemPlace, ItemPlaces
@@ -45,11 +47,14 @@ def _canonical(value: Any) -> str:
 
 
 def _number(text: str) -> str:
-    """Integers are exact, however large; a fraction is as a reader of doubles has it."""
+    """Integers are exact, however large; a fraction is as a reader of doubles has it, and so is a
+    number with an exponent that is too large for one."""
+    if not text.lstrip("-").isdigit() and isinf(as_read := float(text)):
+        return str(as_read)
     try:
         value = Decimal(text)
-    except DecimalException:  # an exponent of many digits
-        return text
+    except DecimalException:  # a small number, with an exponent of many digits
+        return "0"
     places = value.as_tuple().exponent
     if isinstance(places, int) and places < 0 and any(value.as_tuple().digits[places:]):
         as_double = Decimal(float(text))
@@ -79,14 +84,20 @@ class ItemScan:
     """The position at the end of a JSON text so far."""
 
     places: ItemPlaces
-    tape: bytearray  # the text since the first array of unique items was opened
+    tape: bytearray  # the text since the first array of unique items was opened, without blanks
     length: int = 0  # of the tape, here
     frames: tuple[Frame, ...] = ()
     is_string: bool = False
     is_escaped: bool = False
     key: bytes | None = None  # what an open key has so far
     awaits_key: bool = False
+    is_blank: bool = False  # the last byte, outside of a string
     repeats: bool = False  # an item has been repeated
+
+    @property
+    def has_ended_number(self) -> bool:
+        """Whether a number came last, and a blank after it."""
+        return self.is_blank and self.tape[self.length - 1 : self.length].isdigit()
 
     @property
     def watched(self) -> list[Frame]:
@@ -100,8 +111,8 @@ class ItemScan:
         return is_value and bool(self.frames) and self.frames[-1].items is not None
 
     def item(self, frame: Frame) -> bytes:
-        """The present item of an array of unique items, without blanks before it."""
-        return bytes(self.tape[frame.begin : self.length]).lstrip()
+        """The present item of an array of unique items."""
+        return bytes(self.tape[frame.begin : self.length])
 
     def place(self, frame: Frame) -> ItemPlace:
         """What holds for an open array or object."""
@@ -125,6 +136,7 @@ class _Cursor:
         self.is_string, self.is_escaped = scan.is_string, scan.is_escaped
         self.key = None if scan.key is None else bytearray(scan.key)
         self.awaits_key, self.repeats = scan.awaits_key, scan.repeats
+        self.is_blank = scan.is_blank
         self.num_watched = sum(frame.items is not None for frame in self.frames)
 
     def scan(self) -> ItemScan:
@@ -137,6 +149,7 @@ class _Cursor:
             self.is_escaped,
             None if self.key is None else bytes(self.key),
             self.awaits_key,
+            self.is_blank,
             self.repeats,
         )
 
@@ -156,6 +169,7 @@ class _Cursor:
             at = end + 1
 
     def _take(self, data: bytes) -> None:
+        self.is_blank = self.is_blank and not data
         if self.num_watched:
             self.tape += data
         if self.key is not None:
@@ -177,7 +191,7 @@ class _Cursor:
             self._next()
         else:
             self._end_item(at_blank=True)
-            self._take(bytes([byte]))
+            self.is_blank = True
 
     def _in_string(self, byte: int) -> None:
         if byte == BACKSLASH:
@@ -252,7 +266,7 @@ class _Cursor:
             self.repeats |= _item(text) in frame.items
 
     def _item(self, frame: Frame) -> bytes:
-        return bytes(self.tape[frame.begin :]).strip()
+        return bytes(self.tape[frame.begin :])
 
 
 def _item(text: bytes) -> str:

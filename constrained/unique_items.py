@@ -38,6 +38,8 @@ from .vocabulary import Vocabulary
 MAX_PROBES = 200  # of the inner matcher, for one mask; undecided tokens are allowed
 MIN_WAYS_OUT = 4  # from here on a text is not looked at again before as many items have come
 _STRING = rb'"(?:[^"\\]|\\.)*"'
+_WHOLE_STRING = re.compile(_STRING, re.DOTALL)
+_BLANK = re.compile(rb"[ \t\r\n]")
 _ENDS_OUTSIDE = re.compile(rb'[^"]*[,\]}\s]|[^"]*%s' % _STRING, re.DOTALL)
 
 
@@ -174,6 +176,7 @@ class UniqueItemsMatcher:
             yield tokens.outside
         elif not scan.is_item_string and not scan.is_escaped:
             yield tokens.brackets_in_string
+            yield tokens.spaced
         elif scan.is_escaped or BACKSLASH in scan.item(scan.frames[-1]):
             yield tokens.with_quote
         else:
@@ -210,7 +213,9 @@ class UniqueItemsMatcher:
             begun = after.item(frame)
             assert frame.items is not None
             is_along = frame.items.count and frame.items.have_prefix(begun)
-            if is_along and not self._has_way(after, frame, begun, token):
+            if is_along and not self._has_way(
+                after, frame, begun, token, is_over=after.has_ended_number
+            ):
                 return True
         return False
 
@@ -256,27 +261,31 @@ class UniqueItemsMatcher:
             notes.onward[token] = text
         return notes
 
-    def _has_way(self, scan: ItemScan, frame: Frame, begun: bytes, token: int) -> bool:
-        """Whether an item that begins so, after a token, can be new. `scan` is of the frame."""
+    def _has_way(
+        self, scan: ItemScan, frame: Frame, begun: bytes, token: int, *, is_over: bool = False
+    ) -> bool:
+        """Whether an item that begins so, after a token, can be new. `scan` is of the frame;
+        `is_over`: no digit can follow."""
         assert frame.items is not None
         words = scan.place(frame).words_at(frame.index)
         if words is not None:
             left = _left(words, frame.items)
             at = bisect.bisect_left(left, begun)
             return at < len(left) and left[at].startswith(begun)
-        known = _known_ways(frame.items, begun)
+        known = _known_ways(frame.items, _place_of(begun, is_over))
         if known is not None:
             return known > 0
         if not self._vocabulary.writes_all_bytes or not self._inner.consume(token):
             return True
-        has_way = self._ways(frame.items, begun) > 0
+        has_way = self._ways(frame.items, begun, is_over=is_over) > 0
         self._inner.rollback(1)
         return has_way
 
-    def _ways(self, items: Keys, begun: bytes) -> int:
+    def _ways(self, items: Keys, begun: bytes, *, is_over: bool = False) -> int:
         """In how many ways an item that begins so can be new, at least; the inner matcher is at the
         end of this text. A further item takes away one of them at most."""
-        known = _known_ways(items, begun)
+        place = _place_of(begun, is_over)
+        known = _known_ways(items, place)
         if known is not None:
             return known
         self._num_probes += 1
@@ -286,8 +295,10 @@ class UniqueItemsMatcher:
         self._inner.mask(mask)
         texts = self._vocabulary.token_bytes
         following = {texts[token][0] for token in self._tokens.single.among(mask)}
+        if not _is_in_string(begun):
+            following.difference_update(b" \t\r\n")  # after these it is the same item
         along: set[int] = set()
-        if items.have_written(begun):
+        if items.have_written(begun) or _is_number_in(items, begun):
             along |= DELIMITERS
         along.update(items.bytes_after(begun))
         num_ways = len(following - along)
@@ -296,7 +307,7 @@ class UniqueItemsMatcher:
             if num_ways >= MIN_WAYS_OUT:
                 break
         if self._num_probes <= MAX_PROBES:
-            items.current().set_room(begun, items.count, num_ways)
+            items.current().set_room(place, items.count, num_ways)
         return num_ways
 
     def _ways_after(self, items: Keys, begun: bytes, byte: int) -> int:
@@ -322,6 +333,7 @@ class ItemTokens(NamedTuple):
     ends: TokenSet  # by brackets, too
     busy: TokenSet  # by more, or it contains an escape
     brackets_in_string: TokenSet  # in a string: brackets are among what follows
+    spaced: TokenSet  # in a string: it is followed by a blank somewhere
     arrays: TokenSet  # that may begin an array and repeat an item
 
 
@@ -349,6 +361,7 @@ def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
         brackets_in_string=TokenSet(
             i for i in with_quote if has_bracket[i] or (b"[" in behind[i] and b"," in behind[i])
         ),
+        spaced=TokenSet(i for i in with_quote if _BLANK.search(behind[i])),
         arrays=TokenSet(i for i in written if b"[" in texts[i] and b"," in texts[i]),
     )
 
@@ -373,6 +386,23 @@ def _known_ways(items: Keys, begun: bytes) -> int | None:
         return 0
     left = since + num_ways - items.count
     return left if left > 0 else None
+
+
+def _place_of(begun: bytes, is_over: bool) -> bytes:
+    """What decides which texts may follow."""
+    return begun + b" " * is_over
+
+
+def _is_number_in(items: Keys, text: bytes) -> bool:
+    """Whether the items have this number, however it is spelled."""
+    if not text[-1:].isdigit() or text[:1] in b'"[{':
+        return False
+    return canonical_item(text) in items
+
+
+def _is_in_string(begun: bytes) -> bool:
+    """Whether a string is open at the end of this text."""
+    return b'"' in _WHOLE_STRING.sub(b"", begun)
 
 
 def _left(words: tuple[str, ...], items: Keys) -> list[bytes]:

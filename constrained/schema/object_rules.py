@@ -180,7 +180,7 @@ class _ObjectRules:
         members = [self._member(entry) for entry in self.listed]
         free = alt(*(self._member(entry) for entry in self.free)) if self.free else NOTHING
         more: list[Expression] = [spacing.close_object, repeat(concat(spacing.comma, free), 0)]
-        firsts = [spacing.close_object]
+        firsts: list[Expression] = [Literal("}")]
         if free != NOTHING:
             firsts.append(concat(free, *reversed(more)))
         required = self.case.required
@@ -300,7 +300,7 @@ class _ObjectRules:
             concat(spacing.comma, free), max(least - 1, 0), None if most is None else most - 1
         )
         some = concat(free, rest, spacing.close_object)
-        return alt(some, spacing.close_object) if least == 0 else some
+        return alt(some, Literal("}")) if least == 0 else some
 
     def _close(self, count: int) -> Expression:
         return self.writer.spacing.close_object if count else Literal("}")

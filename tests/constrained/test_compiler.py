@@ -14,6 +14,7 @@ from stemma.constrained.compiled_grammar import CompiledGrammar
 from stemma.constrained.compiler import Limits, compile_grammar, prepare
 from stemma.constrained.lark import json_to_lark
 from stemma.constrained.matcher import BoundGrammar
+from stemma.constrained.native.bindings import library
 from stemma.constrained.schema.schema_grammar import schema_grammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.unique_keys import key_tokens
@@ -309,3 +310,18 @@ def test_an_error_in_a_grammar_counts_the_callers_lines(
     message = str(caught.value)
     assert message.startswith(f"ebnf: {place}: ")
     assert shown in message and "%llguidance" not in message
+
+
+def test_what_neither_automaton_nor_parser_can_hold_is_refused_with_a_remedy() -> None:
+    if library() is None:
+        pytest.skip("without compiled code there is the parser alone")
+    schema = {
+        "type": "string",
+        "pattern": "^([a-z]{0,50}-){0,50}$",
+        "minLength": 300,
+        "maxLength": 400,
+        "not": {"pattern": "ab.*cd"},
+    }
+    both = r"automaton: .*; for the parser: .*remedy: .*`pattern`"
+    with pytest.raises(InvalidGrammar, match=both):
+        compile_grammar(spec_of("json_schema", schema), Limits(max_cpu_s=0.1))

@@ -27,7 +27,7 @@ PIECES = [
     b'","', b'",', b'"]', b'["', b'a"', b'a","a"', b'["a","a"', b"[1,1", b"1,", b"1,1", b",1",
     b"1]", b"},", b"},{", b'{"a":', b'":1', b"]]", b"],[", b"1],[1]", b"true", b"true,", b"ab",
     b'b"', b'"b', b'\\u0061"', b"12", b"12,", b"0,", b".0", b".0,", b'"a"', b'"a",', b'"a":1},',
-    b":1}", b'"a"]}',
+    b":1}", b'"a"]}', b'": ', b', "', b'",\n', b"},\n", b" {", b"1 ", b" \t ", b"]\n", b":\n1 ",
 ]  # fmt: skip
 VOCABULARY = vocabulary_of([*BYTES, *PIECES])
 ANY = (ItemPlace(), ItemPlace(is_unique=True))
@@ -55,6 +55,11 @@ SCHEMAS = [
     unique({"enum": [1, 12, 123, "1", "12", True, "true", None, 0, 10, 100]}, minItems=11),
     unique(PAIR, minItems=6),
     unique(unique({"enum": [*range(10)]}, maxItems=2), minItems=3),
+    unique({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+            "additionalProperties": False}, minItems=2),
+    unique({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 11},
+            "maxItems": 1}, minItems=12),
+    unique({"type": "integer"}, prefixItems=[{"type": "number", "minimum": 0, "maximum": 1}]),
     {"type": "object", "properties": {"u": unique({"type": "integer"}), "l": {"items": {}}},
      "required": ["u", "l"]},
     {"additionalProperties": unique({"type": "string"}), "type": "object"},
@@ -107,10 +112,15 @@ def written(tokens: list[int]) -> bytes:
     return b"".join(VOCABULARY.token_bytes[t] for t in tokens)
 
 
-@pytest.mark.parametrize("is_regular", [True, False])
+@pytest.mark.parametrize(
+    ("is_regular", "whitespace"), [(True, "compact"), (False, "compact"), (True, "flexible")]
+)
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
-def test_random_outputs_are_valid_and_never_stuck(schema: Any, is_regular: bool) -> None:
-    grammar = bound(schema, Limits() if is_regular else Limits(max_states=3))
+def test_random_outputs_are_valid_and_never_stuck(
+    schema: Any, is_regular: bool, whitespace: str
+) -> None:
+    limits = Limits() if is_regular else Limits(max_states=3)
+    grammar = bound(schema, limits, whitespace=whitespace)
     validator = jsonschema.Draft202012Validator(schema)
     num_written = 0
     for seed in range(8):
@@ -125,9 +135,10 @@ def test_random_outputs_are_valid_and_never_stuck(schema: Any, is_regular: bool)
     assert num_written
 
 
+@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
-def test_the_mask_is_what_consume_takes(schema: Any) -> None:
-    matcher = bound(schema).matcher()
+def test_the_mask_is_what_consume_takes(schema: Any, whitespace: str) -> None:
+    matcher = bound(schema, whitespace=whitespace).matcher()
     rng = random.Random(7)
     for _ in range(25):
         tokens = allowed(matcher, VOCABULARY)
@@ -165,7 +176,14 @@ def test_equality_is_that_of_json_schema(items: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("1", "1.0"), ('"a"', '"\\u0061"'), ('{"a":1,"b":[2]}', '{"b":[2.0],"a":1}'), ("100", "1E2")],
+    [
+        ("0", "0E12345678901234567890"),
+        ("1e400", "1e4000"),
+        ("1", "1.0"),
+        ('"a"', '"\\u0061"'),
+        ('{"a":1,"b":[2]}', '{"b":[2.0],"a":1}'),
+        ("100", "1E2"),
+    ],
 )
 def test_equal_values_are_one_item_however_they_are_written(one: str, other: str) -> None:
     grammar = bound(unique({}))

@@ -29,7 +29,9 @@ constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
 constexpr size_t kMaxBytes = size_t{160} << 20;  // then it is full; twice as much is a failure
-constexpr int64_t kMaxWork = 20'000'000;  // steps of one call: about 0.1 s
+constexpr int64_t kMaxWork = 8'000'000;  // steps of one call, of 50 to 100 ns
+constexpr int64_t kStepsOfContinuation = 3, kClassesOfStep = 4;
+constexpr int64_t kTimedSteps = 16'384;  // before any text the budget's time is the limit
 // Expressions between two bytes; beyond, rules go round without one (left recursion).
 constexpr int64_t kMaxExpanded = 200'000;
 
@@ -64,6 +66,8 @@ class Lazy : Made {
         set_classes();
         begin_empty();
         find_productive();
+        is_timed_ = false;
+        begin();
         if (is_productive_[grammar_.start]) start_ = state_entered(grammar_.start, kEndOfText);
     }
 
@@ -304,7 +308,6 @@ class Lazy : Made {
         bool is_any_void = false;
         for (int32_t i = 0; i < grammar_.num_nodes; ++i) {
             if (!is_operation(i) || !is_reached_[i] || is_without_finite(i)) continue;
-            begin();
             const int32_t first = first_tuple(i);
             is_void[i] = first == kNoTuple || !is_live(first);
             if (has_failed()) throw Failure{Code::states};
@@ -470,6 +473,7 @@ class Lazy : Made {
         size_t slot = hashed(node, at, next) & (slots_.size() - 1);
         for (; slots_[slot] >= 0; slot = (slot + 1) & (slots_.size() - 1))
             if (is_same(continuations_[slots_[slot]])) return slots_[slot];
+        work_ += kStepsOfContinuation;
         const auto added = static_cast<int32_t>(continuations_.size());
         continuations_.push_back({node, at, next});
         of_single_.push_back(-1);
@@ -828,7 +832,16 @@ class Lazy : Made {
     }
 
     void check_work() {
-        if (++work_ > kMaxWork || has_failed()) throw Failure{Code::time};
+        ++work_;
+        if (is_timed_) {
+            if (work_ >= timed_until_) {
+                budget_.check_time();
+                timed_until_ = work_ + kTimedSteps;
+            }
+        } else if (work_ > kMaxWork) {
+            throw Failure{Code::time};
+        }
+        if (has_failed()) throw Failure{Code::time};
     }
 
     void add_edge(int32_t low, int32_t high, int32_t to) {
@@ -882,6 +895,7 @@ class Lazy : Made {
     }
 
     void add_row() {
+        work_ += num_classes_ / kClassesOfStep;
         transitions_.resize(transitions_.size() + num_classes_, states_.size() == 1 ? kDead : -1);
         is_accepting_.push_back(0);
         runs_.push_back(-1);
@@ -913,6 +927,8 @@ class Lazy : Made {
     Scratch* s_ = nullptr;
     uint32_t round_ = 0;
     int64_t work_ = 0;
+    int64_t timed_until_ = 0;
+    bool is_timed_ = true;
 };
 
 void fill_row(Lazy& lazy, int32_t state) { lazy.fill(state); }
