@@ -30,6 +30,7 @@ class CompiledGrammar:
     reason: str  # why this path
     dfa: Dfa | None = None
     rules: FlatGrammar | None = None  # of a lazy automaton
+    is_soon_begun: bool = False  # the lazy automaton, within some milliseconds
     lark: str | None = None
     regex: str | None = None  # for outlines-core
     warnings: tuple[str, ...] = ()
@@ -37,6 +38,23 @@ class CompiledGrammar:
     needs_unique_keys: bool = False
     has_patterned_keys: bool = False  # see SchemaGrammar
     item_places: ItemPlaces | None = None  # see SchemaGrammar
+
+    @property
+    def may_be_light(self) -> bool:
+        """Whether it may take little to follow: only an output tells. To look ahead along keys and
+        items is to ask about many places."""
+        return self.is_soon_begun and not self.has_patterned_keys and self.item_places is None
+
+    def bind_light(self, vocabulary: Vocabulary) -> BoundGrammar:
+        """As `bind`, of one that may be light: a call that takes much is an error of its output.
+        Raises InvalidGrammar where the first one does, too."""
+        assert self.may_be_light and self.rules is not None
+        automaton = LazyAutomaton(self.rules, Budget.of(MAX_STATES, None))
+        automaton.bound_light()
+        bound: BoundGrammar = FsmGrammar(automaton, vocabulary, self.reason, self.warnings)
+        if self.needs_unique_keys:
+            bound = UniqueKeys(bound, vocabulary, looks_ahead=False)
+        return bound
 
     def bind(self, vocabulary: Vocabulary) -> BoundGrammar:
         """Raises InvalidGrammar where no token begins a text of the language."""

@@ -10,7 +10,8 @@ grammar alone.
                                         |--long counts, much work--> Lark text   path "pushdown"
     Lark of the caller's ------------------------------------------------^
 
-The engine follows the first by itself, the others in processes of their own (`serving/parsers.py`).
+The engine follows the first by itself, and the second while that takes little
+(`serving/light_grammar.py`); the others in processes of their own (`serving/parsers.py`).
 
 `backends.py` compiles for `--grammar-backend`.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 
 
 # Of an automaton that the engine follows itself: as safe as it is fast, since no output can make it
-# do more. Others are followed in processes of their own.
+# do more.
 SMALL_STATES = 4_000
 SMALL_CPU_S = 0.01
 # Of one that is made on the way: to see whether an intersection is empty may take a search through
@@ -216,6 +218,7 @@ def _on_the_way(
         return _of_dfa(compiled_dfa(flat, small, native))
     if (most := flat.largest_count) > MAX_COUNT:
         return _of_lark(to_lark(grammar), f"something may come {most} times: too many states")
+    began_s = time.thread_time()
     try:
         automaton = LazyAutomaton(flat, Budget.of(limits.max_states, limits.max_cpu_s))
     except (NotRegular, TooManyStates) as error:
@@ -234,7 +237,8 @@ def _on_the_way(
     if automaton.has_failed:
         return _of_lark(to_lark(grammar), "too many rules without a byte between them")
     reason = f"{len(flat.rule_names)} rules, states as they are reached"
-    return CompiledGrammar("lazy", reason, rules=flat)
+    is_soon_begun = time.thread_time() < began_s + SMALL_CPU_S
+    return CompiledGrammar("lazy", reason, rules=flat, is_soon_begun=is_soon_begun)
 
 
 def _of_grammar(

@@ -25,6 +25,8 @@ LIMIT_REACHED = (
     "the grammar takes more than 8 million steps, or 320 MB, for one token; remedy: patterns that "
     "repeat less before their end, fewer alternatives that begin alike, no `not` of a pattern"
 )
+LIGHT_STEPS = 20_000  # of one call, 1 to 2 ms
+LIGHT_BYTES = 4 * 2**20
 _LIMIT_AT = 40  # bytes into struct Table of native/src/table.h
 _FAILED = 2
 
@@ -60,6 +62,10 @@ class LazyAutomaton:
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             self._native.stemma_free_lazy_automaton(self._handle)
+
+    def bound_light(self) -> None:
+        """From now on: no more for one call than whoever waits for it does not notice."""
+        self._native.stemma_lazy_limits(self._handle, LIGHT_STEPS, LIGHT_BYTES)
 
     def keep(self, states: Sequence[int]) -> list[int]:
         """Forget all states but the start and these; returns their new numbers. Raises MemoryError

@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_free_automaton": (None, _POINTER),
     "stemma_lazy_automaton": (_POINTER, _POINTER, *(_INT64,) * 3, ctypes.c_double, _POINTER),
     "stemma_free_lazy_automaton": (None, _POINTER),
+    "stemma_lazy_limits": (None, _POINTER, _INT64, _INT64),
     "stemma_lazy_table": (_POINTER, _POINTER),
     "stemma_lazy_start": (_INT32, _POINTER),
     "stemma_lazy_step": (_INT32, _POINTER, _INT32, ctypes.c_char_p, _INT64),

@@ -34,6 +34,7 @@ from ..compiled_grammar import CompiledGrammar
 from ..matcher import BoundGrammar, Path
 from ..spec import Backend, GrammarSpec
 from ..vocabulary import Vocabulary
+from .follower import FollowedGrammar
 from .frames import (
     DEFAULT_GRAMMAR_TIMEOUT_S,
     ENGINE_STACK_BYTES,
@@ -45,6 +46,7 @@ from .frames import (
 )
 from .grammar_files import LONG_S, GrammarFiles, file_name
 from .grammar_state import GrammarFailure, PendingGrammar
+from .light_grammar import LightGrammar, OpenProcess
 from .parsers import ParsedGrammar, Parsers
 from .worker_process import WorkerLost, WorkerProcess
 
@@ -117,7 +119,7 @@ class _Outcome:
     """A lane's result for a grammar."""
 
     entry: _Entry
-    result: BoundGrammar | CompiledGrammar | ParsedGrammar | GrammarFailure
+    result: BoundGrammar | CompiledGrammar | FollowedGrammar | GrammarFailure
     is_final: bool = True  # a retry would give the same
     schema: str | None = None  # see PendingGrammar
 
@@ -176,9 +178,10 @@ class GrammarCompiler:
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         vocabulary = self._vocabulary = _SharedVocabulary(make_vocabulary)
         self.parsers = Parsers(self._selector, vocabulary.prepared)
-        patient = _Lane(timeout_s, vocabulary, self._deliver, None, files, niceness=10)
+        shared = (files, self.parsers.open)
+        patient = _Lane(timeout_s, vocabulary, self._deliver, None, *shared, niceness=10)
         quick_s = min(QUICK_LIMIT_S, timeout_s)
-        quick = _Lane(quick_s, vocabulary, self._deliver, patient, files, niceness=0)
+        quick = _Lane(quick_s, vocabulary, self._deliver, patient, *shared, niceness=0)
         self._lanes = (quick, patient)
 
     @property
@@ -356,11 +359,14 @@ class _Lane:
         deliver: Callable[[_Outcome | _Validation], None],
         patient: _Lane | None,
         files: GrammarFiles | None,
+        open_: OpenProcess,
         *,
         niceness: int,
     ) -> None:
-        """`patient`: the lane that takes over what exceeds the limit here."""
+        """`patient`: the lane that takes over what exceeds the limit here; `open_` is
+        `Parsers.open`."""
         self._files = files
+        self._open = open_
         self._limit_s = limit_s
         self._bind = bind
         self._deliver = deliver
@@ -484,7 +490,17 @@ class _Lane:
         return self._ready_worker().ask(job)
 
     def _bound(self, entry: _Entry, compiled: CompiledGrammar) -> _Outcome:
-        """What is no automaton is bound in a process of its own, by `Parsers.open`."""
+        """What is no automaton is bound in a process of its own, by `Parsers.open`; what may take
+        little here, first."""
+        if compiled.may_be_light:
+            with contextlib.suppress(InvalidGrammar):  # its process says why, or takes longer
+                light = LightGrammar(
+                    compiled,
+                    compiled.bind_light(self._bind.prepared()),
+                    self._bind.prepared().num_words,
+                    self._open,
+                )
+                return _Outcome(entry, light, schema=compiled.schema)
         if compiled.dfa is None:
             return _Outcome(entry, compiled, schema=compiled.schema)
         try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..matcher import Mask
+from ..matcher import Mask, Path
 
 
 class Follower(Protocol):
@@ -55,6 +55,27 @@ class Follower(Protocol):
 
     def close(self) -> None:
         """The output has ended."""
+
+
+@runtime_checkable
+class FollowedGrammar(Protocol):
+    """A grammar that makes the states of its outputs itself."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds in this process."""
+
+    def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
+        """The state of one more output, at its start."""
 
 
 def allow(mask: Mask, token_ids: Iterable[int]) -> None:

@@ -16,8 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..matcher import BoundGrammar, Mask, Matcher
-from .follower import Follower, allow
-from .parsers import ParsedGrammar
+from .follower import FollowedGrammar, Follower, allow
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +34,7 @@ class GrammarFailure:
 class PendingGrammar:
     """A requested grammar: neither field is set while it is compiled, then one of them."""
 
-    bound: BoundGrammar | ParsedGrammar | None = None
+    bound: BoundGrammar | FollowedGrammar | None = None
     failure: GrammarFailure | None = None
     schema: str | None = None  # of a lenient one: outputs must be validated against it
 
@@ -47,7 +46,7 @@ class PendingGrammar:
     def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
         """The state of one output, at its start."""
         assert self.bound is not None, "the grammar is not there"
-        if isinstance(self.bound, ParsedGrammar):
+        if isinstance(self.bound, FollowedGrammar):
             return self.bound.follower(jump_forward, stop_ids)
         return GrammarState(self.bound.matcher(), jump_forward, stop_ids)
 

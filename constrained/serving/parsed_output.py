@@ -106,6 +106,13 @@ class ParsedOutput:
             if position.is_accepting:
                 allow(out, self._stop_ids)
 
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Stand behind these tokens, in place of the beginning, as soon as it is told where."""
+        self.tokens = list(tokens)
+        self._forced.clear()
+        self._position = None
+        self._parser.ask(self)
+
     def expect(self, tokens: Sequence[int]) -> None:
         if self._position is None and self._parser.takes_guesses:
             self.expected = tuple(tokens)

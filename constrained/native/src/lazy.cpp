@@ -28,7 +28,8 @@ constexpr int32_t kNothing = -1, kEndOfText = 0, kEndOfPart = 1;
 constexpr int32_t kUnknown = 0, kLive = 1, kDeadEnd = 2;
 constexpr size_t kMaxNested = 100;    // operations within each other
 constexpr int32_t kMaxJoined = 500;  // levels: each is a call
-constexpr size_t kMaxBytes = size_t{160} << 20;  // then it is full; twice as much is a failure
+// Unless told otherwise. Bytes: then it is full; twice as much is a failure.
+constexpr int64_t kMaxBytes = int64_t{160} << 20;
 constexpr int64_t kMaxWork = 8'000'000;  // steps of one call, of 50 to 100 ns
 constexpr int64_t kStepsOfContinuation = 3, kClassesOfStep = 4;
 constexpr int64_t kTimedSteps = 16'384;  // before any text the budget's time is the limit
@@ -76,6 +77,10 @@ class Lazy : Made {
     int32_t start() const { return start_; }
     int32_t num_states() const { return states_.size(); }
     void begin() { work_ = 0; }
+    void set_limits(int64_t max_work, int64_t max_bytes) {
+        max_work_ = max_work;
+        max_bytes_ = static_cast<size_t>(max_bytes);
+    }
 
     size_t num_bytes() const {
         return 4 * (transitions_.capacity() + words_.capacity() + slots_.capacity()) +
@@ -121,8 +126,8 @@ class Lazy : Made {
         }
         s_ = outer;
         --depth_;
-        if (num_bytes() > kMaxBytes && !has_failed())
-            table.limit = num_bytes() > 2 * kMaxBytes ? Table::kFailed : Table::kFull;
+        if (num_bytes() > max_bytes_ && !has_failed())
+            table.limit = num_bytes() > 2 * max_bytes_ ? Table::kFailed : Table::kFull;
     }
 
     // Forgets all states but the start and these, and sets `kept` to their new numbers. Returns
@@ -838,7 +843,7 @@ class Lazy : Made {
                 budget_.check_time();
                 timed_until_ = work_ + kTimedSteps;
             }
-        } else if (work_ > kMaxWork) {
+        } else if (work_ > max_work_) {
             throw Failure{Code::time};
         }
         if (has_failed()) throw Failure{Code::time};
@@ -926,7 +931,8 @@ class Lazy : Made {
     size_t depth_ = 0;
     Scratch* s_ = nullptr;
     uint32_t round_ = 0;
-    int64_t work_ = 0;
+    int64_t work_ = 0, max_work_ = kMaxWork;
+    size_t max_bytes_ = kMaxBytes;
     int64_t timed_until_ = 0;
     bool is_timed_ = true;
 };
@@ -962,6 +968,11 @@ extern "C" Lazy* stemma_lazy_automaton(
 }
 
 extern "C" void stemma_free_lazy_automaton(Lazy* lazy) { delete lazy; }
+
+// Steps of one call, and bytes, from now on.
+extern "C" void stemma_lazy_limits(Lazy* lazy, int64_t max_work, int64_t max_bytes) {
+    lazy->set_limits(max_work, max_bytes);
+}
 
 extern "C" const stemma::Table* stemma_lazy_table(const Lazy* lazy) { return &lazy->table; }
 
