@@ -105,6 +105,7 @@ def _lines(report: SchemaReport) -> list[str]:
             lines.append(f"states    {report.num_states:,} ({report.num_bytes / 1024:,.0f} KiB)")
         lines += [f"watched   {what}" for what in report.watches]
     lines += [f"warning   {warning}" for warning in report.warnings]
+    lines += [f"note      {note}" for note in report.notes]
     if report.example is not None:
         validity = {True: "valid by jsonschema", False: "NOT valid by jsonschema",
                     None: "jsonschema is not installed"}  # fmt: skip

@@ -54,6 +54,7 @@ class SchemaReport:
     watches: list[str] = field(default_factory=list)  # what is enforced beside the grammar
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of words that are no keywords
     example: str | None = None
     is_example_valid: bool | None = None  # None: no example, or the validator is not installed
     seconds: dict[str, float] = field(default_factory=dict)
@@ -78,6 +79,7 @@ def check_schema(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Sch
     report, start = SchemaReport(), time.process_time()
     with report.timed("compile"):
         compiled = _compiled(spec, report)
+    report.notes = _notes(spec)
     seconds = time.process_time() - start
     if seconds > DEFAULT_GRAMMAR_TIMEOUT_S:
         report.warnings.append(
@@ -116,11 +118,18 @@ def _compiled(spec: GrammarSpec, report: SchemaReport) -> CompiledGrammar | None
     except InvalidGrammar as error:
         report.refusals.append(_refusal(error))
     if not spec.is_lenient:
-        known = {(one.pointer, one.keyword, one.reason) for one in report.refusals}
-        for other in _dropped(replace(spec, is_lenient=True)):
-            if (other.pointer, other.keyword, other.reason) not in known:
-                report.refusals.append(_refusal(other))
+        others = map(_refusal, _dropped(replace(spec, is_lenient=True)))
+        report.refusals = list(dict.fromkeys([*report.refusals, *others]))
     return None
+
+
+def _notes(spec: GrammarSpec) -> list[str]:
+    from .schema.unknown_keywords import unknown_keywords
+
+    try:
+        return list(map(str, unknown_keywords(json.loads(spec.source))))
+    except ValueError:  # refused as such
+        return []
 
 
 def _dropped(spec: GrammarSpec) -> tuple[UnsupportedSchema, ...]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -191,7 +192,7 @@ class UniqueItemsMatcher:
         assert frame.items is not None
         words = scan.place(frame).words_at(frame.index + 1)
         if words is not None:
-            return len(_left(words, frame.items)) > 1
+            return len(list(itertools.islice(_left(words, frame.items, b""), 2))) > 1
         known = _known_ways(frame.items, b"")
         if known is None and self._vocabulary.writes_all_bytes:
             known = self._ways_behind(frame.items)
@@ -269,9 +270,7 @@ class UniqueItemsMatcher:
         assert frame.items is not None
         words = scan.place(frame).words_at(frame.index)
         if words is not None:
-            left = _left(words, frame.items)
-            at = bisect.bisect_left(left, begun)
-            return at < len(left) and left[at].startswith(begun)
+            return next(_left(words, frame.items, begun), None) is not None
         known = _known_ways(frame.items, _place_of(begun, is_over))
         if known is not None:
             return known > 0
@@ -405,14 +404,20 @@ def _is_in_string(begun: bytes) -> bool:
     return b'"' in _WHOLE_STRING.sub(b"", begun)
 
 
-def _left(words: tuple[str, ...], items: Keys) -> list[bytes]:
-    """The texts, ascending, that no item so far equals."""
-    return [text for text, item in _sorted(words) if item not in items]
+def _left(words: tuple[str, ...], items: Keys, begun: bytes) -> Iterator[bytes]:
+    """The texts that begin so, ascending, and that no item so far equals."""
+    texts, canonical = _sorted(words)
+    at = bisect.bisect_left(texts, begun)
+    while at < len(texts) and texts[at].startswith(begun):
+        if canonical[at] not in items:
+            yield texts[at]
+        at += 1
 
 
 @functools.lru_cache(maxsize=1024)
-def _sorted(words: tuple[str, ...]) -> list[tuple[bytes, str]]:
-    return sorted((word.encode(), canonical_item(word)) for word in words)
+def _sorted(words: tuple[str, ...]) -> tuple[list[bytes], list[str]]:
+    texts = sorted(word.encode() for word in words)
+    return texts, [canonical_item(text) for text in texts]
 
 
 def _is_closed(text: bytes) -> bool:

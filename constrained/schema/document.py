@@ -113,6 +113,7 @@ class Document:
         self._places = [Place(0, {}, "", nothing), Place(1, {}, "", nothing)]
         self._of_contents: dict[tuple[object, ...], int] = {}  # equal places without properties
         self._referring: dict[tuple[object, ...], int] = {}  # the same with references in them
+        self._first_equal: dict[int, int] = {}  # by number: the place that `_referring` has
         dialect_of_root = declared(schema, default)
         base = _SPECIFICATIONS[dialect_of_root].create_resource(schema).id() or ""
         self._contents, self._dialect, self._base = schema, dialect_of_root, base
@@ -169,13 +170,19 @@ class Document:
             except UnsupportedSchema:
                 return signed
             meant = target if meant > 0 else -target
-        if abs(meant) <= TRUE or (place := self[meant]).alternatives is not None:
-            return meant
-        contents = _contents(place.schema, allows_references=True)
-        if contents is None or place.contents is not None:
-            return meant
-        number = self._referring.setdefault((id(place.resource), *contents), place.number)
+        number = abs(meant)
+        if number > TRUE and number not in self._first_equal:
+            self._first_equal[number] = self._first_equal_to(self[meant])
+        number = self._first_equal.get(number, number)
         return number if meant > 0 else -number
+
+    def _first_equal_to(self, place: Place) -> int:
+        if place.alternatives is not None or place.contents is not None:
+            return place.number
+        contents = _contents(place.schema, allows_references=True)
+        if contents is None:
+            return place.number
+        return self._referring.setdefault((id(place.resource), *contents), place.number)
 
     def _is_reference(self, place: Place) -> bool:
         """Whether all that a place says is that it is another one."""

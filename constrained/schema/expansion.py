@@ -12,11 +12,13 @@ that exclude each other are not negated, and beyond MAX_CASES the keyword is ref
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import TypeAlias
 
 from ...errors import InvalidGrammar, UnsupportedSchema
+from ..seen_items import canonical_item
 from . import assertions, numbers, objects, strings
 from .cases import ANY_OF, CONSTANT, Case, Cases, Kind, kind_of
 from .document import FALSE, TRUE, Document, Place, Signed, State
@@ -37,6 +39,8 @@ _KINDS_OF_TYPE = {
     "object": (Kind.OBJECT,),
 }
 _KINDS = tuple(Kind)
+Tags: TypeAlias = dict[str, frozenset[str]]
+"""By the name of a required property its values, as `canonical_item` writes them."""
 _ALL_KINDS = frozenset(Kind)
 _TYPES_OF_KIND = ("null", "boolean", "boolean", "number", "string", "array", "object")
 
@@ -363,10 +367,11 @@ class Expansion:
         self, place: Place, keyword: str, kind: Kind, is_positive: bool, is_tracked: bool
     ) -> Cases | None:
         branches = self._branches(place, keyword)
+        tags = [self._tags(branch, kind) for branch in branches]
         overlaps = {
             (i, j)
             for i, j in combinations(range(len(branches)), 2)
-            if self._overlap(branches[i], branches[j], kind)
+            if not _are_apart(tags[i], tags[j]) and self._overlap(branches[i], branches[j], kind)
         }
         parts: list[Cases] = []
         if is_positive:
@@ -386,6 +391,34 @@ class Expansion:
             both = (self.cases(branches[i], kind), self.cases(branches[j], kind))
             parts.append(self.product(place, keyword, kind, both))
         return _union(parts)
+
+    def _tags(self, branch: Signed, kind: Kind) -> Tags:
+        """Of required properties that have few values, these: they tell most branches apart."""
+        found: Tags | None = None
+        for case in self.cases(branch, kind):
+            if not isinstance(case, objects.ObjectCase):
+                return {}
+            names = case.required if found is None else found.keys() & case.required
+            states = case.value_states(names)
+            own = {name: self._constants(states[name]) for name in names}
+            found = {
+                name: values | (found or {}).get(name, frozenset())
+                for name, values in own.items()
+                if values is not None
+            }
+        return found or {}
+
+    def _constants(self, state: State) -> frozenset[str] | None:
+        """What a value of the state is among at least; None where no constants say."""
+        for signed in state:
+            place = self.document[signed]
+            if signed <= TRUE or ("$ref" in place.schema and place.dialect <= Dialect.DRAFT7):
+                continue
+            if "const" in place.schema and place.dialect >= Dialect.DRAFT6:
+                return frozenset({canonical_item(json.dumps(place.schema["const"]))})
+            if "enum" in place.schema:
+                return frozenset(canonical_item(json.dumps(v)) for v in place.schema["enum"])
+        return None
 
     def _overlap(self, one: Signed, other: Signed, kind: Kind) -> bool:
         """Whether some value may be valid under both; always for the same branch twice."""
@@ -438,6 +471,11 @@ class Expansion:
             absent = [objects.ObjectCase(values=((name, FALSE),))] if is_positive else []
             parts.append(absent + present)
         return self.product(place, keyword, kind, parts) if is_positive else _union(parts)
+
+
+def _are_apart(one: Tags, other: Tags) -> bool:
+    """Whether the values of some property exclude each other."""
+    return any(name in other and values.isdisjoint(other[name]) for name, values in one.items())
 
 
 def _kinds_of(types: list[str]) -> frozenset[Kind]:

@@ -78,6 +78,40 @@ def test_every_refusal_is_told_with_its_place_and_a_remedy() -> None:
     assert "minimum" in remedies["multipleOf"] and "bundle" in remedies["$ref"]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 12345}, {"not": {"uniqueItems": True}}, {"pattern": "(a)\\1"},
+        {"items": {"pattern": "(a)\\1"}}, {"$ref": "other.json"},
+        {"uniqueItems": True, "contains": {}, "maxContains": 2},
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_once(schema: Any) -> None:
+    assert len(report_on(schema).refusals) == 1
+
+
+def test_words_that_are_no_keywords_are_told_with_the_one_meant() -> None:
+    schema = {
+        "type": "object", "requird": ["a"], "x-order": 1, "title": "T", "$comment": "c",
+        "properties": {
+            "a": {"type": "array", "maxItem": 3, "items": {"min_length": 2, "unit": "m"}},
+            "requird": {"anyOf": [{"enums": [1]}, {"nullable": True}]},
+            "e": {"enum": [{"maxItem": 3}], "default": {"maxItem": 3}},
+        },
+    }  # fmt: skip
+    report = report_on(schema)
+    assert report.path is not None
+    assert report.notes == [
+        "/: requird is no keyword, and ignored; is `required` meant?",
+        "/properties/a: maxItem is no keyword, and ignored; is `maxItems` meant?",
+        "/properties/a/items: min_length is no keyword, and ignored; is `minLength` meant?",
+        "/properties/a/items: unit is no keyword, and ignored",
+        "/properties/requird/anyOf/0: enums is no keyword, and ignored; is `enum` meant?",
+        "/properties/requird/anyOf/1: nullable is no keyword, and ignored; is `type` meant?",
+    ]
+    assert report_on({"minLength": "3", "maxLenght": 2}).notes  # of a refused one, too
+
+
 def test_lenient_compiles_the_rest_with_warnings() -> None:
     report = report_on(REFUSED, is_lenient=True)
     assert report.path is not None and not report.refusals

@@ -386,3 +386,19 @@ def test_a_place_keeps_its_rank_where_it_is_beside_another() -> None:
         "$defs": {"b": {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}},
     }
     assert matches(schema, '{"y":{"a":1,"b":2}}')
+
+
+@pytest.mark.parametrize("values", [{"const": 1}, {"enum": [3, 1.0]}])
+def test_branches_that_share_a_value_of_their_tag_still_exclude_each_other(values: Any) -> None:
+    def branch(tag: Any, **properties: Any) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"t": tag, **properties},
+            "required": ["t"],
+            "additionalProperties": False,
+        }
+
+    integer = {"type": "integer"}
+    schema = {"oneOf": [branch({"enum": [1, 2]}, a=integer), branch(values, a=integer, b=integer)]}
+    assert matches(schema, '{"t":2,"a":5}') and matches(schema, '{"t":1,"a":5,"b":6}')
+    assert not matches(schema, '{"t":1}') and not matches(schema, '{"t":1,"a":5}')
