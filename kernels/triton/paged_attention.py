@@ -29,6 +29,7 @@ from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
 from .language import tl, triton
 from .merge import add_sinks, merge_partials, num_programs
+from .multiprocessors import multiprocessor_of
 from .work_list import AttentionShape, plan_work
 
 # A row's cost of being in a segment, in tokens of KV. A partial result is written and read in
@@ -72,12 +73,13 @@ def plan_attention(
     values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
     _, num_kv_heads, num_slots, _ = values.shape
     group = num_heads // num_kv_heads
+    sizes = group, values.itemsize, values.shape[3], multiprocessor_of(values.device)
     shape = AttentionShape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         num_slots=num_slots,
-        narrow_rows=tile_rows("narrow", group, values.itemsize),
-        wide_rows=tile_rows("wide", group, values.itemsize),
+        narrow_rows=tile_rows("narrow", *sizes),
+        wide_rows=tile_rows("wide", *sizes),
         window=options.window,
         num_sink_tokens=options.num_sink_tokens,
         chunk=options.chunk,
@@ -134,7 +136,8 @@ def _attend(
     assert scale > 0, "the largest score is the largest product"
     cap = options.soft_cap
     group, has_sinks = num_heads // num_kv_heads, sink_logits is not None
-    tile = tile_of(width, head_dim, group, values.itemsize, has_sinks=has_sinks)
+    multiprocessor = multiprocessor_of(q.device)
+    tile = tile_of(width, head_dim, group, values.itemsize, multiprocessor, has_sinks=has_sinks)
     _attend_items[(num_programs(q.device, tile.residents),)](
         q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
         plan.lists["partial_start"], sink_logits, out, partials, partial_sums,

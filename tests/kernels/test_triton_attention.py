@@ -12,6 +12,7 @@ from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.reference import paged_attention as reference
 from stemma.kernels.triton import paged_attention as triton_attention
+from stemma.kernels.triton.multiprocessors import MULTIPROCESSORS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -67,6 +68,19 @@ def test_heads_of_any_shape(num_heads: int, num_kv_heads: int, head_dim: int) ->
     chunk = row(34, 40) if num_heads < 40 else row(2, 18)
     rows = rows_of([row(1, 20), chunk], 4)
     _check(rows, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("capability", [89, 100])
+@pytest.mark.parametrize("num_heads", [2, 72])
+def test_other_gpus_tiles_give_the_same(
+    capability: int, num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows and keys, at the widest heads, where they differ."""
+    other = MULTIPROCESSORS[capability]
+    monkeypatch.setattr(triton_attention, "multiprocessor_of", lambda device: other)
+    rows = rows_of([row(1, 20), row(34, 40) if num_heads < 40 else row(2, 18)], 4)
+    for dtype in TOLERANCE:
+        _check(rows, dtype=dtype, num_heads=num_heads, num_kv_heads=1, head_dim=256)
 
 
 OPTIONS = {

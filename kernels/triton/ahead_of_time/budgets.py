@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..language import triton
+from ..multiprocessors import Multiprocessor
 from .compilation import Row
 from .launches import all_launches
 from .resources import PRODUCTS, Resources
@@ -35,6 +36,16 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
     if PRODUCTS.index(resources.products) < PRODUCTS.index(budget["products"]):
         found.append(f"products by {resources.products}, not {budget['products']}")
     return found
+
+
+def misfits(resources: Resources, multiprocessor: Multiprocessor) -> list[str]:
+    """Why a kernel does not run on a GPU that has no budgets."""
+    if resources.blocks_per_sm:
+        return []
+    return [
+        f"shared_bytes {resources.shared_bytes}, of {multiprocessor.block_shared_bytes} that a "
+        f"block has ({multiprocessor.gpus}), registers {resources.registers}"
+    ]
 
 
 def as_budget(resources: Resources) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, empty
 
 from ...attention_rows import AttentionRows
+from ...kv_cache_dtype import kv_cache_dtypes_of_gpu
 from ...model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, RoutingOptions
 from ...ops import Activation, KVLayer
 from ...quantized_tensors import QuantizedKV, QuantizedWeight
@@ -60,6 +61,11 @@ class Launch:
     name: str
     run: Callable[[], object]
     is_rare: bool = False
+
+    def is_for(self, capability: int) -> bool:
+        """Whether a GPU of that capability, 10 * major + minor, has the formats."""
+        formats = kv_cache_dtypes_of_gpu(2, divmod(capability, 10))
+        return "fp8" in formats or "fp8" not in self.name.split()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The multiprocessor resources and instructions of a compiled kernel.
 
 Registers, stack and shared memory are the assembler's (cuobjdump on the cubin); instructions are
-counted in the PTX, where a product is `wgmma` or `mma.sync` and a load states its width. Occupancy
-follows the CUDA programming guide's table of compute capability 9.0.
+counted in the PTX, where a product is `tcgen05.mma`, `wgmma` or `mma.sync` and a load states its
+width.
 """
 
 from __future__ import annotations
@@ -14,19 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..language import triton
+from ..multiprocessors import of_capability
 
-Products = Literal["none", "mma", "wgmma"]
-PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma")  # slowest first
-
-# Of one multiprocessor of compute capability 9.0.
-REGISTERS = 65536
-SHARED_BYTES = 228 * 1024
-MAX_WARPS = 64
-MAX_BLOCKS = 32
-RESERVED_SHARED_BYTES = 1024  # of each block, for the system
-MAX_SHARED_BYTES = 227 * 1024  # of one block
-_PARTITIONS = 4  # each with a quarter of the registers and the warps
-_REGISTER_UNIT = 256  # registers are given to a warp in this unit
+Products = Literal["none", "mma", "wgmma", "tcgen05"]
+PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma", "tcgen05")  # slowest first
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOAD = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
@@ -47,7 +38,7 @@ class Resources:
     spilled_bytes: int  # of a thread: its stack and other local memory
     shared_bytes: int  # of a block, of those that it may have
     blocks_per_sm: int  # that fit at the same time
-    products: Products  # matrix products: of a warp group (wgmma), of a warp (mma)
+    products: Products  # of a block (tcgen05), of a warp group (wgmma), of a warp (mma)
     widest_load_bytes: int  # of one thread's load from global memory; 0: none
 
 
@@ -65,23 +56,12 @@ def resources_of(compiled: Any) -> Resources:
         registers=registers,
         spilled_bytes=spilled,
         shared_bytes=metadata.shared,
-        blocks_per_sm=blocks_per_sm(registers, metadata.shared, metadata.num_warps),
+        blocks_per_sm=of_capability(metadata.target.arch).blocks(
+            registers, metadata.shared, metadata.num_warps
+        ),
         products=_products(ptx),
         widest_load_bytes=widest_load_bytes(ptx),
     )
-
-
-def blocks_per_sm(registers: int, shared_bytes: int, num_warps: int) -> int:
-    """Blocks of one kernel that a multiprocessor holds at once."""
-    if shared_bytes > MAX_SHARED_BYTES:
-        return 0
-    per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
-    warps_of_partition = min(
-        REGISTERS // _PARTITIONS // per_warp if per_warp else MAX_WARPS, MAX_WARPS // _PARTITIONS
-    )
-    by_warps = warps_of_partition * _PARTITIONS // num_warps
-    by_shared = SHARED_BYTES // (shared_bytes + RESERVED_SHARED_BYTES)
-    return min(by_warps, by_shared, MAX_BLOCKS)
 
 
 def widest_load_bytes(ptx: str) -> int:
@@ -92,6 +72,8 @@ def widest_load_bytes(ptx: str) -> int:
 
 
 def _products(ptx: str) -> Products:
+    if "tcgen05.mma" in ptx:
+        return "tcgen05"
     if "wgmma.mma_async" in ptx:
         return "wgmma"
     return "mma" if "mma.sync" in ptx else "none"
