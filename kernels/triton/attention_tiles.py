@@ -43,7 +43,8 @@ def tile_rows(
     most = 32 if kv_itemsize == 4 and is_long and is_small else 64
     if width == "narrow":
         return min(max(16, 1 << (group - 1).bit_length()), most)
-    is_tight = is_long and (is_small or multiprocessor.has_tensor_memory)
+    has_room = not (is_small or multiprocessor.has_tensor_memory or kv_itemsize == 1)
+    is_tight = is_long and not has_room
     return most if kv_itemsize == 4 or is_tight else 128
 
 
@@ -86,14 +87,14 @@ _TILES = {
     ("narrow", 2, 256, 16): (32, 4, 3, 2),
     ("narrow", 2, 256, 32): (32, 8, 3, 2),
     ("narrow", 2, 256, 64): (32, 8, 3, 1),
-    ("narrow", 1, 64, 16): (64, 4, 4, 4),
+    ("narrow", 1, 64, 16): (64, 4, 4, 5),
     ("narrow", 1, 64, 32): (64, 4, 3, 3),
     ("narrow", 1, 64, 64): (64, 4, 3, 2),
-    ("narrow", 1, 128, 16): (32, 4, 4, 3),
+    ("narrow", 1, 128, 16): (64, 4, 4, 3),
     ("narrow", 1, 128, 32): (32, 4, 4, 2),
-    ("narrow", 1, 128, 64): (32, 4, 3, 3),
+    ("narrow", 1, 128, 64): (32, 4, 3, 2),
     ("narrow", 1, 256, 16): (32, 4, 4, 2),
-    ("narrow", 1, 256, 32): (32, 8, 3, 2),
+    ("narrow", 1, 256, 32): (32, 8, 3, 1),
     ("narrow", 1, 256, 64): (16, 8, 3, 1),
     ("narrow", 4, 64, 16): (32, 4, 3, 4),
     ("narrow", 4, 64, 32): (32, 4, 3, 2),
@@ -111,7 +112,6 @@ _TILES = {
     ("wide", 1, 64, 128): (64, 8, 3, 1),
     ("wide", 1, 128, 128): (32, 8, 3, 1),
     ("wide", 1, 256, 64): (32, 8, 2, 1),
-    ("wide", 1, 256, 128): (32, 8, 2, 1),
     ("wide", 4, 64, 64): (32, 8, 2, 2),
     ("wide", 4, 128, 64): (32, 8, 2, 2),
     ("wide", 4, 256, 64): (16, 8, 2, 1),

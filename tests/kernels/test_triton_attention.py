@@ -119,6 +119,18 @@ def test_quantized_kv(step: str, dtype: torch.dtype, size: float) -> None:
     torch.testing.assert_close(found, expected, atol=4e-3 * size, rtol=1e-2)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 500.0])
+def test_queries_of_any_size_over_quantized_kv(size: float) -> None:
+    """A tile's are divided by a power of two; a group of 20 heads has the tile of 32 rows."""
+    rows = rows_of([row(1, 33), row(1, 80)], 4)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        for num_heads in (4, 20):
+            kv_layer = quantized(random_kv(rows, 1, 80) / max(size, 1.0), dtype)
+            q = (_queries(rows, num_heads, 80) * size).half()
+            found, expected = _run(q, kv_layer, rows), _reference(q, kv_layer, rows)
+            torch.testing.assert_close(found, expected, atol=4e-3 / max(size, 1.0), rtol=1e-2)
+
+
 def test_scores_too_large_for_an_exponential_are_merged_all_the_same() -> None:
     rows = rows_of([*TREE, row(1, 300)], 4)
     kv_layer = random_kv(rows, 1, 64) * 30

@@ -20,7 +20,11 @@ from stemma.kernels.triton import attention_tiles, latent_attention
 from stemma.kernels.triton.ahead_of_time import budgets, offline
 from stemma.kernels.triton.ahead_of_time.budgets import BUDGETS
 from stemma.kernels.triton.ahead_of_time.compilation import Row
-from stemma.kernels.triton.ahead_of_time.resources import Resources, widest_load_bytes
+from stemma.kernels.triton.ahead_of_time.resources import (
+    Resources,
+    loop_instructions,
+    widest_load_bytes,
+)
 from stemma.kernels.triton.language import triton
 from stemma.kernels.triton.multiprocessors import MULTIPROCESSORS, of_capability
 
@@ -196,9 +200,36 @@ def test_the_widest_load_is_read_from_the_code(ptx: str, width: int) -> None:
     assert widest_load_bytes(ptx) == width
 
 
+def test_the_instructions_of_the_longest_inner_loop_with_products_are_counted() -> None:
+    code = """
+.text.k:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   IADD3 R2, R2, 0x1, RZ ;
+.L_x_1:
+        /*0020*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0030*/              @P1  BRA `(.L_x_2) ;
+        /*0040*/                   FADD R1, R1, R1 ;
+.L_x_2:
+        /*0050*/              @P0  BRA `(.L_x_1) ;
+        /*0060*/              @P2  BRA `(.L_x_0) ;
+.L_x_3:
+        /*0070*/                   FADD R1, R1, R1 ;
+        /*0080*/                   FADD R1, R1, R1 ;
+        /*0090*/                   FADD R1, R1, R1 ;
+        /*00a0*/                   FADD R1, R1, R1 ;
+        /*00b0*/              @P0  BRA `(.L_x_3) ;
+.L_x_4:
+        /*00c0*/                   BRA `(.L_x_4);
+"""
+    assert loop_instructions(code) == 4
+    assert loop_instructions(code.replace("HMMA", "FFMA")) == 0
+
+
 TAKEN = Resources(
     kernel="k", parameters={}, num_warps=4, num_stages=3, registers=90, spilled_bytes=0,
     shared_bytes=40_000, blocks_per_sm=5, products="wgmma", widest_load_bytes=16,
+    loop_instructions=400,
 )  # fmt: skip
 
 
@@ -207,6 +238,7 @@ TAKEN = Resources(
     [
         ({"registers": 88}, "registers 90, at most 88"),
         ({"shared_bytes": 39_999}, "shared_bytes 40000, at most 39999"),
+        ({"loop_instructions": 399}, "loop_instructions 400, at most 399"),
         ({"blocks_per_sm": 6}, "blocks_per_sm 5, at least 6"),
         ({"widest_load_bytes": 32}, "widest_load_bytes 16, at least 32"),
     ],

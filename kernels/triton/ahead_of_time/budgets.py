@@ -25,7 +25,7 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
     found = [f"spills {spilled} bytes"] if spilled > budget.get("spilled_bytes", 0) else []
     found += [
         f"{name} {taken}, at most {budget[name]}"
-        for name in ("registers", "shared_bytes")
+        for name in ("registers", "shared_bytes", "loop_instructions")
         if (taken := getattr(resources, name)) > budget[name]
     ]
     found += [
@@ -57,6 +57,7 @@ def as_budget(resources: Resources) -> dict[str, Any]:
         "blocks_per_sm": resources.blocks_per_sm,
         "products": resources.products,
         "widest_load_bytes": resources.widest_load_bytes,
+        "loop_instructions": resources.loop_instructions,
     }
 
 

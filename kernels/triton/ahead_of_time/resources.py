@@ -22,6 +22,9 @@ PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma", "tcgen05")  # slowest 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOAD = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _ASYNC_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],\s*(0x[0-9a-f]+|\d+)\b")
+_LINE = re.compile(r"^\.(L_\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
+_BRANCH = re.compile(r"\bBRA\b.*`\(\.(L_\w+)\)")
+_PRODUCT = re.compile(r"MMA[ .]")  # HMMA, HGMMA, IMMA, QMMA, UTCHMMA and their like
 _BULK_COPY = "cp.async.bulk.tensor"
 
 
@@ -40,6 +43,8 @@ class Resources:
     blocks_per_sm: int  # that fit at the same time
     products: Products  # of a block (tcgen05), of a warp group (wgmma), of a warp (mma)
     widest_load_bytes: int  # of one thread's load from global memory; 0: none
+    # Of a warp, in machine code: the longest loop with products and no loop inside; 0: none.
+    loop_instructions: int
 
 
 def resources_of(compiled: Any) -> Resources:
@@ -61,6 +66,31 @@ def resources_of(compiled: Any) -> Resources:
         ),
         products=_products(ptx),
         widest_load_bytes=widest_load_bytes(ptx),
+        loop_instructions=loop_instructions(_machine_code(compiled.asm["cubin"])),
+    )
+
+
+def loop_instructions(machine_code: str) -> int:
+    """Of the longest innermost loop with a matrix product: what a block of keys costs a warp."""
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for label, instruction in _LINE.findall(machine_code):
+        if label:
+            labels[label] = len(instructions)
+            continue
+        target = _BRANCH.search(instruction)
+        if target and target[1] in labels:
+            loops.append((labels[target[1]], len(instructions)))
+        instructions.append(instruction)
+    return max(
+        (
+            last - first + 1
+            for first, last in loops
+            if any(_PRODUCT.search(one) for one in instructions[first : last + 1])
+            and not any(first <= begin and end < last for begin, end in loops)
+        ),
+        default=0,
     )
 
 
@@ -80,15 +110,24 @@ def _products(ptx: str) -> Products:
 
 
 def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = _said_of(cubin, triton.knobs.nvidia.cuobjdump.path, "-res-usage")
     usage = _USAGE.search(said)
     assert usage, f"cuobjdump names no registers:\n{said}"
     registers, stack, _, local = map(int, usage.groups())
     return registers, stack + local
+
+
+def _machine_code(cubin: bytes) -> str:
+    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c")
+
+
+def _said_of(cubin: bytes, *command: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [*command, file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def _plain(value: Any) -> int | float | str | bool | None:
