@@ -25,9 +25,10 @@ from ..model_options import ClampedSwiGLU
 from ..ops import Activation, Experts, Weight
 from ..quantized_tensors import QuantizedWeight
 from .dense import ACTIVATIONS, activate
+from .device_multiprocessor import multiprocessor_of
 from .expert_blocks import ExpertBlocks, make_blocks
 from .language import tl, triton
-from .multiprocessors import Multiprocessor, multiprocessor_of
+from .multiprocessors import Multiprocessor
 from .quantized_linear import round_rows
 from .weight_tiles import TiledWeight, integer_sums, row_sums
 

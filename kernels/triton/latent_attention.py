@@ -23,9 +23,10 @@ from ..attention_rows import AttentionRows
 from ..ops import DeviceArrays, DevicePlan
 from . import work_list
 from .attention_tiles import Tile, padded_head_dim, residing
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .merge import merge_partials, num_programs
-from .multiprocessors import Multiprocessor, multiprocessor_of
+from .multiprocessors import Multiprocessor
 from .work_list import AttentionShape, plan_work
 
 # A row's cost of being in a segment, in tokens of KV. A partial result of 16 heads is 16 * 512

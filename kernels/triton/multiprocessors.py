@@ -1,20 +1,15 @@
 """What one multiprocessor of each GPU holds, by compute capability, as the CUDA programming guide's
-table of technical specifications says; kernels choose their tiles by it."""
+table of technical specifications says; kernels choose their tiles by it. No triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-
-import torch
-
-from .language import triton
 
 REGISTERS = 65536
 _REGISTER_UNIT = 256  # registers are given to a warp in this unit
 _PARTITIONS = 4  # each with a quarter of the registers and the warps
 _RESERVED_SHARED_BYTES = 1024  # of each block, for the system
-_HOPPER = 90
+HOPPER = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +56,14 @@ MULTIPROCESSORS = {
         Multiprocessor(80, "A100", 164 * 1024),
         Multiprocessor(86, "A10, RTX 3090", 100 * 1024, max_warps=48, max_blocks=16),
         Multiprocessor(89, "L4, L40, RTX 4090", 100 * 1024, max_warps=48, max_blocks=24),
-        Multiprocessor(_HOPPER, "H100, H200", 228 * 1024),
+        Multiprocessor(HOPPER, "H100, H200", 228 * 1024),
         Multiprocessor(100, "B200", 228 * 1024),
         Multiprocessor(120, "RTX 5090, RTX PRO 6000", 100 * 1024, max_warps=48, max_blocks=24),
     )
 }
 
 
-def multiprocessor_of(device: torch.device) -> Multiprocessor:
-    """Of a tensor's device: where kernels are compiled for another GPU, that one's; Hopper's where
-    they are interpreted."""
-    if device.type == "cuda":
-        return _of_gpu(device)
-    if triton.knobs.runtime.interpret:
-        return MULTIPROCESSORS[_HOPPER]
-    return of_capability(int(triton.runtime.driver.active.get_current_target().arch))
-
-
 def of_capability(capability: int) -> Multiprocessor:
     """The newest that is no newer: what a later GPU of its kind holds at least, as a rule."""
     known = [number for number in MULTIPROCESSORS if number <= capability]
     return MULTIPROCESSORS[max(known, default=min(MULTIPROCESSORS))]
-
-
-@lru_cache
-def _of_gpu(device: torch.device) -> Multiprocessor:
-    major, minor = torch.cuda.get_device_capability(device)
-    return of_capability(10 * major + minor)

@@ -27,9 +27,9 @@ from ..ops import DeviceArrays, DevicePlan, KVLayer
 from ..quantized_tensors import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .merge import add_sinks, merge_partials, num_programs
-from .multiprocessors import multiprocessor_of
 from .work_list import AttentionShape, plan_work
 
 # A row's cost of being in a segment, in tokens of KV. A partial result is written and read in

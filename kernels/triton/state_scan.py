@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
-from .multiprocessors import multiprocessor_of
 from .recurrence_rows import CHUNK_TOKENS, RecurrencePlan
 
 _CHANNEL_CHUNK_TOKENS = 16

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ....flags import Parser
-from ..multiprocessors import MULTIPROCESSORS
+from ..multiprocessors import HOPPER, MULTIPROCESSORS
 from .budgets import BUDGETS, breaches, misfits, read_budgets, write_budgets
 from .compilation import Row, compile_all
-from .offline import HOPPER, why_not_compiled
+from .offline import why_not_compiled
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..language import triton
+from ..multiprocessors import HOPPER
 from .launches import all_launches
-from .offline import HOPPER, offline
+from .offline import offline
 from .resources import Resources, resources_of
 
 

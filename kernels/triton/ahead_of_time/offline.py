@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..language import triton
+from ..multiprocessors import HOPPER
 
-HOPPER = 90
 INTERPRETED = "TRITON_INTERPRET is set: kernels of this process are interpreted, not compiled"
 
 _DEVICE = -1  # no device has this index: code compiled for a real one is not affected
