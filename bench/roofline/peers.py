@@ -158,5 +158,6 @@ def _dense(batch: PagedBatch) -> tuple[Tensor, Tensor]:
 def _pages(batch: PagedBatch) -> tuple[Tensor, Tensor]:
     """Keys and values as pages [pages, page size, heads.kv, heads.dim]."""
     assert isinstance(batch.kv_layer, Tensor)
-    k, v = batch.kv_layer.unflatten(2, (-1, _PAGE_SIZE)).permute(0, 2, 3, 1, 4).contiguous()
+    paged = batch.kv_layer.view(2, batch.heads.kv, -1, _PAGE_SIZE, batch.heads.dim)
+    k, v = paged.permute(0, 2, 3, 1, 4).contiguous()
     return k, v

@@ -93,12 +93,19 @@ def _failed_capture(ctx: Context) -> Iterator[Row]:
     accelerator = CudaAccelerator(ctx.tensors)
     x = torch.ones(1 << 20, device=ctx.tensors)
     torch.cuda.synchronize()
+
+    def waits() -> None:  # which no capture allows
+        (x * 2).sum().item()
+
+    def counts() -> None:
+        x.add_(1)
+
     with accelerator.queue():
-        accelerator.capture(lambda: (x * 2).sum().item())()  # which waits: not allowed
+        accelerator.capture(waits)()
         reserved = torch.cuda.memory_reserved()
         for _ in range(4):
             torch.empty(256 << 20, dtype=torch.uint8, device=ctx.tensors)
-        accelerator.capture(lambda: x.add_(1))()
+        accelerator.capture(counts)()
     torch.cuda.synchronize()
     grown = torch.cuda.memory_reserved() - reserved
     yield Row(

@@ -93,7 +93,9 @@ class FusedPreNormLayer:
         most = min(self.heads.max_tokens, self.hidden.max_tokens)
         return len(residual) <= most and batch.adapters is None
 
-    def __call__(self, x: Tensor, residual: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, rotary: Rotary, batch: ForwardBatch
+    ) -> Tensor:
         """See `DecoderLayer`. The sum goes to a tensor of its own and comes back with the next one,
         as a product's programs read its terms while one of them writes it."""
         between = torch.empty_like(residual)

@@ -539,8 +539,9 @@ def _dense() -> Iterator[Launch]:
             yield Launch(f"act_and_mul {name} {activation}", run, is_rare)
         yield Launch(f"gather_rows {name}", partial(_gather_rows, dtype), name != "bf16")
     for name in ("bf16", "fp32"):
-        for rows, activation in ((6144, None), (28672, "silu")):
-            run = partial(_normed_linear, FLOATS[name], rows, activation)
+        layers: tuple[tuple[int, Activation | None], ...] = ((6144, None), (28672, "silu"))
+        for rows, behind in layers:
+            run = partial(_normed_linear, FLOATS[name], rows, behind)
             yield Launch(f"normed_linear {name} {rows}", run, is_rare=name == "fp32")
     bf16 = torch.bfloat16
     yield Launch("query_key_norm bf16 whole", partial(_query_key_norm, bf16, is_whole=True))
