@@ -28,8 +28,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench gpu`."""
     add = parser.add_argument
     add("--only", nargs="+", metavar="SECTION",
-        help="ceilings (always run), checks, decode, tree, extend, small, experts, latent, scans, "
-             "step, stall, serving (default: all)")  # fmt: skip
+        help="ceilings (always run), risks, checks, decode, step, tree, extend, peers, small, "
+             "experts, latent, scans, stall, serving (default: all)")  # fmt: skip
+    add(
+        "--phase",
+        choices=("first", "kernels", "serving"),
+        help="the sections of one of three calls, each under ten minutes; with --only, more",
+    )
     add("--skip", nargs="+", default=[], metavar="SECTION", help="all but these")
     add("--device", default="cuda", choices=("cuda", "cpu"),
         help="cpu: the CPU's own kernels, to try the script (default: %(default)s)")  # fmt: skip
@@ -79,12 +84,13 @@ def run(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> list[str]:
     """Sections in their order. Raises InvalidRequest."""
     from ..errors import InvalidRequest
-    from .roofline.sections import BASE, SECTIONS
+    from .roofline.sections import BASE, PHASES, SECTIONS
 
     for name in (*(args.only or ()), *args.skip):
         if name not in SECTIONS:
             raise InvalidRequest.of("section", name, f"one of {', '.join(SECTIONS)}")
-    wanted = set(args.only or SECTIONS) - set(args.skip) | {BASE}
+    asked = {*(args.only or ()), *(PHASES[args.phase] if args.phase else ())}
+    wanted = (asked or set(SECTIONS)) - set(args.skip) | {BASE}
     return [name for name in SECTIONS if name in wanted]
 
 

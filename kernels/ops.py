@@ -78,6 +78,35 @@ class MakeGatedLinear(Protocol):
         ...
 
 
+class NormedLinear(Protocol):
+    """A product, or a gated one, of what RMSNorm makes of a sum, in one launch for few tokens."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that it is for."""
+        ...
+
+    def __call__(self, x: Tensor | None, residual: Tensor, total: Tensor) -> Tensor:
+        """x (None: zeros), residual [T, hidden_size], T <= max_tokens -> what the layer makes of
+        the norm of residual + x, a new tensor. `total` [T, hidden_size] becomes that sum; it shares
+        no memory with the others, which are not changed. All are contiguous."""
+        ...
+
+
+class MakeNormedLinear(Protocol):
+    def __call__(
+        self,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        activation: Activation | None = None,
+    ) -> NormedLinear | None:
+        """See MakeLinear and MakeRMSNorm, with an activation MakeGatedLinear; None: this weight has
+        no such kernel."""
+        ...
+
+
 class HeadLinear(Protocol):
     """A product of its own for each head."""
 

@@ -116,6 +116,7 @@ class Kernels:
     kv_cache_dtypes: tuple[KVCacheDtype, ...]  # of KV_CACHE_DTYPES, those that attention can read
     latent_segment_cost_tokens: int  # the same for latent attention
     choices: tuple[KernelChoice, ...]
+    make_normed_linear: ops.MakeNormedLinear | None = None  # None: a norm is a call of its own
 
     def describe(self) -> list[KernelChoice]:
         """The implementation chosen for each op, and why."""
@@ -379,6 +380,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         latent_attention,
         logprobs,
         lora,
+        normed_linear,
         page_copy,
         page_table,
         paged_attention,
@@ -442,6 +444,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
                 "observe": ("reference", "KV is compressed on CPUs"),
             },
         ),
+        make_normed_linear=normed_linear.make_normed_linear,
     )
 
 

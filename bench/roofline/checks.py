@@ -49,6 +49,16 @@ def checks(ctx: Context) -> Iterator[Row]:
         yield from attempt(name, check)
 
 
+def first_checks(ctx: Context) -> Iterator[Row]:
+    """A few, which compile in seconds: what a decode step runs."""
+    case = (_attention_cases() if ctx.has_gpu else _tiny_cases())[0]
+    yield from attempt("attention", _attention, ctx, case, case.name, ctx.dtype)
+    for check in (_norm, _rotate, _activation, _gated, _normed):
+        name = check.__name__.strip("_")
+        yield from attempt(name, _compared, ctx, name, ctx.dtype, check)
+    yield from attempt("sample", _sample, ctx)
+
+
 def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if ctx.has_gpu else (ctx.dtype,)
     cases = _attention_cases() if ctx.has_gpu else _tiny_cases()
@@ -57,7 +67,8 @@ def _all_checks(ctx: Context) -> Iterator[tuple[str, Callable[[], Iterator[Row]]
             name = f"{case.name}, {_short(dtype)}"
             yield name, partial(_attention, ctx, case, name, dtype)
         for check in (
-            _norm, _norm_heads, _rotate, _activation, _store, _output, _gated, _short_convolution
+            _norm, _norm_heads, _rotate, _activation, _store, _output, _gated, _normed,
+            _short_convolution,
         ):  # fmt: skip
             name = f"{check.__name__.strip('_')}, {_short(dtype)}"
             yield name, partial(_compared, ctx, name, dtype, check)
@@ -248,6 +259,21 @@ def _gated(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
     size = ctx.sizes.hidden
     weight = _numbers(ctx, 2 * 96, size, dtype=dtype, seed=3) * size**-0.5
     return kernels.make_gated_linear(weight, None)(_numbers(ctx, 5, size, dtype=dtype))
+
+
+def _normed(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:
+    """A gated product with the norm before it, in one launch where the kernels have that."""
+    size = ctx.sizes.hidden
+    weight = _numbers(ctx, 2 * 96, size, dtype=dtype, seed=3) * size**-0.5
+    norm_weight = _numbers(ctx, size, dtype=dtype, seed=4)
+    x, residual = (_numbers(ctx, 5, size, dtype=dtype, seed=s) for s in (1, 2))
+    make = kernels.make_normed_linear
+    fused = None if make is None else make(weight, None, norm_weight, 1e-5, "silu")
+    if fused is not None:
+        return fused(x, residual, torch.empty_like(x))
+    return kernels.make_gated_linear(weight, None)(
+        kernels.make_rms_norm(norm_weight, 1e-5)(x, residual)
+    )
 
 
 def _short_convolution(ctx: Context, kernels: Kernels, dtype: torch.dtype) -> Tensor:

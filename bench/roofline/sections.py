@@ -15,7 +15,19 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import attention, ceilings, checks, experts, latent, scans, serving, small_ops, steps
+from . import (
+    attention,
+    ceilings,
+    checks,
+    experts,
+    latent,
+    peers,
+    risks,
+    scans,
+    serving,
+    small_ops,
+    steps,
+)
 from .ceilings import Ceilings, device_record
 from .context import Context, Section
 from .rows import Row, attempt
@@ -51,17 +63,25 @@ def _ceilings(ctx: Context) -> Iterator[Row]:
 
 SECTIONS: dict[str, Plan] = {
     "ceilings": Plan(_ceilings, 60),
+    "risks": Plan(risks.risks, 60),  # its first row says whether kernels are right
     "checks": Plan(checks.checks, 150, num_shards=6),  # most of it is compiling
     "decode": Plan(attention.decode, 60),
+    "step": Plan(steps.steps, 240),
     "tree": Plan(attention.tree, 60),
     "extend": Plan(attention.extend, 60),
+    "peers": Plan(peers.peers, 90),
     "small": Plan(small_ops.small_ops, 60),
     "experts": Plan(experts.experts, 60),
     "latent": Plan(latent.latent, 60),
     "scans": Plan(scans.scans, 60),
-    "step": Plan(steps.steps, 120),
     "stall": Plan(steps.stall, 90),
     "serving": Plan(serving.serving, 420),
+}
+# A whole run as calls of under ten minutes each.
+PHASES = {
+    "first": ("risks", "checks", "decode", "step"),
+    "kernels": ("tree", "extend", "peers", "small", "experts", "latent", "scans", "stall"),
+    "serving": ("serving",),
 }
 BASE = "ceilings"  # the section that always runs
 

@@ -15,7 +15,7 @@ There are no atomics: the same inputs give the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from ..model_options import ClampedSwiGLU
 from ..ops import Activation, Experts, Weight
 from ..quantized_tensors import QuantizedWeight
 from .dense import ACTIVATIONS, activate
+from .device_multiprocessor import multiprocessor_of
 from .expert_blocks import ExpertBlocks, make_blocks
 from .language import tl, triton
+from .multiprocessors import Multiprocessor
 from .quantized_linear import round_rows
 from .weight_tiles import TiledWeight, integer_sums, row_sums
 
@@ -57,9 +59,24 @@ _MANY_NUMBERS = Tile(128, 128, 128, 8, 3)
 _MANY_NUMBERS_FLOAT32 = Tile(32, 64, 128, 8, 2)
 
 
-def choose_tile(dtype: torch.dtype, num_pairs: int, num_experts: int, *, is_float: bool) -> Tile:
+def choose_tile(
+    dtype: torch.dtype,
+    num_pairs: int,
+    num_experts: int,
+    multiprocessor: Multiprocessor,
+    *,
+    is_float: bool,
+) -> Tile:
     """Chosen by the average pairs per expert: from shapes only, so that a graph can be captured.
-    Float and quantized weights have the same `block_m`."""
+    Float and quantized weights have the same `block_m`. Loads are as far ahead as shared memory
+    allows."""
+    tile = _tile(dtype, num_pairs, num_experts, is_float=is_float)
+    taken = (tile.block_n + tile.block_m) * tile.block_k * dtype.itemsize  # of a stage
+    most = multiprocessor.block_shared_bytes // taken + 1
+    return replace(tile, num_stages=min(tile.num_stages, most)) if is_float else tile
+
+
+def _tile(dtype: torch.dtype, num_pairs: int, num_experts: int, *, is_float: bool) -> Tile:
     if num_pairs <= 24 * num_experts:
         if not is_float:
             return _FEW_NUMBERS
@@ -121,8 +138,10 @@ class _Product:
             self._activation = ACTIVATIONS[activation]
 
     def tile(self, dtype: torch.dtype, num_pairs: int) -> Tile:
-        is_float = self._weight.scales is None
-        return choose_tile(dtype, num_pairs, self._num_experts, is_float=is_float)
+        weight = self._weight
+        multiprocessor = multiprocessor_of(weight.values.device)
+        is_float = weight.scales is None
+        return choose_tile(dtype, num_pairs, self._num_experts, multiprocessor, is_float=is_float)
 
     def __call__(self, x: Tensor, blocks: ExpertBlocks, top_k: int = 1) -> Tensor:
         """Gated: x [T, width] -> [T * K, columns] in the order of `blocks.pairs`. Otherwise x

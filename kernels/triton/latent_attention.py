@@ -22,9 +22,11 @@ from torch import Tensor
 from ..attention_rows import AttentionRows
 from ..ops import DeviceArrays, DevicePlan
 from . import work_list
-from .attention_tiles import Tile, padded_head_dim
+from .attention_tiles import Tile, padded_head_dim, residing
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .merge import merge_partials, num_programs
+from .multiprocessors import Multiprocessor
 from .work_list import AttentionShape, plan_work
 
 # A row's cost of being in a segment, in tokens of KV. A partial result of 16 heads is 16 * 512
@@ -73,12 +75,13 @@ def plan_latent_attention(
     scale: float,
     padded_tokens: int | None = None,
 ) -> DevicePlan:
+    sizes = num_heads, kv_layer.itemsize, multiprocessor_of(kv_layer.device)
     shape = AttentionShape(
         num_heads=num_heads,
         num_kv_heads=1,
         num_slots=len(kv_layer),
-        narrow_rows=tile_rows("narrow", num_heads, kv_layer.itemsize),
-        wide_rows=tile_rows("wide", num_heads, kv_layer.itemsize),
+        narrow_rows=tile_rows("narrow", *sizes),
+        wide_rows=tile_rows("wide", *sizes),
     )
     work = plan_work(rows, shape, padded_tokens)
 
@@ -104,25 +107,31 @@ def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: o
     return out
 
 
-def tile_rows(width: str, num_heads: int, itemsize: int) -> int:
+def tile_rows(width: str, num_heads: int, itemsize: int, multiprocessor: Multiprocessor) -> int:
     """Rows of a tile of a width, "narrow" or "wide"; itemsize: bytes of a number.
 
     A narrow tile holds a token's heads, as far as they go: 64 rows of 512 numbers in float32 are
     half of a multiprocessor's registers, and float32 products take the rest of what 16 leave. A
-    wide tile holds several tokens where 64 rows do, but no more than leave registers enough.
+    wide tile holds several tokens where 64 rows do, but no more than leave registers enough. In 99
+    KB of shared memory 32 rows leave room for keys.
     """
     if itemsize == 4:
         return 16
+    most = 32 if multiprocessor.is_small or multiprocessor.has_tensor_memory else 64
     if width == "wide":
-        return 32 if num_heads <= 8 else 64
-    return min(max(16, 1 << (num_heads - 1).bit_length()), 64)
+        return 32 if num_heads <= 8 else most
+    return min(max(16, 1 << (num_heads - 1).bit_length()), most)
 
 
-def tile_of(width: str, num_heads: int, latent_dim: int, itemsize: int) -> Tile:
-    rows = tile_rows(width, num_heads, itemsize)
+def tile_of(
+    width: str, num_heads: int, latent_dim: int, itemsize: int, multiprocessor: Multiprocessor
+) -> Tile:
+    rows = tile_rows(width, num_heads, itemsize, multiprocessor)
     dim = max(padded_head_dim(latent_dim), 128)
     assert dim <= 512, f"latent_dim={latent_dim}: there are tiles for up to 512"
-    return Tile(rows, *_TILES[itemsize, dim, rows])
+    tiles = _SMALL_TILES if multiprocessor.is_small else _TILES
+    tile = Tile(rows, *tiles[itemsize, dim, rows])
+    return residing(tile, dim * 9 // 8 * itemsize, multiprocessor)
 
 
 # By bytes a number, latent_dim and rows: keys, warps, stages, residents.
@@ -139,6 +148,11 @@ _TILES = {
     (4, 128, 16): (32, 8, 3, 3),
     (4, 256, 16): (32, 4, 3, 2),
     (4, 512, 16): (16, 8, 3, 2),
+}
+_SMALL_TILES = _TILES | {
+    (2, 512, 16): (32, 4, 3, 1),
+    (2, 512, 32): (16, 4, 3, 1),
+    (4, 512, 16): (16, 8, 2, 1),
 }
 
 
@@ -158,7 +172,8 @@ def _attend(
         return
     _, num_heads, latent_dim = q_latent.shape
     rope_dim = q_rope.shape[2]
-    tile = tile_of(width, num_heads, latent_dim, kv_layer.itemsize)
+    multiprocessor = multiprocessor_of(out.device)
+    tile = tile_of(width, num_heads, latent_dim, kv_layer.itemsize, multiprocessor)
     _attend_items[(num_programs(out.device, tile.residents),)](
         q_latent, q_rope, kv_layer, plan.page_table, runs, items, plan.lists["num_items"],
         plan.lists["partial_start"], out, partials, partial_sums, runs.shape[1],

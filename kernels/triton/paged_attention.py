@@ -27,6 +27,7 @@ from ..ops import DeviceArrays, DevicePlan, KVLayer
 from ..quantized_tensors import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .merge import add_sinks, merge_partials, num_programs
 from .work_list import AttentionShape, plan_work
@@ -38,6 +39,9 @@ from .work_list import AttentionShape, plan_work
 SEGMENT_COST_TOKENS = 64
 
 _LOG2_E = math.log2(math.e)
+# Of quantized KV a probability is multiplied by its value's scale, in float16: by so much more,
+# that small ones stay normal, and all of float16's values finite (65,504 / 127 * 64 < 65,504).
+_VALUE_UNIT = 64.0
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
 _LOWEST = tl.constexpr(-1e38)
 _TOKEN = tl.constexpr(work_list.TOKEN)
@@ -72,12 +76,13 @@ def plan_attention(
     values = kv_layer.values if isinstance(kv_layer, QuantizedKV) else kv_layer
     _, num_kv_heads, num_slots, _ = values.shape
     group = num_heads // num_kv_heads
+    sizes = group, values.itemsize, values.shape[3], multiprocessor_of(values.device)
     shape = AttentionShape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         num_slots=num_slots,
-        narrow_rows=tile_rows("narrow", group, values.itemsize),
-        wide_rows=tile_rows("wide", group, values.itemsize),
+        narrow_rows=tile_rows("narrow", *sizes),
+        wide_rows=tile_rows("wide", *sizes),
         window=options.window,
         num_sink_tokens=options.num_sink_tokens,
         chunk=options.chunk,
@@ -128,15 +133,17 @@ def _attend(
     assert is_served, f"no kernel for {q.dtype} queries over {values.dtype} KV"
     assert values.stride(3) == 1 and values.stride(2) == head_dim, "a head's slots are contiguous"
     scales = kv_layer.scales if isinstance(kv_layer, QuantizedKV) else partial_sums  # not read
+    pairs = values.view(torch.int16) if is_quantized else values  # of neighbours
     num_kv_heads = values.shape[1]
     options = plan.options
     scale = head_dim**-0.5 if options.scale is None else options.scale
     assert scale > 0, "the largest score is the largest product"
     cap = options.soft_cap
     group, has_sinks = num_heads // num_kv_heads, sink_logits is not None
-    tile = tile_of(width, head_dim, group, values.itemsize, has_sinks=has_sinks)
+    multiprocessor = multiprocessor_of(q.device)
+    tile = tile_of(width, head_dim, group, values.itemsize, multiprocessor, has_sinks=has_sinks)
     _attend_items[(num_programs(q.device, tile.residents),)](
-        q, values, scales, plan.page_table, runs, items, plan.lists["num_items"],
+        q, values, pairs, scales, plan.page_table, runs, items, plan.lists["num_items"],
         plan.lists["partial_start"], sink_logits, out, partials, partial_sums,
         runs.shape[1], plan.page_table.stride(0), q.stride(0), values.stride(0), values.stride(1),
         scales.stride(0), scales.stride(1),
@@ -147,7 +154,7 @@ def _attend(
         PAGE_SIZE=plan.page_size,
         WINDOW=options.window or 0, NUM_SINKS=options.num_sink_tokens, HAS_CAP=cap is not None,
         IS_QUANTIZED=is_quantized,
-        VALUE_UNIT=256.0 if is_quantized and q.dtype == torch.float16 else 1.0,
+        VALUE_UNIT=_VALUE_UNIT if is_quantized else 1.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=padded_head_dim(head_dim),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -161,13 +168,24 @@ def _slots(pages, keys, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _half_queries(q):
+    """A tile's queries as float16, and the power of two that they were divided by: nothing
+    overflows, and of bfloat16 only what is below 2^-24 of the tile's largest is lost."""
+    wide = q.to(tl.float32)
+    largest = tl.max(tl.max(tl.abs(wide), axis=1), axis=0).to(tl.int32, bitcast=True)
+    unit = (largest & 0x7F800000).to(tl.float32, bitcast=True)
+    unit = tl.where((unit > 0.0) & (unit < float("inf")), unit, 1.0)
+    return (wide / unit).to(tl.float16), unit
+
+
+@triton.jit
 def _attend_blocks(
-    q, kv, scales, pages, begin, end, gap_begin, gap, first_key, end_key, upper, lower,
-    m, total, acc, kv_stride, scales_stride, score_scale, cap,
+    q, q_odd, scales, pages, begin, end, gap_begin, gap, first_key, end_key, upper, lower,
+    m, total, acc, odd, source, kv_stride, scales_stride, score_scale, cap,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, IS_QUANTIZED: tl.constexpr,
-    VALUE_UNIT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-    IS_MASKED: tl.constexpr,
+    IS_FLOAT: tl.constexpr, VALUE_UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
     """Processes blocks `begin` to `end` of keys and values, skipping `gap` blocks from `gap_begin`
     on: updates the rows' maxima, sums and weighted values.
@@ -176,9 +194,10 @@ def _attend_blocks(
     issues num_stages - 1 blocks ahead. After the item's end its last key is loaded again, which
     belongs to the row, and masked.
     """
-    BLOCK_D: tl.constexpr = acc.shape[1]
+    IS_PAIRED: tl.constexpr = IS_QUANTIZED and q.shape[0] < 64
+    BLOCK_D: tl.constexpr = q.shape[1]
+    SIZE: tl.constexpr = HEAD_DIM // 2 if IS_PAIRED else HEAD_DIM
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
     first = first_key + tl.where(begin >= gap_begin, begin + gap, begin) * BLOCK_N + offs_n
     next_slots = _slots(pages, tl.minimum(first, end_key - 1), PAGE_SIZE)
     for index in range(begin, end):
@@ -186,14 +205,14 @@ def _attend_blocks(
         ahead = index + 1
         ahead = first_key + tl.where(ahead >= gap_begin, ahead + gap, ahead) * BLOCK_N + offs_n
         next_slots = _slots(pages, tl.minimum(ahead, end_key - 1), PAGE_SIZE)
-        at = kv + slots.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :]
-        if BLOCK_D == HEAD_DIM:
-            k = tl.load(at)
-            v = tl.load(at + kv_stride)
+        at = source + slots.to(tl.int64)[:, None] * SIZE + tl.arange(0, BLOCK_D)[None, :]
+        k = _numbers(at, SIZE)
+        v = _numbers(at + (kv_stride // 2 if IS_PAIRED else kv_stride), SIZE)
+        if IS_PAIRED:
+            scores = tl.dot(q, tl.trans(_halves(k, IS_FLOAT)))
+            scores = tl.dot(q_odd, tl.trans(_halves(k >> 8, IS_FLOAT)), scores)
         else:
-            k = tl.load(at, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-            v = tl.load(at + kv_stride, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
         # If nothing needs the scores themselves their scale is folded into the exponent's FFMA.
         SCALE_LATE: tl.constexpr = not (IS_QUANTIZED or HAS_CAP)
         if IS_QUANTIZED:
@@ -222,14 +241,38 @@ def _attend_blocks(
         if IS_QUANTIZED:
             p *= (tl.load(scales + scales_stride + slots) * VALUE_UNIT)[None, :]
         acc = acc * decay[:, None]
-        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
-    return m, total, acc
+        p = p.to(q.dtype)
+        if IS_PAIRED:
+            acc = tl.dot(p, _halves(v, IS_FLOAT), acc)
+            odd = tl.dot(p, _halves(v >> 8, IS_FLOAT), odd * decay[:, None])
+        else:
+            acc = tl.dot(p, v.to(q.dtype), acc, input_precision=PRECISION)
+    return m, total, acc, odd
+
+
+@triton.jit
+def _numbers(at, SIZE: tl.constexpr):
+    """Of keys or values, zeros past SIZE."""
+    if at.shape[1] == SIZE:
+        numbers = tl.load(at)
+    else:
+        numbers = tl.load(at, mask=(tl.arange(0, at.shape[1]) < SIZE)[None, :], other=0.0)
+    return numbers
+
+
+@triton.jit
+def _halves(pairs, IS_FLOAT: tl.constexpr):
+    """The numbers in the low bytes of int16, float8_e4m3fn or int8, as float16."""
+    if IS_FLOAT:
+        return pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    # 0x6400 is 1,024, whose last bits are ones: with 128 added to the number in place of its sign.
+    return ((pairs & 0xFF) ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
 
 
 @triton.jit(do_not_specialize=["max_runs"])
 def _attend_items(
-    q, kv, scales, page_table, runs, items, num_items, partial_start, sink_logits, out, partials,
-    partial_sums, max_runs, table_stride, q_stride, kv_stride, head_stride, scales_stride,
+    q, kv, pairs, scales, page_table, runs, items, num_items, partial_start, sink_logits, out,
+    partials, partial_sums, max_runs, table_stride, q_stride, kv_stride, head_stride, scales_stride,
     scales_head_stride,
     score_scale, cap,
     WIDTH: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
@@ -276,14 +319,29 @@ def _attend_items(
         q_mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
         q_tile = tl.load(q_at[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
 
+        # Numbers of 8 bits are read two by two, which ldmatrix can transpose (it moves 16 bits):
+        # the even ones and the odd ones of a head are products of their own.
+        IS_PAIRED: tl.constexpr = IS_QUANTIZED and BLOCK_M < 64
+        IS_FLOAT: tl.constexpr = kv.dtype.element_ty != tl.int8
+        tile_scale = score_scale
+        if IS_QUANTIZED:
+            q_tile, unit = _half_queries(q_tile)
+            tile_scale *= unit
+        q_odd = q_tile
+        if IS_PAIRED:
+            q_tile, q_odd = tl.split(tl.reshape(q_tile, [BLOCK_M, BLOCK_D // 2, 2]))
         is_whole = position < 0
         upper = tl.where(is_whole, end_key, position + row_token)
         lower = tl.where(is_whole, 0, position + row_token - WINDOW + 1)
         num_blocks = tl.cdiv(end_key - first_key, BLOCK_N)
         m = tl.full([BLOCK_M], _LOWEST, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        head_kv = kv + kv_head.to(tl.int64) * head_stride
+        acc = tl.zeros([BLOCK_M, BLOCK_D // 2 if IS_PAIRED else BLOCK_D], tl.float32)
+        odd = acc if IS_PAIRED else total
+        if IS_PAIRED:
+            source = pairs + kv_head.to(tl.int64) * (head_stride // 2)
+        else:
+            source = kv + kv_head.to(tl.int64) * head_stride
         head_scales = scales + kv_head.to(tl.int64) * scales_head_stride
         num_full = 0
         full_begin = 0
@@ -295,19 +353,23 @@ def _attend_items(
                 hidden = tl.where(is_whole, 0, position + num_tokens - WINDOW - first_key)
                 full_begin = tl.minimum(tl.cdiv(tl.maximum(hidden, 0), BLOCK_N), full_end)
             num_full = full_end - full_begin
-            m, total, acc = _attend_blocks(
-                q_tile, head_kv, head_scales, pages, full_begin, full_end, full_end, 0, first_key,
-                end_key, upper, lower, m, total, acc, kv_stride, scales_stride, score_scale, cap,
-                HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, VALUE_UNIT,
-                PRECISION, BLOCK_N, False,
+            m, total, acc, odd = _attend_blocks(
+                q_tile, q_odd, head_scales, pages, full_begin, full_end, full_end, 0, first_key,
+                end_key, upper, lower, m, total, acc, odd, source, kv_stride, scales_stride,
+                tile_scale, cap,
+                HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, IS_FLOAT,
+                VALUE_UNIT, PRECISION, BLOCK_N, False,
             )  # fmt: skip
-        m, total, acc = _attend_blocks(
-            q_tile, head_kv, head_scales, pages, 0, num_blocks - num_full, full_begin, num_full,
-            first_key, end_key, upper, lower, m, total, acc, kv_stride, scales_stride, score_scale,
-            cap, HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, VALUE_UNIT,
-            PRECISION, BLOCK_N, True,
+        m, total, acc, odd = _attend_blocks(
+            q_tile, q_odd, head_scales, pages, 0, num_blocks - num_full, full_begin, num_full,
+            first_key, end_key, upper, lower, m, total, acc, odd, source, kv_stride, scales_stride,
+            tile_scale, cap,
+            HEAD_DIM, PAGE_SIZE, WINDOW, NUM_SINKS, HAS_CAP, IS_QUANTIZED, IS_FLOAT,
+            VALUE_UNIT, PRECISION, BLOCK_N, True,
         )  # fmt: skip
 
+        if IS_PAIRED:
+            acc = tl.interleave(acc, odd)
         # A row may see no key of this item: its maximum stays the lowest value, of weight 0.
         total = tl.where(total == 0.0, 1.0, total)
         if first_part < 0:

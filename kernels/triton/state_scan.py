@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .recurrence_rows import CHUNK_TOKENS, RecurrencePlan
 
@@ -144,16 +145,20 @@ def _scan_long(scan: Scan, out: Tensor, plan: RecurrencePlan) -> None:
     most = _SYSTEM_COLUMNS if has_system else _CHUNK_COLUMNS
     columns = min(most, max(16, triton.next_power_of_2(value_dim)))
     strides = scan.strides()
+    multiprocessor = multiprocessor_of(scan.states.device)
+    is_small = multiprocessor.is_small
     options = {**scan.constants(), "CHUNK": chunk_tokens, "PARTS": parts}
     tile = {"VALUE_DIM": value_dim, "BLOCK_K": max(16, triton.next_power_of_2(key_dim))}
     _relate_tokens[num_chunks, num_heads](
         scan.q, scan.k, scan.log_decay, scan.rates, reads, writes, plan.chunks, *strides[:2],
         LOG_CHUNK=chunk_tokens.bit_length() - 1, **options, num_warps=4,
+        num_stages=1 if multiprocessor.has_tensor_memory else 3,
     )  # fmt: skip
     _scan_chunks[plan.long.shape[1], num_heads, triton.cdiv(value_dim, columns)](
         scan.q, scan.k, scan.v, scan.log_decay, scan.rates, reads, writes, scan.states, out,
         plan.long, plan.long.shape[1], *strides, BLOCK_V=columns, **tile, **options,
-        num_warps=4 if scan.has_channels else 8, num_stages=2,
+        num_warps=4 if scan.has_channels and not is_small else 8,
+        num_stages=1 if is_small and has_system else 2,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class PinnedKVPool:
         page_bytes = device_pool.layout.bytes_per_token * self.page_size
         self.pages = zeros((num_pages, page_bytes), torch.device("cpu"))
         if device_pool.parts[0][0].is_cuda:
-            weakref.finalize(self, _pin(self.pages)).atexit = False
+            weakref.finalize(self, pin(self.pages)).atexit = False
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +58,7 @@ class PinnedKVPool:
         return self.pages.nbytes
 
 
-def _pin(memory: Tensor) -> Callable[[], object]:
+def pin(memory: Tensor) -> Callable[[], object]:
     """Lock memory, so that a GPU copies from and to it asynchronously; returns what unlocks it.
 
     (torch rounds pinned memory up to powers of two: up to half of a large pool would be wasted.)

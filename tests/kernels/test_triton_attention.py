@@ -12,6 +12,7 @@ from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.reference import paged_attention as reference
 from stemma.kernels.triton import paged_attention as triton_attention
+from stemma.kernels.triton.multiprocessors import MULTIPROCESSORS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -69,6 +70,19 @@ def test_heads_of_any_shape(num_heads: int, num_kv_heads: int, head_dim: int) ->
     _check(rows, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
 
+@pytest.mark.parametrize("capability", [89, 100])
+@pytest.mark.parametrize("num_heads", [2, 72])
+def test_other_gpus_tiles_give_the_same(
+    capability: int, num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows and keys, at the widest heads, where they differ."""
+    other = MULTIPROCESSORS[capability]
+    monkeypatch.setattr(triton_attention, "multiprocessor_of", lambda device: other)
+    rows = rows_of([row(1, 20), row(34, 40) if num_heads < 40 else row(2, 18)], 4)
+    for dtype in TOLERANCE:
+        _check(rows, dtype=dtype, num_heads=num_heads, num_kv_heads=1, head_dim=256)
+
+
 OPTIONS = {
     "window": AttentionOptions(window=20),
     "window of a block": AttentionOptions(window=64),
@@ -103,6 +117,18 @@ def test_quantized_kv(step: str, dtype: torch.dtype, size: float) -> None:
     q = _queries(rows, 4, 64).half()
     found, expected = _run(q, kv_layer, rows), _reference(q, kv_layer, rows)
     torch.testing.assert_close(found, expected, atol=4e-3 * size, rtol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 500.0])
+def test_queries_of_any_size_over_quantized_kv(size: float) -> None:
+    """A tile's are divided by a power of two; a group of 20 heads has the tile of 32 rows."""
+    rows = rows_of([row(1, 33), row(1, 80)], 4)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        for num_heads in (4, 20):
+            kv_layer = quantized(random_kv(rows, 1, 80) / max(size, 1.0), dtype)
+            q = (_queries(rows, num_heads, 80) * size).half()
+            found, expected = _run(q, kv_layer, rows), _reference(q, kv_layer, rows)
+            torch.testing.assert_close(found, expected, atol=4e-3 / max(size, 1.0), rtol=1e-2)
 
 
 def test_scores_too_large_for_an_exponential_are_merged_all_the_same() -> None:

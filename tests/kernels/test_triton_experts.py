@@ -20,9 +20,11 @@ from stemma.kernels.reference import dense as reference_dense
 from stemma.kernels.reference import experts as reference
 from stemma.kernels.reference.quantized import dequantize
 from stemma.kernels.triton import expert_blocks, experts
+from stemma.kernels.triton.multiprocessors import MULTIPROCESSORS
 
 Shape = tuple[int, int, int, int, int]  # tokens, k, experts, hidden size, expert's size
 
+HOPPER = MULTIPROCESSORS[90]
 ON_A_CPU: MakeExperts = partial(
     cpu.make_experts,
     make_linear=reference_dense.make_linear,
@@ -59,7 +61,7 @@ def test_few_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
 def test_many_pairs_an_expert(shape: Shape, dtype: torch.dtype) -> None:
     """Tiles 64 and 128 pairs wide."""
     num_pairs = shape[0] * shape[1]
-    assert experts.choose_tile(dtype, num_pairs, shape[2], is_float=True).block_m >= 64
+    assert experts.choose_tile(dtype, num_pairs, shape[2], HOPPER, is_float=True).block_m >= 64
     _check(experts.make_experts, shape, dtype)
 
 
@@ -108,7 +110,9 @@ def test_quantized_weights_are_taken_as_their_floats(
 @pytest.mark.parametrize("num_pairs", [1, 24, 25, 160, 161])
 def test_floats_and_numbers_take_the_same_blocks(num_pairs: int, dtype: torch.dtype) -> None:
     """gate_up and down may be one of each."""
-    tiles = [experts.choose_tile(dtype, num_pairs, 1, is_float=kind) for kind in (True, False)]
+    tiles = [
+        experts.choose_tile(dtype, num_pairs, 1, HOPPER, is_float=kind) for kind in (True, False)
+    ]
     assert tiles[0].block_m == tiles[1].block_m
 
 

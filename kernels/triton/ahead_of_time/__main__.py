@@ -2,6 +2,7 @@
 
 python -m stemma.kernels.triton.ahead_of_time             the table; exit 1 on a breach
 python -m stemma.kernels.triton.ahead_of_time --update    write what was measured as the budget
+python -m stemma.kernels.triton.ahead_of_time --gpu 89    for another GPU: does each kernel fit it
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ....flags import Parser
-from .budgets import BUDGETS, breaches, read_budgets, write_budgets
+from ..multiprocessors import HOPPER, MULTIPROCESSORS
+from .budgets import BUDGETS, breaches, misfits, read_budgets, write_budgets
 from .compilation import Row, compile_all
 from .offline import why_not_compiled
 
@@ -27,11 +29,14 @@ def main(arguments: list[str] | None = None) -> int:
     if refusal := why_not_compiled():
         print(refusal, file=sys.stderr)
         return 2
-    rows = compile_all(args.only, args.all or args.update, args.workers, args.dump)
+    rows = compile_all(args.only, args.all or args.update, args.workers, args.dump, args.gpu)
     if args.update:
         write_budgets(args.budgets, rows, args.only)
     budgets = read_budgets(args.budgets)
-    found = {row.name: _judge(row, budgets) for row in rows}
+    if args.gpu == HOPPER:
+        found = {row.name: _judge(row, budgets) for row in rows}
+    else:
+        found = {row.name: misfits(row.resources, MULTIPROCESSORS[args.gpu]) for row in rows}
     if args.json:
         print(json.dumps([_as_data(row, found[row.name]) for row in rows]))
     else:
@@ -48,9 +53,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dump", type=Path, metavar="FOLDER", help="write PTX, IR and machine code"
     )
+    parser.add_argument(
+        "--gpu", type=int, default=HOPPER, choices=MULTIPROCESSORS, metavar="CAPABILITY",
+        help=f"one of {', '.join(map(str, MULTIPROCESSORS))} (default: %(default)s, whose budgets "
+             "are committed)",
+    )  # fmt: skip
     parser.add_argument("--budgets", type=Path, default=BUDGETS, help="the file of budgets")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args(arguments)
+    if args.update and args.gpu != HOPPER:
+        parser.error(f"--update with --gpu {args.gpu}: budgets are those of {HOPPER}")
     if not (args.update or args.budgets.is_file()):
         parser.error(f"no budgets at {args.budgets}: they lie in the source's tests/kernels")
     return args

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..language import triton
+from ..multiprocessors import Multiprocessor
 from .compilation import Row
 from .launches import all_launches
 from .resources import PRODUCTS, Resources
@@ -24,7 +25,7 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
     found = [f"spills {spilled} bytes"] if spilled > budget.get("spilled_bytes", 0) else []
     found += [
         f"{name} {taken}, at most {budget[name]}"
-        for name in ("registers", "shared_bytes")
+        for name in ("registers", "shared_bytes", "loop_instructions")
         if (taken := getattr(resources, name)) > budget[name]
     ]
     found += [
@@ -37,6 +38,16 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def misfits(resources: Resources, multiprocessor: Multiprocessor) -> list[str]:
+    """Why a kernel does not run on a GPU that has no budgets."""
+    if resources.blocks_per_sm:
+        return []
+    return [
+        f"shared_bytes {resources.shared_bytes}, of {multiprocessor.block_shared_bytes} that a "
+        f"block has ({multiprocessor.gpus}), registers {resources.registers}"
+    ]
+
+
 def as_budget(resources: Resources) -> dict[str, Any]:
     """The measured resources as a budget."""
     return {
@@ -46,6 +57,7 @@ def as_budget(resources: Resources) -> dict[str, Any]:
         "blocks_per_sm": resources.blocks_per_sm,
         "products": resources.products,
         "widest_load_bytes": resources.widest_load_bytes,
+        "loop_instructions": resources.loop_instructions,
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..language import triton
+from ..multiprocessors import HOPPER
 from .launches import all_launches
 from .offline import offline
 from .resources import Resources, resources_of
@@ -27,25 +28,29 @@ class Row:
 
 
 def compile_all(
-    words: str = "", with_rare: bool = False, workers: int = 1, folder: Path | None = None
+    words: str = "",
+    with_rare: bool = False,
+    workers: int = 1,
+    folder: Path | None = None,
+    capability: int = HOPPER,
 ) -> list[Row]:
     """Compile the launches with `words` in their names, in `workers` forked processes; the output
     is written to `folder`, if given."""
     chosen = [
         launch.name
         for launch in all_launches()
-        if words in launch.name and (with_rare or not launch.is_rare)
+        if words in launch.name and (with_rare or not launch.is_rare) and launch.is_for(capability)
     ]
     fork = multiprocessing.get_context("fork")  # triton and torch are imported once
     with ProcessPoolExecutor(workers, mp_context=fork) as pool:
-        compiled = pool.map(partial(compile_launch, folder=folder), chosen)
+        compiled = pool.map(partial(compile_launch, folder=folder, capability=capability), chosen)
         return [row for rows in compiled for row in rows]
 
 
-def compile_launch(name: str, folder: Path | None = None) -> list[Row]:
+def compile_launch(name: str, folder: Path | None = None, capability: int = HOPPER) -> list[Row]:
     """The distinct kernels of one launch, in order."""
     launch = next(launch for launch in all_launches() if launch.name == name)
-    with offline() as kernels:
+    with offline(capability) as kernels:
         launch.run()
     distinct = list({kernel.hash: kernel for kernel in kernels}.values())
     made = [resources_of(kernel) for kernel in distinct]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, empty
 
 from ...attention_rows import AttentionRows
+from ...kv_cache_dtype import kv_cache_dtypes_of_gpu
 from ...model_options import DEFAULT_OPTIONS, AttentionOptions, ClampedSwiGLU, RoutingOptions
 from ...ops import Activation, KVLayer
 from ...quantized_tensors import QuantizedKV, QuantizedWeight
@@ -29,6 +30,7 @@ from .. import (
     latent_attention,
     logprobs,
     lora,
+    normed_linear,
     page_copy,
     page_table,
     paged_attention,
@@ -60,6 +62,11 @@ class Launch:
     name: str
     run: Callable[[], object]
     is_rare: bool = False
+
+    def is_for(self, capability: int) -> bool:
+        """Whether a GPU of that capability, 10 * major + minor, has the formats."""
+        formats = kv_cache_dtypes_of_gpu(2, divmod(capability, 10))
+        return "fp8" in formats or "fp8" not in self.name.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,6 +538,11 @@ def _dense() -> Iterator[Launch]:
             run = partial(_act_and_mul, dtype, activation)
             yield Launch(f"act_and_mul {name} {activation}", run, is_rare)
         yield Launch(f"gather_rows {name}", partial(_gather_rows, dtype), name != "bf16")
+    for name in ("bf16", "fp32"):
+        layers: tuple[tuple[int, Activation | None], ...] = ((6144, None), (28672, "silu"))
+        for rows, behind in layers:
+            run = partial(_normed_linear, FLOATS[name], rows, behind)
+            yield Launch(f"normed_linear {name} {rows}", run, is_rare=name == "fp32")
     bf16 = torch.bfloat16
     yield Launch("query_key_norm bf16 whole", partial(_query_key_norm, bf16, is_whole=True))
     yield Launch("rms_norm bf16 3584 by fp32", partial(_rms_norm, bf16, 3584, torch.float32))
@@ -541,6 +553,15 @@ def _rms_norm(dtype: torch.dtype, size: int, weight_dtype: torch.dtype | None = 
     x = empty(NUM_TOKENS, size, dtype=dtype)
     norm(x)
     norm(x, torch.empty_like(x))
+
+
+def _normed_linear(dtype: torch.dtype, num_rows: int, activation: Activation | None) -> None:
+    """Llama-3.1-8B's queries, keys and values, and its gates and ups."""
+    weight, norm_weight = empty(num_rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    fused = normed_linear.make_normed_linear(weight, None, norm_weight, 1e-5, activation)
+    assert fused is not None
+    x, residual, total = (empty(fused.max_tokens, 4096, dtype=dtype) for _ in range(3))
+    fused(x, residual, total)
 
 
 def _query_key_norm(dtype: torch.dtype, *, is_whole: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Launches that compile and do not run: makes the code for a GPU on a machine without one.
 
-Inside `offline()` a launch compiles its kernel for sm_90 (Hopper) and returns; tensors are on the
-CPU and are neither read nor written, so that big ones cost no memory (`torch.empty`). Compilation
-uses the launching function's own block sizes, warps and stages.
+Inside `offline()` a launch compiles its kernel for a GPU (Hopper's sm_90) and returns; tensors are
+on the CPU and are neither read nor written, so that big ones cost no memory (`torch.empty`).
+Compilation uses the launching function's own block sizes, warps and stages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..language import triton
+from ..multiprocessors import HOPPER
 
-TARGET = triton.backends.compiler.GPUTarget("cuda", 90, 32)
 INTERPRETED = "TRITON_INTERPRET is set: kernels of this process are interpreted, not compiled"
 
 _DEVICE = -1  # no device has this index: code compiled for a real one is not affected
@@ -24,6 +24,9 @@ _DEVICE = -1  # no device has this index: code compiled for a real one is not af
 class _OfflineDriver:
     """The parts of a driver that compilation needs."""
 
+    def __init__(self, capability: int) -> None:
+        self._target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+
     def get_current_device(self) -> int:
         return _DEVICE
 
@@ -31,7 +34,7 @@ class _OfflineDriver:
         return 0
 
     def get_current_target(self) -> Any:
-        return TARGET
+        return self._target
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
@@ -49,8 +52,9 @@ def why_not_compiled() -> str | None:
 
 
 @contextmanager
-def offline() -> Iterator[list[Any]]:
-    """The list receives triton's CompiledKernel of each launch, in order.
+def offline(capability: int = HOPPER) -> Iterator[list[Any]]:
+    """The list receives triton's CompiledKernel of each launch, in order. capability: 10 * major +
+    minor of the GPU.
 
     Not for use beside launches of other threads. Raises RuntimeError if kernels are
     interpreted.
@@ -65,7 +69,7 @@ def offline() -> Iterator[list[Any]]:
         return compiled[-1]
 
     active = triton.runtime.driver._active
-    triton.runtime.driver.set_active(_OfflineDriver())
+    triton.runtime.driver.set_active(_OfflineDriver(capability))
     triton.runtime.jit.JITFunction.run = compile_only
     try:
         yield compiled

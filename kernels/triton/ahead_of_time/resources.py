@@ -1,8 +1,8 @@
 """The multiprocessor resources and instructions of a compiled kernel.
 
 Registers, stack and shared memory are the assembler's (cuobjdump on the cubin); instructions are
-counted in the PTX, where a product is `wgmma` or `mma.sync` and a load states its width. Occupancy
-follows the CUDA programming guide's table of compute capability 9.0.
+counted in the PTX, where a product is `tcgen05.mma`, `wgmma` or `mma.sync` and a load states its
+width.
 """
 
 from __future__ import annotations
@@ -14,23 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..language import triton
+from ..multiprocessors import of_capability
 
-Products = Literal["none", "mma", "wgmma"]
-PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma")  # slowest first
-
-# Of one multiprocessor of compute capability 9.0.
-REGISTERS = 65536
-SHARED_BYTES = 228 * 1024
-MAX_WARPS = 64
-MAX_BLOCKS = 32
-RESERVED_SHARED_BYTES = 1024  # of each block, for the system
-MAX_SHARED_BYTES = 227 * 1024  # of one block
-_PARTITIONS = 4  # each with a quarter of the registers and the warps
-_REGISTER_UNIT = 256  # registers are given to a warp in this unit
+Products = Literal["none", "mma", "wgmma", "tcgen05"]
+PRODUCTS: tuple[Products, ...] = ("none", "mma", "wgmma", "tcgen05")  # slowest first
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _LOAD = re.compile(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _ASYNC_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],\s*(0x[0-9a-f]+|\d+)\b")
+_LINE = re.compile(r"^\.(L_\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
+_BRANCH = re.compile(r"\bBRA\b.*`\(\.(L_\w+)\)")
+_PRODUCT = re.compile(r"MMA[ .]")  # HMMA, HGMMA, IMMA, QMMA, UTCHMMA and their like
 _BULK_COPY = "cp.async.bulk.tensor"
 
 
@@ -47,8 +41,10 @@ class Resources:
     spilled_bytes: int  # of a thread: its stack and other local memory
     shared_bytes: int  # of a block, of those that it may have
     blocks_per_sm: int  # that fit at the same time
-    products: Products  # matrix products: of a warp group (wgmma), of a warp (mma)
+    products: Products  # of a block (tcgen05), of a warp group (wgmma), of a warp (mma)
     widest_load_bytes: int  # of one thread's load from global memory; 0: none
+    # Of a warp, in machine code: the longest loop with products and no loop inside; 0: none.
+    loop_instructions: int
 
 
 def resources_of(compiled: Any) -> Resources:
@@ -65,23 +61,37 @@ def resources_of(compiled: Any) -> Resources:
         registers=registers,
         spilled_bytes=spilled,
         shared_bytes=metadata.shared,
-        blocks_per_sm=blocks_per_sm(registers, metadata.shared, metadata.num_warps),
+        blocks_per_sm=of_capability(metadata.target.arch).blocks(
+            registers, metadata.shared, metadata.num_warps
+        ),
         products=_products(ptx),
         widest_load_bytes=widest_load_bytes(ptx),
+        loop_instructions=loop_instructions(_machine_code(compiled.asm["cubin"])),
     )
 
 
-def blocks_per_sm(registers: int, shared_bytes: int, num_warps: int) -> int:
-    """Blocks of one kernel that a multiprocessor holds at once."""
-    if shared_bytes > MAX_SHARED_BYTES:
-        return 0
-    per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
-    warps_of_partition = min(
-        REGISTERS // _PARTITIONS // per_warp if per_warp else MAX_WARPS, MAX_WARPS // _PARTITIONS
+def loop_instructions(machine_code: str) -> int:
+    """Of the longest innermost loop with a matrix product: what a block of keys costs a warp."""
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for label, instruction in _LINE.findall(machine_code):
+        if label:
+            labels[label] = len(instructions)
+            continue
+        target = _BRANCH.search(instruction)
+        if target and target[1] in labels:
+            loops.append((labels[target[1]], len(instructions)))
+        instructions.append(instruction)
+    return max(
+        (
+            last - first + 1
+            for first, last in loops
+            if any(_PRODUCT.search(one) for one in instructions[first : last + 1])
+            and not any(first <= begin and end < last for begin, end in loops)
+        ),
+        default=0,
     )
-    by_warps = warps_of_partition * _PARTITIONS // num_warps
-    by_shared = SHARED_BYTES // (shared_bytes + RESERVED_SHARED_BYTES)
-    return min(by_warps, by_shared, MAX_BLOCKS)
 
 
 def widest_load_bytes(ptx: str) -> int:
@@ -92,21 +102,32 @@ def widest_load_bytes(ptx: str) -> int:
 
 
 def _products(ptx: str) -> Products:
+    if "tcgen05.mma" in ptx:
+        return "tcgen05"
     if "wgmma.mma_async" in ptx:
         return "wgmma"
     return "mma" if "mma.sync" in ptx else "none"
 
 
 def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = _said_of(cubin, triton.knobs.nvidia.cuobjdump.path, "-res-usage")
     usage = _USAGE.search(said)
     assert usage, f"cuobjdump names no registers:\n{said}"
     registers, stack, _, local = map(int, usage.groups())
     return registers, stack + local
+
+
+def _machine_code(cubin: bytes) -> str:
+    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c")
+
+
+def _said_of(cubin: bytes, *command: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [*command, file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def _plain(value: Any) -> int | float | str | bool | None:

@@ -49,7 +49,7 @@ class Attention:
         q_width = config.head_dim * (2 if self._is_gated else 1)
         kv_size = config.num_kv_heads * config.head_dim
         sizes = [config.num_heads * q_width, kv_size, kv_size]
-        self._qkv = LinearLayer(
+        self.projection = LinearLayer(
             build,
             [f"{name}.qkv_proj"] if is_fused else [f"{name}.{part}_proj" for part in "qkv"],
             in_features=in_features or config.hidden_size,
@@ -79,8 +79,12 @@ class Attention:
 
     def __call__(self, x: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
         """x [T, in_features] -> [T, hidden_size]."""
+        return self.attend(self.projection(x, batch), rotary, batch)
+
+    def attend(self, projected: Tensor, rotary: Rotary, batch: ForwardBatch) -> Tensor:
+        """What `projection` gives, contiguous -> [T, hidden_size]."""
         # [T, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values, in one buffer
-        heads = self._qkv(x, batch).view(x.shape[0], -1, self._head_dim)
+        heads = projected.view(len(projected), -1, self._head_dim)
         gates: Tensor | None = None
         if self._is_gated:
             heads, gates = self._without_gates(heads)

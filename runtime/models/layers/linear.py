@@ -11,11 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ....kernels.ops import Activation, Lora, Weight
+from ....kernels.ops import Activation, Lora, NormedLinear, Weight
 from ...checkpoint.parts import WHOLE, Part, Range, Rows, num_rows
 from ..forward_batch import ForwardBatch
 from .build import ModelBuild
 from .ranks import ALONE
+
+MakeNormed = Callable[[Tensor, float], NormedLinear | None]
+"""From a norm's weight and epsilon, see `ops.MakeNormedLinear`."""
 
 
 class LinearLayer:
@@ -52,6 +55,7 @@ class LinearLayer:
             weight = _ordered(weight, order)
             stacked_bias = None if stacked_bias is None else stacked_bias[order]
         self._run = build.kernels.make_linear(weight, stacked_bias)
+        self.make_normed = _normed_maker(build, weight, stacked_bias)
         self._ranks = build.ranks if is_partial and is_summed else ALONE
         self._lora: Lora | None = None
         if build.adapters is not None:
@@ -86,6 +90,7 @@ class GatedLinearLayer:
         part = WHOLE if share is None else Part(_gated_rows(len(names), size, share))
         weight = build.source.take_part(names, out_features, in_features, part)
         stacked_bias = _bias(build, names, out_features, part) if bias else None
+        self.make_normed = _normed_maker(build, weight, stacked_bias, activation)
         if build.adapters is None:
             run = kernels.make_gated_linear(weight, stacked_bias, activation)
             self._run = lambda x, batch: run(x)
@@ -97,6 +102,16 @@ class GatedLinearLayer:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, in_features] -> [T, size], or this rank's part of that."""
         return self._run(x, batch)
+
+
+def _normed_maker(
+    build: ModelBuild, weight: Weight, bias: Tensor | None, activation: Activation | None = None
+) -> MakeNormed:
+    """Of the same layer behind a norm. Where there is none the weight is not held."""
+    make = build.kernels.make_normed_linear
+    if make is None:
+        return lambda norm_weight, eps: None
+    return lambda norm_weight, eps: make(weight, bias, norm_weight, eps, activation)
 
 
 def _gated_rows(num_modules: int, size: int, share: Range) -> list[Rows]:

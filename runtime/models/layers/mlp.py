@@ -40,7 +40,7 @@ class GatedMLP:
         parts = (names.gate, names.up) if fused is None else (fused,)
         size = config.intermediate_size if intermediate_size is None else intermediate_size
         share = build.ranks.share(size)
-        self._gate_up = GatedLinearLayer(
+        self.gate_up = GatedLinearLayer(
             build,
             [f"{name}.{part}" for part in parts],
             in_features=config.hidden_size,
@@ -49,7 +49,7 @@ class GatedMLP:
             bias=config.mlp_bias,
             share=share,
         )
-        self._down = LinearLayer(
+        self.down = LinearLayer(
             build,
             [f"{name}.{names.down}"],
             in_features=size,
@@ -61,7 +61,7 @@ class GatedMLP:
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        return self._down(self._gate_up(x, batch), batch)
+        return self.down(self.gate_up(x, batch), batch)
 
 
 class PlainMLP:

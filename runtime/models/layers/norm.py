@@ -51,9 +51,8 @@ class RMSNorm:
     """x / rms(x) * weight; with a residual, adds x to it in place first."""
 
     def __init__(self, build: ModelBuild, name: str, size: int) -> None:
-        self._run = build.kernels.make_rms_norm(
-            _weight(build, name, size), build.config.rms_norm_eps
-        )
+        self.weight, self.eps = _weight(build, name, size), build.config.rms_norm_eps
+        self._run = build.kernels.make_rms_norm(self.weight, self.eps)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x."""

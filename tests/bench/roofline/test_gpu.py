@@ -22,7 +22,7 @@ import torch
 
 from stemma.__main__ import main
 from stemma.bench import gpu
-from stemma.bench.roofline import checks, sections, serving
+from stemma.bench.roofline import checks, risks, sections, serving
 from stemma.bench.roofline.attention import error_row
 from stemma.bench.roofline.ceilings import Ceilings, causal_flop
 from stemma.bench.roofline.context import Context
@@ -170,6 +170,37 @@ def test_a_section_that_hangs_is_ended_in_time() -> None:
         process.close()
     assert message["error"].startswith("ended with status -9")
     assert message["error"].endswith("behind: the start")
+
+
+def test_a_whole_run_is_three_calls_of_under_ten_minutes() -> None:
+    names = [name for phase in sections.PHASES.values() for name in phase]
+    assert sorted([sections.BASE, *names]) == sorted(sections.SECTIONS)
+    for phase in sections.PHASES.values():
+        assert sum(sections.SECTIONS[name].limit_s for name in (sections.BASE, *phase)) <= 600
+    order = list(sections.SECTIONS)
+    assert order.index("step") == order.index("decode") + 1 and order[1] == "risks"
+
+
+def test_a_phase_is_its_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def noted(names: list[str], *_: Any) -> Any:
+        asked.extend(names)
+        yield from ()
+
+    monkeypatch.setattr(gpu, "_sections", noted)
+    report(tmp_path, "--phase", "first", "--skip", "checks", "--only", "extend")
+    assert asked == ["ceilings", "risks", "decode", "step", "extend"]
+
+
+def test_the_first_row_says_which_kernel_is_wrong(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = replace(ctx.kernels, make_rms_norm=lambda weight, eps: lambda x, residual: 2 * x)
+    monkeypatch.setattr(Context, "kernels_of", lambda self, dtype: kernels)
+    first, *wrong = list(risks._kernels(ctx))
+    assert first.verdict(True) == "missed" and first.case.startswith("9 of 10")
+    assert [row.case for row in wrong] == ["norm"]
 
 
 def test_shards_have_every_check_once() -> None:

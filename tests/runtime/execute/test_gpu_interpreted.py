@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from fakes import FakeListener
-from step_plans import PlanDriver
+from step_plans import Feed, PlanDriver
+from triton.runtime.interpreter import GridExecutor
 from waiting import PATIENCE_S
 
 from stemma.constrained.compiler import compile_grammar
@@ -106,6 +108,43 @@ def _logprobs(request: Request) -> list[float]:
     assert isinstance(request.listener, FakeListener)
     results = request.listener.results
     return [top.logprob for result in results for top in result.top_logprobs]
+
+
+def test_a_layer_of_a_decode_step_takes_seven_launches(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight where a step has wide items; eleven with norms and activations apart."""
+    config = read_model_config(tiny)
+    runner = ModelRunner(tiny, config, dtype="float32", num_pages=64, device="cuda")
+    launched: list[str] = []
+    launch = GridExecutor.__call__
+    product = torch.nn.functional.linear
+
+    def counted(executor: GridExecutor, *args: Any, **options: Any) -> None:
+        launched.append(executor.fn.__name__)
+        launch(executor, *args, **options)
+
+    def multiplied(*args: Any) -> torch.Tensor:
+        launched.append("cuBLAS")
+        return product(*args)
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    monkeypatch.setattr(torch.nn.functional, "linear", multiplied)
+    driver = PlanDriver(runner)
+    sequence = driver.sequence()
+    driver.step([Feed(sequence, TEXT[:3])])
+    launched.clear()
+    driver.step([Feed(sequence, [TEXT[3]])])
+    found = Counter(launched)
+    of_a_layer = {
+        "_product": 2, "_rotate_and_store": 1, "_attend_items": 1, "_merge_partials": 1, "cuBLAS": 2
+    }  # fmt: skip
+    num_layers = config.num_layers
+    assert {name: found[name] - (name == "cuBLAS") for name in of_a_layer} == {
+        name: number * num_layers for name, number in of_a_layer.items()
+    }  # and the logits' product
+    assert found["_rms_norm"] == 1  # behind the last layer
+    assert not found["_act_and_mul"]
 
 
 @pytest.mark.slow
