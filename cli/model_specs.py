@@ -222,7 +222,7 @@ def _share(
     lengths = Lengths(
         config.max_model_len or model_config.context_length,
         config.max_running_requests,
-        config.page_size,
+        config.tokens_a_page,
         config.state_checkpoints,
     )
     if config.max_total_tokens is not None:

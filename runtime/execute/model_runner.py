@@ -33,7 +33,7 @@ from ..checkpoint.quantized.quantizing import Quantization
 from ..checkpoint.weight_source import WeightSource
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.asynchronous_transfer import AsynchronousKVTransfer
-from ..memory.copies import Transfer
+from ..memory.copies import PageFork, TierCopy, Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.divided_transfer import DividedKVTransfer
 from ..memory.host_pool import HostKVPool, PinnedKVPool
@@ -327,15 +327,16 @@ class ModelRunner:
             self._capture(self.steps.forward.sizes, on_graph)
 
     def _rare_step(self) -> StepPlan:
-        """One token with every adjustment of logits, and a page copied to the host and back."""
+        """One token with every adjustment of logits, and a page copied on the device, and to the
+        host and back."""
         adjustment = Adjustment(array("i"), array("i", [0]), array("d", [0.0]), array("i"))
         row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustments=(adjustment,), mask=0)
         masks = np.full((1, -(-self.config.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
         page = array("i", [0])
-        transfers = (Transfer("store", page, page), Transfer("load", page, page))
-        return StepPlan(
-            0, (row,), masks=masks, transfers=() if self.host_pool is None else transfers
-        )
+        copies: list[TierCopy] = [PageFork(page, page)]
+        if self.host_pool is not None:
+            copies += [Transfer("store", page, page), Transfer("load", page, page)]
+        return StepPlan(0, (row,), masks=masks, transfers=tuple(copies))
 
     def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
         """Largest first, so that the others reuse its memory; each size also with adapters, if they

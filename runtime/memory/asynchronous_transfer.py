@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import MakePageCopy
-from .copies import BlockRestore, BlockSave, TierCopy, Transfer
+from .copies import BlockRestore, BlockSave, PageFork, TierCopy, Transfer
 from .device_pool import DeviceKVPool
 from .disk.block_file import Payload
 from .disk.block_key import BLOCK_TOKENS
@@ -84,6 +84,7 @@ class AsynchronousKVTransfer:
         self._page_size = device_pool.page_size
         self._host = None if host_pool is None else host_pool.pages
         self._layout = device_pool.layout
+        self._page_bytes = self._page_size * device_pool.layout.bytes_per_token
         self._pages = [make_page_copy(part, self._page_size) for part in device_pool.parts]
 
     def run(self, copies: Iterable[TierCopy]) -> AsynchronousCopies:
@@ -92,6 +93,8 @@ class AsynchronousKVTransfer:
         for copy in copies:
             if isinstance(copy, Transfer):
                 self._transfer(copy)
+            elif isinstance(copy, PageFork):
+                self._fork(copy)
             elif isinstance(copy, BlockSave):
                 saved.append(self._save(copy))
             else:
@@ -100,7 +103,7 @@ class AsynchronousKVTransfer:
 
     def _transfer(self, transfer: Transfer) -> None:
         assert self._host is not None, "a plan has transfers, but there is no host pool"
-        num_pages = max(1, _MAX_STAGED_BYTES // self._host[0].nbytes)
+        num_pages = self._max_staged_pages()
         for first in range(0, len(transfer.host_pages), num_pages):
             part = slice(first, first + num_pages)
             self._move(
@@ -114,7 +117,7 @@ class AsynchronousKVTransfer:
         self, is_store: bool, device_pages: Sequence[int], host_pages: Sequence[int], host: Tensor
     ) -> None:
         on_device = self._on_device(device_pages)
-        staged = self._empty(len(host_pages), host.shape[1])
+        staged = self._empty(len(host_pages), self._page_bytes)
         packed = self._packed_pages(staged)
         if is_store:
             self._pack(on_device, packed)
@@ -126,6 +129,17 @@ class AsynchronousKVTransfer:
                 self._queue.copy(here, there)
         if not is_store:
             self._unpack(on_device, packed)
+
+    def _max_staged_pages(self) -> int:
+        return max(1, _MAX_STAGED_BYTES // self._page_bytes)
+
+    def _fork(self, fork: PageFork) -> None:
+        num_pages = self._max_staged_pages()
+        for first in range(0, len(fork.sources), num_pages):
+            part = slice(first, first + num_pages)
+            packed = self._packed_pages(self._empty(len(fork.sources[part]), self._page_bytes))
+            self._pack(self._on_device(fork.sources[part]), packed)
+            self._unpack(self._on_device(fork.targets[part]), packed)
 
     def _save(self, save: BlockSave) -> Tensor:
         block = self._empty(BLOCK_TOKENS * self._layout.bytes_per_token)

@@ -21,6 +21,7 @@ from stemma.constrained.matcher import Mask
 from stemma.runtime.memory.copies import (
     BlockRestore,
     BlockSave,
+    PageFork,
     StateRestore,
     StateSave,
     Transfer,
@@ -279,6 +280,8 @@ class ScriptedExecutor:
         for copy in plan.transfers:
             if isinstance(copy, Transfer):
                 self._transfer(copy, spoils=will_fail)
+            elif isinstance(copy, PageFork):
+                self._fork(copy, spoils=will_fail)
             elif isinstance(copy, BlockRestore):
                 self._restore(copy, spoils=will_fail)
             else:
@@ -358,6 +361,8 @@ class ScriptedExecutor:
         """A pending step's pages belong to its rows' requests, and only these write them."""
         loads = [c for c in plan.transfers if isinstance(c, Transfer) and c.kind == "load"]
         copied = {page for copy in loads for page in copy.device_pages}
+        forks = [copy for copy in plan.transfers if isinstance(copy, PageFork)]
+        copied |= {page for fork in forks for page in fork.targets}
         for step in self.pending:
             owners = {row.table_row: row.request_id for row in step.plan.rows}
             for number, named in step.named.items():
@@ -400,6 +405,13 @@ class ScriptedExecutor:
                 else:
                     assert self.host_kv[host_slot] != _POISON, "worthless KV is loaded"
                     self.kv[slot] = _POISON if spoils else self.host_kv[host_slot]
+
+    def _fork(self, fork: PageFork, *, spoils: bool) -> None:
+        """As one launch: all is read before anything is written."""
+        read = [self.kv.get(slot, _POISON) for slot in self._slots_of(fork.sources)]
+        targets = self._slots_of(fork.targets)
+        assert len(set(targets)) == len(targets), "a fork writes a page twice"
+        self.kv.update(zip(targets, [_POISON] * len(read) if spoils else read, strict=True))
 
     def _update_table(self, row: Row) -> None:
         table = self.tables.setdefault(row.table_row, {})

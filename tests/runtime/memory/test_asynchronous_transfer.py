@@ -19,7 +19,13 @@ from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory import asynchronous_transfer as queued_transfer
 from stemma.runtime.memory.asynchronous_transfer import AsynchronousKVTransfer
-from stemma.runtime.memory.copies import BlockRestore, BlockSave, TierCopy, Transfer
+from stemma.runtime.memory.copies import (
+    BlockRestore,
+    BlockSave,
+    PageFork,
+    TierCopy,
+    Transfer,
+)
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, Block
 from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
@@ -111,7 +117,12 @@ def test_any_moves_leave_what_the_cpus_copies_leave(
             scattered = data.draw(st.permutations(range(num_pages)))[:count]
             return data.draw(st.sampled_from([list(range(first, first + count)), scattered]))
 
-        kind = data.draw(st.sampled_from(["store", "load"]))
+        kind = data.draw(st.sampled_from(["store", "load", "fork"]))
+        if kind == "fork":
+            ids = data.draw(st.permutations(range(NUM_PAGES)))
+            sources = [data.draw(st.sampled_from(ids[count:]))] * count if ids[count:] else []
+            copies.append(PageFork(array("i", sources), array("i", ids[: len(sources)])))
+            continue
         copies.append(Transfer(kind, array("i", draw(NUM_PAGES)), array("i", draw(NUM_HOST_PAGES))))
     KVTransfer(plain, HostKVPool(plain, NUM_HOST_PAGES)).run(copies)
     transfer, queue = transfer_of(device)
