@@ -171,6 +171,7 @@ class GraphForward:
             "positions": _padded(inputs.positions, size, 0),
             "slots": _padded(inputs.slots, size, self._spare_slot),
             "sampled_tokens": _padded(tokens, num_rows, 0),
+            "num_tokens": np.array([inputs.num_tokens], dtype=np.int32),
         }
         plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
         others = {"adapters": adapters, "recurrence": recurrence}
@@ -235,7 +236,7 @@ class GraphForward:
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
-            spare_slot=self._spare_slot, residual=residual,
+            num_tokens=at["num_tokens"], residual=residual,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 

@@ -144,13 +144,15 @@ def test_a_row_of_many_parts_gives_the_same_in_any_step() -> None:
         assert torch.equal(_run(q[tokens], kv_layer, alone), found[tokens])
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("step", ["mixed", "tree"])
-def test_padding_changes_nothing(step: str) -> None:
+def test_padding_changes_nothing_and_gets_zeros(step: str) -> None:
     rows = rows_of(STEPS[step], 16)
     kv_layer, q = random_kv(rows, 1, 64), _queries(rows, 4, 64)
     padded = torch.cat((q, torch.full((7, 4, 64), torch.nan)))
     found = _run(padded, kv_layer, rows, padded_tokens=len(padded))
     assert torch.equal(found[: len(q)], _run(q, kv_layer, rows))
+    assert not found[len(q) :].count_nonzero()
 
 
 def test_a_bound_plan_serves_other_steps_through_its_arrays() -> None:
