@@ -2,11 +2,15 @@
 
     host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
     device            copy in | forward, logits | sample | copy out | next step
+    beside it         copies between tiers of step t+1 ...
 
 docs/how-it-works/gpu-execution.md draws two steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ import torch
 from ...kernels.registry import Kernels
 from ...kernels.state_rows import StateRows
 from ..memory.asynchronous_transfer import AsynchronousCopies, AsynchronousKVTransfer
+from ..memory.copies import TierCopy
 from ..memory.state_pool import StatePool
 from ..models.language_model import LanguageModel
 from ..schedule.plan import StepPlan, StepResult
@@ -64,11 +69,19 @@ class AsynchronousSteps:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> AsynchronousStep:
         with self._accelerator.queue():
-            begun = self._accelerator.event()
-            copies = self._transfer.run(plan.transfers) if plan.transfers else None
-            transferred = self._accelerator.event() if plan.transfers else begun
+            copies = self._copy(plan.transfers) if plan.transfers else None
             queued = self._compute(plan) if plan.rows else None
-        return AsynchronousStep(plan, copies, (begun, transferred), queued)
+        return AsynchronousStep(plan, copies, queued)
+
+    def _copy(self, transfers: Sequence[TierCopy]) -> TimedCopies:
+        """Queue copies beside the steps that are being computed, none of which writes what they
+        read or uses what they write; the step to come waits until the pool is as it needs it."""
+        with self._accelerator.copying():
+            begun = self._accelerator.event()
+            copies = self._transfer.run(transfers)
+            timed = TimedCopies(copies, begun, self._accelerator.event())
+        self._accelerator.hold_for(copies.pool_is_done)
+        return timed
 
     def _compute(self, plan: StepPlan) -> AsynchronousRows | PassedRows:
         inputs = self._inputs.build(plan)
@@ -137,33 +150,38 @@ class PassedRows:
         return StepResult(plan.step_id, ())
 
 
+class TimedCopies(NamedTuple):
+    """A step's copies, with the points before and after."""
+
+    copies: AsynchronousCopies
+    begun: Event
+    done: Event
+
+
 class AsynchronousStep:
     """A pending step, see `step.PendingStep`."""
 
     def __init__(
         self,
         plan: StepPlan,
-        copies: AsynchronousCopies | None,
-        copied: tuple[Event, Event],
+        copies: TimedCopies | None,
         queued: AsynchronousRows | PassedRows | None,
     ) -> None:
         self._plan = plan
         self._copies = copies
-        self._copied = copied  # before and after the copies
         self._queued = queued
 
     def result(self) -> StepResult:
         """Wait for the device."""
         plan = self._plan
         result = StepResult(plan.step_id, ()) if self._queued is None else self._queued.result(plan)
-        if self._copies is None:
+        if (copied := self._copies) is None:
             return result
-        before, after = self._copied
-        after.wait()
+        copied.done.wait()
         return StepResult(
             plan.step_id,
             result.rows,
             result.duration_s,
-            transfer_s=after.seconds_since(before),
-            payloads=self._copies.payloads(),
+            transfer_s=copied.done.seconds_since(copied.begun),
+            payloads=copied.copies.payloads(),
         )

@@ -440,6 +440,7 @@ class ModelRunner:
         self._inputs.spare_slot = num_pages * self.page_size
         host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool = host_pool
+        accelerator.event().wait()  # for the pool's zeros: copies do not wait for steps
         entries = self._inputs.page_table.entries
         forward = GraphForward(
             self.model,

@@ -180,6 +180,35 @@ def test_a_run_of_host_pages_is_one_copy_and_large_transfers_are_cut(
             assert torch.equal(bits, old[:, slots]) if page in scattered else not bits.any()
 
 
+def test_the_pool_is_done_before_the_bus_takes_what_was_packed() -> None:
+    """Unless something is loaded that was just stored."""
+    device = random_pool(LAYOUTS["int8"], NUM_PAGES, 4)
+    transfer, queue = transfer_of(device)
+    order: list[str] = []
+    copy, event = queue.copy, queue.event
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+        is_late = any(_memory(target) == _memory(each) for each in queue._host)
+        order.append("out" if is_late else "in")
+        copy(target, source)
+
+    def passed() -> LateQueue:
+        order.append("event")
+        return event()
+
+    queue.copy, queue.event = copied, passed  # type: ignore[method-assign]
+    pages = [array("i", [page]) for page in range(NUM_PAGES)]
+    stores = [Transfer("store", pages[i], pages[i]) for i in (3, 5)]
+    transfer.run([stores[0], PageFork(pages[3], pages[4]), stores[1]])
+    assert order == ["in"] * 4 + ["event", "out", "out", "event"]
+    order.clear()
+    transfer.run([*stores, Transfer("load", pages[7], pages[3]), stores[0]])
+    assert order == ["in", "in", "out", "out", "in", "in", "in", "event", "out", "event"]
+    order.clear()
+    transfer.run([*stores, Transfer("load", pages[7], pages[8])])
+    assert order == ["in"] * 4 + ["event", "out", "out", "event"]
+
+
 def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpoint: Path) -> None:
     """Interpreted: a prompt's pages go to the host, are overwritten, and come back elsewhere."""
 
