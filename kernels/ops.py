@@ -331,6 +331,9 @@ class DevicePlan:
     arrays: HostArrays
     bind: Callable[[DeviceArrays, Tensor], object]  # -> the plan that `paged_attention` takes
     is_replayable: bool = True  # its arrays' shapes depend on `padded_tokens` alone
+    # The same arrays where this step has nothing for some launches, which are then left out; their
+    # shapes depend on `padded_tokens` alone, too. None: it has something for each.
+    light: HostArrays | None = None
 
 
 class PlanAttention(Protocol):

@@ -85,7 +85,7 @@ def plan_latent_attention(
     def bind(lists: DeviceArrays, page_table: Tensor) -> TritonLatentPlan:
         return TritonLatentPlan(lists, page_table, rows.page_size, scale, work.max_partials)
 
-    return DevicePlan(work.arrays(), bind)
+    return DevicePlan(work.arrays(), bind, light=work.light_arrays())
 
 
 def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:

@@ -87,7 +87,7 @@ def plan_attention(
     def bind(lists: DeviceArrays, page_table: Tensor) -> TritonAttentionPlan:
         return TritonAttentionPlan(lists, page_table, rows.page_size, options, work.max_partials)
 
-    return DevicePlan(work.arrays(), bind)
+    return DevicePlan(work.arrays(), bind, light=work.light_arrays())
 
 
 def paged_attention(

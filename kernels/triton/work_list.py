@@ -178,6 +178,13 @@ class WorkList:
             "num_tokens": self.num_tokens,
         }
 
+    def light_arrays(self) -> dict[str, npt.NDArray[np.int32]] | None:
+        """The same without room for wide items, where there are none; None: there are."""
+        if self.num_items[1]:
+            return None
+        arrays = self.arrays()
+        return {**arrays, **{name: arrays[name][..., :0] for name in ("wide_runs", "wide_items")}}
+
 
 def plan_work(
     rows: AttentionRows, shape: AttentionShape, padded_tokens: int | None = None

@@ -1,10 +1,10 @@
 """A device that works asynchronously: the host queues work on it and goes on.
 
-Two kinds. `CudaAccelerator` is a GPU: steps are queued on one stream of its own, so work runs in the
-order in which it was queued, and the next step may reuse one step's tensors; copies between tiers
-have a second stream, beside the steps. In
-`InterpretedAccelerator` (Triton's interpreter, on a machine without a GPU) tensors are on the CPU
-and everything is done when the call returns. The rest of the device half does not know which it is.
+Two kinds. `CudaAccelerator` is a GPU: steps are queued on one stream of its own, so work runs in
+the order in which it was queued, and the next step may reuse one step's tensors; copies between
+tiers have a second stream, beside the steps. In `InterpretedAccelerator` (Triton's interpreter, on
+a machine without a GPU) tensors are on the CPU and everything is done when the call returns. The
+rest of the device half does not know which it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Steps on an accelerator: `submit` queues a step and returns, `result` waits for its outputs.
 
     host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
-    device            copy in | forward, logits | sample | copy out | next step
+    device            copy in | forward, logits, sample | copy out | next step
     beside it         copies between tiers of step t+1 ...
 
 docs/how-it-works/gpu-execution.md draws two steps.
@@ -88,10 +88,13 @@ class AsynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._vocab_size)
-        prepared = self.forward.prepare(inputs, wanted)
+        sampling = readout.arrays()
+        prepared = self.forward.prepare(inputs, wanted, sampling if readout.is_plain else None)
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
-        arrays = {**prepared.arrays, "page_updates": updates, **readout.arrays()}
+        arrays = {**prepared.arrays, "page_updates": updates}
+        if not prepared.draws:
+            arrays |= sampling
         if plan.state_accepts:
             assert self._drafted is not None, "the step before had no drafts"
             arrays["accepted"] = accepted_drafts(plan, self._drafted)
@@ -110,15 +113,16 @@ class AsynchronousSteps:
         neighbours, residual = self._neighbours, None
         if neighbours is not None and neighbours.has_previous:
             residual = neighbours.receive(inputs.num_tokens)
-        hidden, logits = self.forward(prepared, staged, residual)
+        hidden, logits, answers = self.forward(prepared, staged, residual)
         if neighbours is not None and neighbours.has_next:
             neighbours.send(hidden[: inputs.num_tokens])
             return PassedRows(self._accelerator.event())
         if self._states is not None:
             self._states.copy(plan.state_saves)
-        answers = readout.launch(
-            self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
-        )
+        if answers is None:
+            answers = readout.launch(
+                self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
+            )
         self._is_sampled = readout.is_sampled
         return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)
 

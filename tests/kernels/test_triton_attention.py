@@ -155,6 +155,26 @@ def test_padding_changes_nothing_and_gets_zeros(step: str) -> None:
     assert not found[len(q) :].count_nonzero()
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_light_plan_leaves_out_has_nothing_to_do(step: str) -> None:
+    rows = rows_of(STEPS[step], 16)
+    kv_layer, q = random_kv(rows, 1, 64), _queries(rows, 4, 64)
+    q = torch.cat((q, q.new_zeros(30, 4, 64)))  # of a size that has room for wide tiles
+    plan = triton_attention.plan_attention(rows, kv_layer, 4, padded_tokens=len(q))
+    assert (plan.light is not None) == (step in ("decode", "long"))
+    assert len(plan.arrays["wide_items"])
+    if plan.light is not None:
+        assert plan.light["wide_items"].shape == (0,)
+        table = torch.from_numpy(rows.page_table)
+        found, expected = (
+            triton_attention.paged_attention(
+                q, kv_layer, plan.bind({n: torch.from_numpy(a) for n, a in arrays.items()}, table)
+            )
+            for arrays in (plan.light, plan.arrays)
+        )
+        assert torch.equal(found, expected)
+
+
 def test_a_bound_plan_serves_other_steps_through_its_arrays() -> None:
     """As a captured graph does: the arrays and the page table are overwritten, nothing else."""
     steps = [rows_of(STEPS[step], 16) for step in ("tree", "mixed", "decode")]
