@@ -100,8 +100,8 @@ def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: o
     for width in ("narrow", "wide"):
         _attend(width, q_latent, q_rope, kv_layer, plan, out, partials, partial_sums)
     if plan.max_partials:
-        starts, num_tokens = plan.lists["partial_start"], plan.lists["num_tokens"]
-        merge_partials(starts, num_tokens, partials, partial_sums, out)
+        starts, end = plan.lists["partial_start"], plan.lists["num_tokens"]
+        merge_partials(starts, end, partials, partial_sums, out)
     return out
 
 

@@ -103,8 +103,8 @@ def paged_attention(
     for width in ("narrow", "wide"):
         _attend(width, q, kv_layer, plan, sink_logits, out, partials, partial_sums)
     if plan.max_partials:
-        starts, num_tokens = plan.lists["partial_start"], plan.lists["num_tokens"]
-        merge_partials(starts, num_tokens, partials, partial_sums, out, sink_logits)
+        starts, end = plan.lists["partial_start"], plan.lists["num_tokens"]
+        merge_partials(starts, end, partials, partial_sums, out, sink_logits)
     return out
 
 

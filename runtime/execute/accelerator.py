@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...kernels.triton.availability import is_interpreted, why_no_cuda
+from ..memory.asynchronous_transfer import Moment
 from ..memory.sizing import available_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Accelerator(Protocol):
     def copying(self) -> AbstractContextManager[None]:
         """Within it, and within `queue`, work is queued in an order of its own, beside the rest."""
 
-    def hold_for(self, event: Event) -> None:
+    def hold_for(self, event: Moment) -> None:
         """What is queued from now on is done after what was queued before the event."""
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -124,7 +125,7 @@ class CudaAccelerator:
         with torch.cuda.stream(self._copies):
             yield
 
-    def hold_for(self, event: Event) -> None:
+    def hold_for(self, event: Moment) -> None:
         assert isinstance(event, CudaEvent)
         event.hold(torch.cuda.current_stream(self.device))
 
@@ -186,7 +187,7 @@ class CudaEvent:
 
     def hold(self, stream: torch.cuda.Stream) -> None:
         """Let the stream's later work wait for it, on the device."""
-        stream.wait_event(self._event)  # type: ignore[no-untyped-call]
+        stream.wait_event(self._event)
 
     def wait(self) -> None:
         # Queried first, so that a profile counts a wait only where the host really waits.
@@ -215,7 +216,7 @@ class InterpretedAccelerator:
     def copying(self) -> Iterator[None]:
         yield
 
-    def hold_for(self, event: Event) -> None:
+    def hold_for(self, event: Moment) -> None:
         """Nothing to wait for: it has passed."""
 
     def pinned(self, num_bytes: int) -> Tensor:

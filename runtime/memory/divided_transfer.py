@@ -62,7 +62,10 @@ class DividedKVTransfer(KVTransfer):
 
     def _is_crossing(self, one: Ids, other: Ids) -> npt.NDArray[np.bool_]:
         """Which pairs of pages are two ranks'."""
-        return one % self._pages.num_ranks != other % self._pages.num_ranks
+        crossing: npt.NDArray[np.bool_] = (
+            one % self._pages.num_ranks != other % self._pages.num_ranks
+        )
+        return crossing
 
     def _local(
         self, one: Ids, other: Ids, is_crossing: npt.NDArray[np.bool_]

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from stemma.runtime.execute import model_runner
-from stemma.runtime.execute.accelerator import Event, InterpretedAccelerator, PassedEvent
+from stemma.runtime.execute.accelerator import InterpretedAccelerator, PassedEvent
 from stemma.runtime.execute.model_runner import ModelRunner
+from stemma.runtime.memory.asynchronous_transfer import Moment
 from stemma.runtime.memory.copies import Transfer
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import PageUpdate, Row, StepPlan
@@ -47,7 +48,7 @@ class TwoOrders(InterpretedAccelerator):
         self.log.append((f"event in {self._orders[-1]}", event))
         return event
 
-    def hold_for(self, event: Event) -> None:
+    def hold_for(self, event: Moment) -> None:
         self.log.append((f"{self._orders[-1]} are held", event))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
