@@ -166,7 +166,9 @@ class EngineConfig:
         metavar="KIND:KEEP",
     )
     page_size: int | None = flag(
-        None, f"tokens a KV page (default: 1, on a GPU {GPU_PAGE_SIZE})", integer(1, 256)
+        None, f"tokens a KV page (default: 1; on a GPU {GPU_PAGE_SIZE}, unless layers are "
+        "recurrent)",
+        integer(1, 256),
     )
     mem_fraction: float | None = flag(
         None, "share of the available memory for KV (default: the device's)",
@@ -390,6 +392,13 @@ class EngineConfig:
         if self.page_size is not None:
             return self.page_size
         return 1 if self.device == "cpu" else GPU_PAGE_SIZE
+
+    def for_model(self, *, has_states: bool) -> EngineConfig:
+        """With the page size for a model, which has recurrent layers or none: their states are kept
+        at edges of pages only."""
+        if self.page_size is None and has_states:
+            return replace(self, page_size=1)
+        return self
 
     @property
     def has_draft_model(self) -> bool:

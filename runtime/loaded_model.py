@@ -78,9 +78,11 @@ class LoadedModel:
         from .parallel.leader import load_model
         from .parallel.places import Division
 
-        self.config = config = located(config)
+        config = located(config)
         self.folder = Path(config.model)
         self.model_config = read_model_config(self.folder)
+        has_states = self.model_config.recurrent is not None
+        self.config = config = config.for_model(has_states=has_states)
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
         vision = self.model_config.vision
         self.template = ChatTemplate(

@@ -209,13 +209,14 @@ def test_tokens_are_identical_in_any_batch(
         (16, 23, {}),
         (1, 7, {"disable_overlap": True}),
         (1, 64, {"max_total_tokens": 128, "host_kv_tokens": 512}),
+        (None, 64, {"max_total_tokens": 160, "host_kv_tokens": 512}),
     ],
 )
 def test_tokens_are_identical_on_an_accelerator(
     load: Load,
     jobs: list[Job],
     alone: list[list[int]],
-    page_size: int,
+    page_size: int | None,
     chunk: int,
     options: dict[str, Any],
 ) -> None:

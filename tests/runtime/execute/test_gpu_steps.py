@@ -293,6 +293,17 @@ def test_a_chunk_that_samples_nothing_multiplies_no_logits(
     assert not asked
 
 
+def test_a_gpu_s_pages_have_16_tokens_unless_somebody_says_so_or_layers_are_recurrent() -> None:
+    for device, size, expected in (
+        ("cpu", None, (1, 1)),
+        ("cuda", None, (16, 1)),
+        ("cuda", 4, (4, 4)),
+    ):
+        config = EngineConfig(device=device, page_size=size)
+        pages = [config.for_model(has_states=has).tokens_a_page for has in (False, True)]
+        assert tuple(pages) == expected
+
+
 def test_kv_of_random_weights_is_not_filed_under_the_checkpoint_s(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"load_format='dummy'.*kv_store"):
         EngineConfig(load_format="dummy", kv_store=tmp_path)
