@@ -207,6 +207,7 @@ def _share(
     config: EngineConfig, folder: Path, model_config: ModelConfig, memory: SharedMemory
 ) -> ModelShare:
     """Raises InvalidRequest or ModelLoadError for what loading it would refuse."""
+    config = config.for_model(has_states=model_config.recurrent is not None)
     dtype = _dtype(config)
     model = _served(config, folder, model_config, dtype)
     own_bytes = 0
@@ -222,7 +223,7 @@ def _share(
     lengths = Lengths(
         config.max_model_len or model_config.context_length,
         config.max_running_requests,
-        config.page_size,
+        config.tokens_a_page,
         config.state_checkpoints,
     )
     if config.max_total_tokens is not None:

@@ -164,15 +164,21 @@ class MakeQueryKeyNorm(Protocol):
 
 class RouteExperts(Protocol):
     def __call__(
-        self, logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
+        self,
+        logits: Tensor,
+        selection_bias: Tensor | None,
+        options: RoutingOptions,
+        num_tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Each token's experts and their weights: expert_ids [T, K] int64 in [0, E), the highest
         ranked first, and weights [T, K] in the dtype of the logits.
 
-        logits [T, E] float32 or float64, of a router. An expert's score is the softmax or the
-        sigmoid of its logit; its rank is the score plus selection_bias [E], same dtype, which does
-        not affect its weight (Wang et al. 2024, "Auxiliary-loss-free load balancing"). Of equal
-        ranks the lower id wins. NaN ranks highest: the chosen ids are valid, the weight is NaN.
+        num_tokens [1] int32: tokens from there on are padding, whose ids are -1 and weights 0;
+        None: there are none. logits [T, E] float32 or float64, of a router. An expert's score is
+        the softmax or the sigmoid of its logit; its rank is the score plus selection_bias [E], same
+        dtype, which does not affect its weight (Wang et al. 2024, "Auxiliary-loss-free load
+        balancing"). Of equal ranks the lower id wins. NaN ranks highest: the chosen ids are valid,
+        the weight is NaN.
         """
         ...
 
@@ -184,9 +190,10 @@ class Experts(Protocol):
     """
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, H], expert_ids [T, K] int64 in [0, E), weights [T, K] of any floating dtype ->
-        [T, H], a new tensor. Experts' results are in the dtype of x; weighting and summing are in
-        float32 or better, in the order of k."""
+        """x [T, H], expert_ids [T, K] int64 in [0, E), or -1, which adds nothing and is not
+        computed, weights [T, K] of any floating dtype, finite where ids are -1 -> [T, H], a new
+        tensor. Experts' results are in the dtype of x; weighting and summing are in float32 or
+        better, in the order of k."""
         ...
 
 
@@ -353,6 +360,9 @@ class DevicePlan:
     arrays: HostArrays
     bind: Callable[[DeviceArrays, Tensor], object]  # -> the plan that `paged_attention` takes
     is_replayable: bool = True  # its arrays' shapes depend on `padded_tokens` alone
+    # The same arrays where this step has nothing for some launches, which are then left out; their
+    # shapes depend on `padded_tokens` alone, too. None: it has something for each.
+    light: HostArrays | None = None
 
 
 class PlanAttention(Protocol):

@@ -93,7 +93,8 @@ def _check_edge(tree: RadixTree, node: Node) -> None:
     if not node.is_attached:
         raise CheckFailed(f"{node} is reachable but marked as detached")
     num_tokens, num_pages = len(node.token_ids), len(node.pages)
-    if num_tokens != num_pages * tree.page_size:
+    is_tail = num_tokens < tree.page_size and num_pages == 1 and not node.children
+    if num_tokens != num_pages * tree.page_size and not is_tail:
         raise CheckFailed(
             f"{node} has {num_tokens} tokens on {num_pages} pages of {tree.page_size}"
         )
@@ -107,6 +108,8 @@ def _check_edge(tree: RadixTree, node: Node) -> None:
 
 
 def _check_children(tree: RadixTree, node: Node) -> None:
+    if node.sorted_keys is not None and node.sorted_keys != sorted(node.children):
+        raise CheckFailed(f"the sorted keys of {node} are not its children's")
     for key, child in node.children.items():
         first_page = child.token_ids[: tree.page_size].tobytes()
         if key != first_page:

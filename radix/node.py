@@ -13,8 +13,9 @@ __all__ = ["Checkpoint", "Node", "UseOrder"]
 class Node:
     """Owns one edge: a run of tokens and the pages that hold their KV.
 
-    Invariant: `len(token_ids) == len(pages) * page_size`, and `end` is the length of the path from
-    the root to the end of this run. A locked node is a handle on that whole path: it keeps its
+    Invariant: `len(token_ids) == len(pages) * page_size`, but for a *tail*, which has less than a
+    page of tokens, one page and no children; `end` is the length of the path from the root to the
+    end of this run. A locked node is a handle on that whole path: it keeps its
     identity when the edge is split (this object becomes the lower part) and never grows while
     another holder has it. An unlocked node is a valid handle until the next call that changes the
     tree. After a node has left the tree, `is_attached` is False forever.
@@ -38,6 +39,7 @@ class Node:
         "pages",
         "parent",
         "pin_ref",
+        "sorted_keys",
         "token_ids",
     )
 
@@ -59,6 +61,7 @@ class Node:
         self.pages = pages
         self.end: int = len(token_ids) + (parent.end if parent is not None else 0)
         self.children: dict[bytes, Node] = {}  # by their keys
+        self.sorted_keys: list[bytes] | None = None  # those keys, once RadixTree.begun_page asked
         self.checkpoints: dict[int, Checkpoint] | None = None  # by position (checkpoints.py)
         self.lock_ref = 0  # locks on this node or below it
         self.lease_ref = 0  # leases on this node or below it (leases.py)

@@ -1,7 +1,9 @@
 """The radix tree: prefixes of token ids, and the KV pages that hold them.
 
 Source: RadixAttention, "SGLang: Efficient Execution of Structured Language Model Programs",
-arXiv:2312.07104, section 3. Edges are runs of tokens, siblings differ in their first page.
+arXiv:2312.07104, section 3. Edges are runs of tokens, siblings differ in their first page. A
+match ends at the edge of a page; where a page begins with tokens that follow it, `begun_page` finds
+that, and whoever copies it has them too.
 
 Cost: match and insert O(nodes on the path) Python steps, the runs themselves being compared and
 copied as blocks of bytes; extend O(length of the new run); lock and unlock O(nodes on the path);
@@ -17,7 +19,8 @@ before you do anything else.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import NamedTuple
 
 from .checkpoints import Checkpoints
@@ -94,6 +97,53 @@ class RadixTree:
     def match_length_below(self, node: Node, token_ids: Sequence[int]) -> int:
         """The number of tokens that match_below() would find; changes nothing."""
         return self._descend(node, self._pack(token_ids))[1] - node.end
+
+    def begun_page(
+        self, node: Node, token_ids: Sequence[int], without: Container[Node] = ()
+    ) -> tuple[Node, int] | None:
+        """The child of `node`, which the caller has locked, whose first page shares the most
+        leading tokens with a run that it does not share whole, and how many; None: none shares any.
+        A use of the child, which is not one of `without`. O(log children, and those passed over),
+        the first time at this node O(children log children).
+        """
+        assert node.is_attached and node.lock_ref > 0, f"{node} was matched below without a lock"
+        if node.sorted_keys is None:
+            node.sorted_keys = sorted(node.children)
+        run = as_ids(token_ids[: self.page_size]).tobytes()
+        # The further from a run a key is among sorted ones, the fewer leading bytes they share.
+        place = bisect_left(node.sorted_keys, run)
+        best: tuple[Node, int] | None = None
+        for places in (range(place, len(node.sorted_keys)), range(place - 1, -1, -1)):
+            for beside in places:
+                self.num_visits += 1
+                child = node.children[node.sorted_keys[beside]]
+                if child.key[:_TOKEN_BYTES] != run[:_TOKEN_BYTES]:
+                    break
+                if child not in without:
+                    num_tokens = _num_common(run, child.key)
+                    if best is None or num_tokens > best[1]:
+                        best = child, num_tokens
+                    break
+        if best is not None:
+            self._use([best[0]])
+        return best
+
+    def add_tail(
+        self, node: Node, token_ids: Sequence[int], page: int, *, owner: Hashable = None
+    ) -> Node | None:
+        """Caches less than a page of tokens behind `node`, which the caller has locked: they are
+        found by `begun_page` alone. The page becomes the tree's, unless another one begins with
+        these tokens: None. Locks nothing."""
+        ids = as_ids(token_ids)
+        assert 0 < len(ids) < self.page_size, f"{len(ids)} tokens are no tail"
+        found = self.begun_page(node, ids)
+        if found is not None and found[1] == len(ids):
+            return None
+        return self._put_below(node, ids, array("i", [page]), owner)
+
+    def is_tail(self, node: Node) -> bool:
+        """Whether a node has less than a page of tokens."""
+        return 0 < len(node.token_ids) < self.page_size
 
     def descend(self, node: Node, token_ids: Sequence[int]) -> tuple[list[Node], int]:
         """The nodes below `node` that a run enters, and the path length where it leaves them, which
@@ -427,7 +477,6 @@ class RadixTree:
     ) -> Node:
         """Adds a run below `node`: in place if it is a leaf of this owner with no lock except the
         caller's and no lease."""
-        self.num_pages += len(pages)
         if (
             not node.children
             and node.parent is not None
@@ -438,15 +487,28 @@ class RadixTree:
             node.token_ids.extend(token_ids)
             node.pages.extend(pages)
             node.end += len(token_ids)
+            self.num_pages += len(pages)
             node.last_use = self.clock
             if self.journal is not None:
                 self.journal.note_growth(node, token_ids)
             self.evictable_pages += 0 if node.lock_ref else len(pages)
             return node
+        return self._put_below(node, token_ids, pages, owner)
+
+    def _put_below(self, node: Node, token_ids: array[int], pages: Pages, owner: Hashable) -> Node:
+        """A new child. A tail that its first page goes on from is of no more use."""
         key = token_ids[: self.page_size].tobytes()
         child = self._make(node.namespace, node, key, token_ids, pages, owner)
         node.children[key] = child
+        if node.sorted_keys is not None:
+            place = bisect_left(node.sorted_keys, key)
+            node.sorted_keys.insert(place, key)
+            before = node.children[node.sorted_keys[place - 1]] if place else child
+            if self.is_tail(before) and key.startswith(before.key) and before.older is not None:
+                self.use_order.age(before)
+                before.last_use = 0
         self.num_nodes += 1
+        self.num_pages += len(pages)
         self.evictable_pages += len(pages)
         self.use_order.put(child, node if node.older is not None else None)
         if self.journal is not None:
@@ -493,6 +555,8 @@ class RadixTree:
         is_free = top.lock_ref == top.lease_ref == 0
         assert parent is not None and is_free, f"{top} cannot leave the tree"
         del parent.children[top.key]
+        if parent.sorted_keys is not None:
+            del parent.sorted_keys[bisect_left(parent.sorted_keys, top.key)]
         if self.journal is not None:
             self.journal.note_gone(top)
         nodes = [top]
@@ -501,6 +565,7 @@ class RadixTree:
             if node.children:
                 nodes.extend(node.children.values())
                 node.children.clear()
+                node.sorted_keys = None
             freed.extend(node.pages)
             self.use_order.drop(node)
             node.is_attached = False
@@ -539,6 +604,16 @@ def _common_length(query: bytes, at: int, run: array[int], page_size: int) -> in
         else:
             high = middle - 1
     return low * page_size
+
+
+def _num_common(one: bytes, other: bytes) -> int:
+    """How many leading tokens two keys share."""
+    num_common = 0
+    for token, same in zip(memoryview(one).cast("i"), memoryview(other).cast("i")):
+        if token != same:
+            break
+        num_common += 1
+    return num_common
 
 
 def _differing(own: Pages, adopted: Pages) -> Pages:

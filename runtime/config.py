@@ -44,6 +44,7 @@ MAX_LORA_RANK = 4096
 # the host takes to launch it (some 350 launches at 8 us, against 11 ms for 512 tokens of an 8B
 # model on an H200; counted, not measured).
 DEFAULT_GRAPH_MAX_TOKENS = 512
+GPU_PAGE_SIZE = 16
 MAX_PROCESSES = 62  # that hold a model together: kernels/native/src/communicator.cpp
 
 
@@ -164,7 +165,11 @@ class EngineConfig:
         "none: keep also what no layer sees any more, of a model whose layers all see windows",
         metavar="KIND:KEEP",
     )
-    page_size: int = flag(1, "tokens a KV page", integer(1, 256))
+    page_size: int | None = flag(
+        None, f"tokens a KV page (default: 1; on a GPU {GPU_PAGE_SIZE}, unless layers are "
+        "recurrent)",
+        integer(1, 256),
+    )
     mem_fraction: float | None = flag(
         None, "share of the available memory for KV (default: the device's)",
         Allowed("a number in (0, 0.95]", lambda share: 0.0 < share <= 0.95),
@@ -366,11 +371,12 @@ class EngineConfig:
             _require("kernels", self.kernels, self.kernels == "auto", "auto with deterministic")
             fits = self.dtype not in ("float16", "float64")
             _require("dtype", self.dtype, fits, "auto, bfloat16 or float32 with deterministic")
-        fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= self.page_size
-        _require("host_kv_tokens", self.host_kv_tokens, fits, "0 or >= page_size")
+        page_size = self.tokens_a_page
+        fits = self.host_kv_tokens == 0 or self.host_kv_tokens >= page_size
+        _require("host_kv_tokens", self.host_kv_tokens, fits, f"0 or >= page_size={page_size}")
         if self.kv_store is not None:
-            fits = BLOCK_TOKENS % self.page_size == 0
-            _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
+            fits = BLOCK_TOKENS % page_size == 0
+            _require("page_size", page_size, fits, f"a divisor of {BLOCK_TOKENS}: kv_store")
             # Blocks are filed under the checkpoint, which these weights are not.
             is_real = self.load_format != "dummy"
             _require("load_format", self.load_format, is_real, "any but dummy with kv_store")
@@ -380,8 +386,23 @@ class EngineConfig:
         _require("lora_paths", names, fits, "a different name for each")
         fits = most is None or most >= len(names)
         _require("max_loaded_loras", most, fits, f"at least the {len(names)} of lora_paths")
-        fits = self.chunked_prefill_size >= self.page_size
-        _require("chunked_prefill_size", self.chunked_prefill_size, fits, ">= page_size")
+        fits = self.chunked_prefill_size >= page_size
+        allowed = f">= page_size={page_size}"
+        _require("chunked_prefill_size", self.chunked_prefill_size, fits, allowed)
+
+    @property
+    def tokens_a_page(self) -> int:
+        """`page_size`, or what is best for the device: docs/decisions/0007-page-size-1.md."""
+        if self.page_size is not None:
+            return self.page_size
+        return 1 if self.device == "cpu" else GPU_PAGE_SIZE
+
+    def for_model(self, *, has_states: bool) -> EngineConfig:
+        """With the page size for a model, which has recurrent layers or none: their states are kept
+        at edges of pages only."""
+        if self.page_size is None and has_states:
+            return replace(self, page_size=1)
+        return self
 
     @property
     def has_draft_model(self) -> bool:
@@ -430,8 +451,9 @@ class EngineConfig:
                 self._require_whole_kv(field)
                 is_real = self.load_format != "dummy"
                 _require("load_format", self.load_format, is_real, f"any but dummy with {field}")
-                fits = BLOCK_TOKENS % self.page_size == 0
-                _require("page_size", self.page_size, fits, f"a divisor of {BLOCK_TOKENS}: {field}")
+                page_size = self.tokens_a_page
+                fits = BLOCK_TOKENS % page_size == 0
+                _require("page_size", page_size, fits, f"a divisor of {BLOCK_TOKENS}: {field}")
         for field, endpoints in (
             ("prefill_endpoint", [self.prefill_endpoint] if self.prefill_endpoint else []),
             ("prefill_engines", self.prefill_engines),

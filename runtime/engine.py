@@ -289,6 +289,7 @@ class Engine:
             "free_tokens": kv_cache.allocator.num_free * page_size,
             "cached_tokens": kv_cache.tree.num_pages * page_size,
             "evictable_tokens": kv_cache.tree.evictable_pages * page_size,
+            "forked_tokens": kv_cache.num_forked_tokens,
             "leases": kv_cache.describe_leases(),
             "host": None if kv_cache.host is None else kv_cache.host.describe(),
             "schedule_policy": self.scheduler.policy,

@@ -79,9 +79,11 @@ class LoadedModel:
         from .parallel.leader import load_model
         from .parallel.places import Division
 
-        self.config = config = located(config)
+        config = located(config)
         self.folder = Path(config.model)
         self.model_config = read_model_config(self.folder)
+        has_states = self.model_config.recurrent is not None
+        self.config = config = config.for_model(has_states=has_states)
         self.tokenizer = Tokenizer(self.folder, self.model_config.vocab_size)
         vision = self.model_config.vision
         self.template = ChatTemplate(
@@ -107,8 +109,8 @@ class LoadedModel:
                 device=config.device,
                 max_total_tokens=config.max_total_tokens,
                 mem_fraction=config.mem_fraction,
-                page_size=config.page_size,
-                num_host_pages=config.host_kv_tokens // config.page_size,
+                page_size=config.tokens_a_page,
+                num_host_pages=config.host_kv_tokens // config.tokens_a_page,
                 max_running_requests=config.max_running_requests,
                 max_model_len=config.max_model_len,
                 max_step_tokens=config.chunked_prefill_size,
@@ -142,7 +144,7 @@ class LoadedModel:
         self.engine = Engine(
             self.executor,
             num_pages=self.runner.num_pages,
-            page_size=config.page_size,
+            page_size=config.tokens_a_page,
             max_model_len=self.runner.max_model_len,
             token_budget=config.chunked_prefill_size,
             max_running_requests=config.max_running_requests,
@@ -153,7 +155,7 @@ class LoadedModel:
             kv_cache=KVCacheOptions(
                 has_leases=not config.disable_leases,
                 pin_share=config.pin_share,
-                num_host_pages=config.host_kv_tokens // config.page_size,
+                num_host_pages=config.host_kv_tokens // config.tokens_a_page,
                 stored=self._stored_prefixes(),
                 coming=self._coming_prefixes(),
                 states=self._state_options(),
@@ -196,7 +198,7 @@ class LoadedModel:
 
         offers = offers_by(config.kv_transport)
         receiver = KVReceiver(config.prefill_engines, self._block_layout(), offers=offers)
-        return ComingPrefixes(receiver, config.page_size)
+        return ComingPrefixes(receiver, config.tokens_a_page)
 
     def _kv_sender(self) -> KVSender | None:
         """To engines that ask this one to compute prompts."""
@@ -316,12 +318,12 @@ class LoadedModel:
         layout = self._block_layout()
         max_bytes = config.kv_store_gb * 1e9
         if self.runner.state_layout is None:
-            return StoredPrefixes(self._block_store(layout, max_bytes), config.page_size)
+            return StoredPrefixes(self._block_store(layout, max_bytes), config.tokens_a_page)
         of_states = StateBlockLayout(layout, self.runner.state_layout)
         for_states = max_bytes * states_share(of_states)
         return StoredPrefixes(
             self._block_store(layout, max_bytes - for_states),
-            config.page_size,
+            config.tokens_a_page,
             states=self._block_store(of_states, for_states),
         )
 
@@ -416,7 +418,7 @@ class LoadedModel:
             return None
         policy = KVPolicy("window", max(window for window in windows if window), sinks=0)
         most = self.runner.max_model_len, self.runner.num_pages
-        prefixes = CompressedPrefixes(config.page_size, config.chunked_prefill_size, *most)
+        prefixes = CompressedPrefixes(config.tokens_a_page, config.chunked_prefill_size, *most)
         return policy if prefixes.fits(policy) else None
 
     def _compression_refusal(self) -> str | None:
@@ -441,7 +443,7 @@ class LoadedModel:
         elif self.model_config.is_normed_after_rotation:
             refusal = "this model's keys are normed behind their rotation, and keep their place"
         return CompressedPrefixes(
-            self.config.page_size,
+            self.config.tokens_a_page,
             self.config.chunked_prefill_size,
             self.engine.max_model_len,
             self.engine.scheduler.kv_cache.num_pages,

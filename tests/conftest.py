@@ -52,6 +52,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Whatever torch allocates is filled with NaN or the largest integer
+    (`torch.utils.deterministic`, which does so while deterministic algorithms are asked for)."""
+    import torch
+
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Llama with a byte tokenizer and no chat template."""

@@ -39,7 +39,7 @@ class EngineOptions(TypedDict, total=False):
     spin_us: int | None
     kv_cache_dtype: str
     kv_policy: str | None
-    page_size: int
+    page_size: int | None
     mem_fraction: float | None
     max_total_tokens: int | None
     disable_leases: bool

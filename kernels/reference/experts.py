@@ -26,7 +26,7 @@ def make_experts(
     down_linears = linears_of(down, down_bias, make_linear)
 
     def experts(x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        results = x.new_empty(*expert_ids.shape, x.shape[1])
+        results = x.new_zeros(*expert_ids.shape, x.shape[1])
         for expert, (gated_linear, down_linear) in enumerate(zip(gated_linears, down_linears)):
             chosen = expert_ids == expert
             results[chosen] = down_linear(gated_linear(x[chosen.nonzero()[:, 0]]))
@@ -89,7 +89,10 @@ _TINY = 1e-20
 
 
 def route_experts(
-    logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
+    logits: Tensor,
+    selection_bias: Tensor | None,
+    options: RoutingOptions,
+    num_tokens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     scores = logits.softmax(-1) if options.scoring == "softmax" else sigmoid(logits)
     ranks = scores if selection_bias is None else scores + selection_bias
@@ -99,7 +102,11 @@ def route_experts(
     weights = scores.gather(1, expert_ids)
     if options.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
-    return expert_ids, weights * options.weight_factor
+    weights = weights * options.weight_factor
+    if num_tokens is None:
+        return expert_ids, weights
+    is_padding = (torch.arange(len(logits), device=logits.device) >= num_tokens)[:, None]
+    return expert_ids.masked_fill(is_padding, -1), weights.masked_fill(is_padding, 0.0)
 
 
 def _within_chosen_groups(ranks: Tensor, options: RoutingOptions) -> Tensor:

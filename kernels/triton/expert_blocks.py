@@ -33,7 +33,7 @@ _CHUNK_OF_BLOCKS: tl.constexpr = tl.constexpr(64)
 class ExpertBlocks:
     """All tensors are on the device."""
 
-    pairs: Tensor  # [T * K] int32, sorted by expert
+    pairs: Tensor  # [T * K] int32, sorted by expert; behind those that have one it is not written
     blocks: Tensor  # [max_blocks, 3] int32: expert, first, last (exclusive) in `pairs`
     num_blocks: Tensor  # [1] int32, how many of the blocks are in use
 
@@ -43,7 +43,7 @@ class ExpertBlocks:
 
 
 def make_blocks(expert_ids: Tensor, num_experts: int, block_m: int) -> ExpertBlocks:
-    """expert_ids [T, K] int64 contiguous, in [0, num_experts)."""
+    """expert_ids [T, K] int64 contiguous, in [0, num_experts), or -1: such pairs are left out."""
     num_pairs = expert_ids.numel()
     most = max_blocks(num_pairs, num_experts, block_m)
     found = ExpertBlocks(
@@ -91,8 +91,8 @@ def _sort_pairs(
     counts = tl.zeros([BINS], tl.int32)
     for start in range(0, num_pairs, CHUNK):
         is_pair = start + place < num_pairs
-        ids = tl.load(expert_ids + start + place, mask=is_pair, other=0).to(tl.int32)
-        counts += tl.histogram(ids, BINS, mask=is_pair)
+        ids = tl.load(expert_ids + start + place, mask=is_pair, other=-1).to(tl.int32)
+        counts += tl.histogram(tl.maximum(ids, 0), BINS, mask=ids >= 0)
 
     experts = tl.arange(0, BINS)
     num_blocks_of = (counts + BLOCK_M - 1) // BLOCK_M

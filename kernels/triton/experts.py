@@ -5,7 +5,8 @@
     down      results = hidden down.T, likewise, written to each pair's own place
     combine   out = sum over k of weight k * result k, float32, in the order of k
 
-The weights of experts without tokens are not read. Both products are one kernel, for weights in
+The weights of experts without tokens are not read, and nothing is computed of tokens that only pad
+a step or of experts that another rank has (ids of -1). Both products are one kernel, for weights in
 floats, 8 bits or 4 (`weight_tiles`): the weight's rows are the rows of the product, pairs its
 columns. With few pairs an expert, tiles are 16 pairs wide and stream each chosen expert's weights
 once; with many, 64 or 128. Sums are float32; products of float32 are float32 throughout. With 8-bit
@@ -111,7 +112,7 @@ def make_experts(
         blocks = make_blocks(expert_ids, num_experts, block_m)
         hidden = up_product(x, blocks, expert_ids.shape[1])
         results = down_product(hidden, blocks)
-        return _combine(results.view(*expert_ids.shape, x.shape[1]), weights)
+        return _combine(results.view(*expert_ids.shape, x.shape[1]), expert_ids, weights)
 
     return experts
 
@@ -181,13 +182,21 @@ class _Product:
         return out
 
 
-def _combine(results: Tensor, weights: Tensor) -> Tensor:
-    """results [T, K, H], weights [T, K] -> [T, H]."""
+def _combine(results: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    """results [T, K, H], expert_ids and weights [T, K] -> [T, H]; there is no result where the id
+    is -1."""
     num_tokens, top_k, width = results.shape
     out = results.new_empty(num_tokens, width)
     block = min(1024, triton.next_power_of_2(width))
     _combine_kernel[(num_tokens, triton.cdiv(width, block))](
-        results, weights.contiguous(), out, TOP_K=top_k, WIDTH=width, BLOCK=block, num_warps=4
+        results,
+        expert_ids,
+        weights.contiguous(),
+        out,
+        TOP_K=top_k,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=4,
     )
     return out
 
@@ -285,8 +294,9 @@ def _product_kernel(
 
 @triton.jit
 def _combine_kernel(
-    results, weights, out, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+    results, expert_ids, weights, out,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One token's BLOCK columns."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -294,6 +304,7 @@ def _combine_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        result = tl.load(results + pair * WIDTH + columns, mask=is_column, other=0.0)
+        is_own = is_column & (tl.load(expert_ids + pair) >= 0)
+        result = tl.load(results + pair * WIDTH + columns, mask=is_own, other=0.0)
         total += result.to(tl.float32) * tl.load(weights + pair).to(tl.float32)
     tl.store(out + token * WIDTH + columns, total.to(out.dtype.element_ty), mask=is_column)

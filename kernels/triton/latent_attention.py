@@ -88,7 +88,7 @@ def plan_latent_attention(
     def bind(lists: DeviceArrays, page_table: Tensor) -> TritonLatentPlan:
         return TritonLatentPlan(lists, page_table, rows.page_size, scale, work.max_partials)
 
-    return DevicePlan(work.arrays(), bind)
+    return DevicePlan(work.arrays(), bind, light=work.light_arrays())
 
 
 def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: object) -> Tensor:
@@ -103,7 +103,8 @@ def latent_attention(q_latent: Tensor, q_rope: Tensor, kv_layer: Tensor, plan: o
     for width in ("narrow", "wide"):
         _attend(width, q_latent, q_rope, kv_layer, plan, out, partials, partial_sums)
     if plan.max_partials:
-        merge_partials(plan.lists["partial_start"], partials, partial_sums, out)
+        starts, end = plan.lists["partial_start"], plan.lists["num_tokens"]
+        merge_partials(starts, end, partials, partial_sums, out)
     return out
 
 

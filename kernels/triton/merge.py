@@ -23,22 +23,24 @@ _RESIDENTS = 4  # programs that a multiprocessor holds at the same time, at the 
 
 def merge_partials(
     partial_start: Tensor,
+    num_tokens: Tensor,
     partials: Tensor,
     partial_sums: Tensor,
     out: Tensor,
     sink_logits: Tensor | None = None,
 ) -> None:
-    """Write the tokens that have parts to out [T, num_heads, head_dim]; others are not changed.
+    """Write the tokens that have parts to out [T, num_heads, head_dim], and zeros to those from
+    num_tokens [1] int32 on, which are padding; others are not changed.
 
     partials [any, num_heads, head_dim] and partial_sums [any, num_heads] float32: those of token t
     are partial_start[t] .. partial_start[t + 1], int32 [at most T + 1]. sink_logits: see
     `ops.PagedAttention`; no part has them.
     """
-    num_tokens, num_heads, head_dim = out.shape
+    most_tokens, num_heads, head_dim = out.shape
     block_d = padded_head_dim(head_dim)
     _merge_partials[(num_programs(out.device, _RESIDENTS),)](
-        partial_start, partials, partial_sums, sink_logits, out,
-        min(num_tokens, len(partial_start) - 1),
+        partial_start, num_tokens, partials, partial_sums, sink_logits, out,
+        min(most_tokens, len(partial_start) - 1),
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=max(1, min(4, 1024 // block_d)),
         BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
@@ -61,18 +63,25 @@ def add_sinks(sinks, m, total, acc):
     return m_new, total * decay + tl.exp2(exponent - m_new), acc * decay[:, None]
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["most_tokens"])
 def _merge_partials(
-    partial_start, partials, partial_sums, sink_logits, out, num_tokens,
+    partial_start, num_tokens, partials, partial_sums, sink_logits, out, most_tokens,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """A program processes every num_programs-th pair of a token and BLOCK_H heads: if the token has
-    partial results, their weighted sum, BLOCK_P at a time."""
+    partial results, their weighted sum, BLOCK_P at a time; zeros if it is padding."""
     HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     offs_p = tl.arange(0, BLOCK_P)
     offs_d = tl.arange(0, BLOCK_D)
-    for pair in range(tl.program_id(0), num_tokens * HEAD_BLOCKS, tl.num_programs(0)):
+    first_padded = tl.load(num_tokens) * HEAD_BLOCKS + tl.program_id(0)
+    for pair in range(first_padded, most_tokens * HEAD_BLOCKS, tl.num_programs(0)):
+        head = pair % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+        is_number = (head < NUM_HEADS)[:, None] & (offs_d < HEAD_DIM)[None, :]
+        place = pair // HEAD_BLOCKS * NUM_HEADS + head.to(tl.int64)
+        zeros = tl.zeros([BLOCK_H, BLOCK_D], out.dtype.element_ty)
+        tl.store(out + place[:, None] * HEAD_DIM + offs_d[None, :], zeros, mask=is_number)
+    for pair in range(tl.program_id(0), most_tokens * HEAD_BLOCKS, tl.num_programs(0)):
         token = pair // HEAD_BLOCKS
         first = tl.load(partial_start + token)
         end = tl.load(partial_start + token + 1)

@@ -92,7 +92,7 @@ def plan_attention(
     def bind(lists: DeviceArrays, page_table: Tensor) -> TritonAttentionPlan:
         return TritonAttentionPlan(lists, page_table, rows.page_size, options, work.max_partials)
 
-    return DevicePlan(work.arrays(), bind)
+    return DevicePlan(work.arrays(), bind, light=work.light_arrays())
 
 
 def paged_attention(
@@ -108,7 +108,8 @@ def paged_attention(
     for width in ("narrow", "wide"):
         _attend(width, q, kv_layer, plan, sink_logits, out, partials, partial_sums)
     if plan.max_partials:
-        merge_partials(plan.lists["partial_start"], partials, partial_sums, out, sink_logits)
+        starts, end = plan.lists["partial_start"], plan.lists["num_tokens"]
+        merge_partials(starts, end, partials, partial_sums, out, sink_logits)
     return out
 
 

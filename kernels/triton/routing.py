@@ -19,16 +19,20 @@ _TINY = tl.constexpr(1e-20)  # as the reference has it
 
 
 def route_experts(
-    logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
+    logits: Tensor,
+    selection_bias: Tensor | None,
+    options: RoutingOptions,
+    num_tokens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
-    num_tokens, num_experts = logits.shape
-    expert_ids = logits.new_empty((num_tokens, options.num_chosen), dtype=torch.int64)
-    weights = logits.new_empty((num_tokens, options.num_chosen))
+    most_tokens, num_experts = logits.shape
+    expert_ids = logits.new_empty((most_tokens, options.num_chosen), dtype=torch.int64)
+    weights = logits.new_empty((most_tokens, options.num_chosen))
     group_size = num_experts // options.num_groups
-    _route[(num_tokens,)](
+    _route[(most_tokens,)](
         logits,
         logits if selection_bias is None else selection_bias,
+        num_tokens,
         expert_ids,
         weights,
         options.weight_factor,
@@ -53,6 +57,7 @@ def route_experts(
 def _route(
     logits,
     selection_bias,
+    num_tokens,
     expert_ids,
     weights,
     weight_factor,
@@ -113,6 +118,10 @@ def _route(
         ranks = tl.where(ids == expert, float("-inf"), ranks)
     if IS_NORMALIZED:
         chosen = chosen / (tl.sum(chosen, 0) + _TINY)
+    if num_tokens is not None:
+        is_token = token < tl.load(num_tokens)
+        chosen_ids = tl.where(is_token, chosen_ids, -1)
+        chosen = tl.where(is_token, chosen, 0.0)
     at = token * NUM_CHOSEN + k
     tl.store(expert_ids + at, chosen_ids, mask=k < NUM_CHOSEN)
     tl.store(weights + at, chosen * weight_factor, mask=k < NUM_CHOSEN)

@@ -163,6 +163,7 @@ class WorkList:
     wide_items: IntArray  # [I]
     num_items: IntArray  # [2] narrow and wide
     partial_start: IntArray  # [T + 1] ascending from 0
+    num_tokens: IntArray  # [1] of the step: those behind are padding
     max_partials: int  # of every step with these sizes; at least partial_start[T]
 
     def arrays(self) -> dict[str, npt.NDArray[np.int32]]:
@@ -174,7 +175,15 @@ class WorkList:
             "wide_items": self.wide_items,
             "num_items": self.num_items,
             "partial_start": self.partial_start,
+            "num_tokens": self.num_tokens,
         }
+
+    def light_arrays(self) -> dict[str, npt.NDArray[np.int32]] | None:
+        """The same without room for wide items, where there are none; None: there are."""
+        if self.num_items[1]:
+            return None
+        arrays = self.arrays()
+        return {**arrays, **{name: arrays[name][..., :0] for name in ("wide_runs", "wide_items")}}
 
 
 def plan_work(
@@ -335,7 +344,14 @@ class _Runs:
             assert num_partials <= capacity.partials
             num_partials = capacity.partials
         return WorkList(
-            narrow_runs, narrow_items, wide_runs, wide_items, num_items, partial_start, num_partials
+            narrow_runs,
+            narrow_items,
+            wide_runs,
+            wide_items,
+            num_items,
+            partial_start,
+            np.array([num_tokens], dtype=np.int32),
+            num_partials,
         )
 
     def _fit(self, capacity: Capacity) -> None:

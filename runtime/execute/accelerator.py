@@ -1,9 +1,10 @@
 """A device that works asynchronously: the host queues work on it and goes on.
 
-Two kinds. `CudaAccelerator` is a GPU: everything is queued on one stream of its own, so work runs
-in the order in which it was queued, and the next step may reuse one step's tensors. In
-`InterpretedAccelerator` (Triton's interpreter, on a machine without a GPU) tensors are on the CPU
-and everything is done when the call returns. The rest of the device half does not know which it is.
+Two kinds. `CudaAccelerator` is a GPU: steps are queued on one stream of its own, so work runs in
+the order in which it was queued, and the next step may reuse one step's tensors; copies between
+tiers have a second stream, beside the steps. In `InterpretedAccelerator` (Triton's interpreter, on
+a machine without a GPU) tensors are on the CPU and everything is done when the call returns. The
+rest of the device half does not know which it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...kernels.triton.availability import is_interpreted, why_no_cuda
+from ..memory.asynchronous_transfer import Moment
 from ..memory.sizing import available_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,12 @@ class Accelerator(Protocol):
     def queue(self) -> AbstractContextManager[None]:
         """Within it, torch and the kernels queue their work on this accelerator's stream."""
 
+    def copying(self) -> AbstractContextManager[None]:
+        """Within it, and within `queue`, work is queued in an order of its own, beside the rest."""
+
+    def hold_for(self, event: Moment) -> None:
+        """What is queued from now on is done after what was queued before the event."""
+
     def pinned(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8 of host memory that asynchronous copies can use."""
 
@@ -55,7 +63,7 @@ class Accelerator(Protocol):
         """Queue a copy between pinned memory and the device, of one dtype and shape."""
 
     def event(self) -> Event:
-        """The point after all work queued so far."""
+        """The point after all work queued so far, in the order in which work is being queued."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run `run` once and record it. The result queues the same work again, over the same
@@ -92,7 +100,7 @@ def require_devices(device: str, count: int = 1) -> None:
 
 
 class CudaAccelerator:
-    """A GPU, with one stream and one memory pool for all its graphs.
+    """A GPU, with a stream for steps, one for copies, and one memory pool for all its graphs.
 
     NOTE: graphs share their memory, so a graph's results must be used before the next one runs.
     """
@@ -103,6 +111,7 @@ class CudaAccelerator:
         self._num_failed_captures = 0
         self.device = torch.device("cuda", device.index or 0)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             self._graph_memory = torch.cuda.graph_pool_handle()
 
@@ -111,6 +120,15 @@ class CudaAccelerator:
         with torch.cuda.stream(self._stream):
             yield
 
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        with torch.cuda.stream(self._copies):
+            yield
+
+    def hold_for(self, event: Moment) -> None:
+        assert isinstance(event, CudaEvent)
+        event.hold(torch.cuda.current_stream(self.device))
+
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
@@ -118,7 +136,7 @@ class CudaAccelerator:
         target.copy_(source, non_blocking=True)
 
     def event(self) -> CudaEvent:
-        return CudaEvent(self._stream)
+        return CudaEvent(torch.cuda.current_stream(self.device))
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         # The first run compiles kernels and creates cuBLAS's workspaces, which a capture may not;
@@ -167,6 +185,10 @@ class CudaEvent:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        """Let the stream's later work wait for it, on the device."""
+        stream.wait_event(self._event)
+
     def wait(self) -> None:
         # Queried first, so that a profile counts a wait only where the host really waits.
         if not self._event.query():  # type: ignore[no-untyped-call]
@@ -189,6 +211,13 @@ class InterpretedAccelerator:
     @contextmanager
     def queue(self) -> Iterator[None]:
         yield
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        yield
+
+    def hold_for(self, event: Moment) -> None:
+        """Nothing to wait for: it has passed."""
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)

@@ -1,12 +1,16 @@
 """Steps on an accelerator: `submit` queues a step and returns, `result` waits for its outputs.
 
     host     plan t | lay out, stage, launch | ...plan t+1 ...| read t | ...
-    device            copy in | forward, logits | sample | copy out | next step
+    device            copy in | forward, logits, sample | copy out | next step
+    beside it         copies between tiers of step t+1 ...
 
 docs/how-it-works/gpu-execution.md draws two steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ import torch
 from ...kernels.registry import Kernels
 from ...kernels.state_rows import StateRows
 from ..memory.asynchronous_transfer import AsynchronousCopies, AsynchronousKVTransfer
+from ..memory.copies import TierCopy
 from ..memory.state_pool import StatePool
 from ..models.language_model import LanguageModel
 from ..schedule.plan import StepPlan, StepResult
@@ -64,21 +69,32 @@ class AsynchronousSteps:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> AsynchronousStep:
         with self._accelerator.queue():
-            begun = self._accelerator.event()
-            copies = self._transfer.run(plan.transfers) if plan.transfers else None
-            transferred = self._accelerator.event() if plan.transfers else begun
+            copies = self._copy(plan.transfers) if plan.transfers else None
             queued = self._compute(plan) if plan.rows else None
-        return AsynchronousStep(plan, copies, (begun, transferred), queued)
+        return AsynchronousStep(plan, copies, queued)
+
+    def _copy(self, transfers: Sequence[TierCopy]) -> TimedCopies:
+        """Queue copies beside the steps that are being computed, none of which writes what they
+        read or uses what they write; the step to come waits until the pool is as it needs it."""
+        with self._accelerator.copying():
+            begun = self._accelerator.event()
+            copies = self._transfer.run(transfers)
+            timed = TimedCopies(copies, begun, self._accelerator.event())
+        self._accelerator.hold_for(copies.pool_is_done)
+        return timed
 
     def _compute(self, plan: StepPlan) -> AsynchronousRows | PassedRows:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._vocab_size)
-        prepared = self.forward.prepare(inputs, wanted)
+        sampling = readout.arrays()
+        prepared = self.forward.prepare(inputs, wanted, sampling if readout.is_plain else None)
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
-        arrays = {**prepared.arrays, "page_updates": updates, **readout.arrays()}
+        arrays = {**prepared.arrays, "page_updates": updates}
+        if not prepared.draws:
+            arrays |= sampling
         if plan.state_accepts:
             assert self._drafted is not None, "the step before had no drafts"
             arrays["accepted"] = accepted_drafts(plan, self._drafted)
@@ -97,15 +113,16 @@ class AsynchronousSteps:
         neighbours, residual = self._neighbours, None
         if neighbours is not None and neighbours.has_previous:
             residual = neighbours.receive(inputs.num_tokens)
-        hidden, logits = self.forward(prepared, staged, residual)
+        hidden, logits, answers = self.forward(prepared, staged, residual)
         if neighbours is not None and neighbours.has_next:
             neighbours.send(hidden[: inputs.num_tokens])
             return PassedRows(self._accelerator.event())
         if self._states is not None:
             self._states.copy(plan.state_saves)
-        answers = readout.launch(
-            self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
-        )
+        if answers is None:
+            answers = readout.launch(
+                self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
+            )
         self._is_sampled = readout.is_sampled
         return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)
 
@@ -137,33 +154,38 @@ class PassedRows:
         return StepResult(plan.step_id, ())
 
 
+class TimedCopies(NamedTuple):
+    """A step's copies, with the points before and after."""
+
+    copies: AsynchronousCopies
+    begun: Event
+    done: Event
+
+
 class AsynchronousStep:
     """A pending step, see `step.PendingStep`."""
 
     def __init__(
         self,
         plan: StepPlan,
-        copies: AsynchronousCopies | None,
-        copied: tuple[Event, Event],
+        copies: TimedCopies | None,
         queued: AsynchronousRows | PassedRows | None,
     ) -> None:
         self._plan = plan
         self._copies = copies
-        self._copied = copied  # before and after the copies
         self._queued = queued
 
     def result(self) -> StepResult:
         """Wait for the device."""
         plan = self._plan
         result = StepResult(plan.step_id, ()) if self._queued is None else self._queued.result(plan)
-        if self._copies is None:
+        if (copied := self._copies) is None:
             return result
-        before, after = self._copied
-        after.wait()
+        copied.done.wait()
         return StepResult(
             plan.step_id,
             result.rows,
             result.duration_s,
-            transfer_s=after.seconds_since(before),
-            payloads=self._copies.payloads(),
+            transfer_s=copied.done.seconds_since(copied.begun),
+            payloads=copied.copies.payloads(),
         )

@@ -7,16 +7,18 @@ The arrays are in one buffer of fixed layout, into which a step's arrays are cop
     a step of 21 tokens   |token_ids 21 + 3|sources 21 + 3|...|attention's lists, as for 24 tokens|
 
 Padding tokens attend to nothing, and write their KV to a spare page that no row has. The pass ends
-with the logits of the rows that sample, so that a decode step is this one launch plus sampling.
+with the logits of the rows that sample. Small sizes have a second graph, for steps of rows that
+decode and draw without more ado: it draws their tokens too, and lacks the launches of attention
+that such steps have nothing for. A decode step is then this one launch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from ...kernels.ops import DevicePlan, RecurrentState
 from ...kernels.registry import Kernels
+from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.state_pool import StatePool
@@ -41,6 +44,15 @@ Arrays = dict[str, npt.NDArray[Any]]
 # blocks of 64 or 128 tokens anyhow.
 _STEPS = ((8, 8), (256, 32), (512, 64), (1024, 128), (2048, 256))
 _SMALL = (1, 2, 4)
+
+# Steps of up to so many tokens have a graph that draws. What it saves, some 2 us a layer and five
+# launches, is little beside larger steps (a guess), and each graph takes time at the start.
+MAX_DRAWN_TOKENS = 64
+
+# Of rows that only fill a graph: the best of the first token's logits.
+_DRAWS_OF_PADDING = {
+    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0,
+}  # fmt: skip
 
 
 def graph_sizes(max_tokens: int) -> tuple[int, ...]:
@@ -69,6 +81,15 @@ class PreparedForward:
     padded_tokens: int | None  # None: the step is not padded, nor captured
     num_sampled: int
     has_drafts: bool
+    draws: bool  # whether the graph draws the tokens, and leaves no logits
+
+
+class ForwardResult(NamedTuple):
+    """Valid until the next pass."""
+
+    hidden: Tensor  # [>= T, hidden_size]; of a graph that draws it holds anything
+    logits: Tensor | None  # [N, vocab_size] of the rows that sample; None if no row does
+    drawn: dict[str, Tensor] | None  # the answers of a graph that draws, as the sampler names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +143,15 @@ class GraphForward:
         self._has_logits = has_logits
         self._states: tuple[RecurrentState, ...] = () if states is None else states.layers
         self.drafted: object | None = None  # the recurrence's plan of a last step with drafts
-        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by (size, with adapters)
+        # By (size, with adapters, draws).
+        self._graphs: dict[tuple[int, bool, bool], _Graph] = {}
         self.sizes = sizes
         device = accelerator.device
         self.page_table = torch.zeros(table_shape, dtype=torch.int32, device=device)
-        # [max_running_requests] int64, by row of the previous plan
-        self.previous = torch.zeros(self._max_rows, dtype=torch.int64, device=device)
+        # [max_running_requests] int64, by row of the previous plan; and one for padding
+        self.previous = torch.zeros(self._max_rows + 1, dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(self._max_rows, dtype=torch.int64, device=device)
+        self._is_finite = torch.zeros(self._max_rows, dtype=torch.bool, device=device)
         largest = sizes[-1] if sizes else 0
         wide = torch.promote_types(dtype, torch.float32)
         self._hidden = torch.empty((largest, config.hidden_size), dtype=dtype, device=device)
@@ -138,8 +162,11 @@ class GraphForward:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def prepare(self, inputs: StepInputs, wanted: WantedLogits) -> PreparedForward:
-        """Lay out the step's arrays, padded if a size fits."""
+    def prepare(
+        self, inputs: StepInputs, wanted: WantedLogits, draws: Arrays | None = None
+    ) -> PreparedForward:
+        """Lay out the step's arrays, padded if a size fits. draws: the sampler's arrays if nothing
+        but plain draws is asked of the step."""
         tokens = wanted.sampled_tokens
         if tokens is None:
             tokens = np.arange(len(wanted.sampled_rows))
@@ -159,6 +186,16 @@ class GraphForward:
         )
         if not all(isinstance(plan, DevicePlan) and plan.is_replayable for plan in attention):
             padded = None  # the plan contains this step's integers: it cannot be replayed
+        light = [plan.light for plan in attention if isinstance(plan, DevicePlan)]
+        is_decode = wanted.sampled_tokens is None and None not in light
+        if draws is not None and padded is not None and is_decode and self.draws_at(padded):
+            attention = tuple(
+                replace(plan, arrays=arrays)
+                for plan, arrays in zip(attention, light, strict=True)
+                if isinstance(plan, DevicePlan) and arrays is not None
+            )
+        else:
+            draws = None
         adapters = None
         if inputs.adapters is not None:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
@@ -171,7 +208,10 @@ class GraphForward:
             "positions": _padded(inputs.positions, size, 0),
             "slots": _padded(inputs.slots, size, self._spare_slot),
             "sampled_tokens": _padded(tokens, num_rows, 0),
+            "num_tokens": np.array([inputs.num_tokens], dtype=np.int32),
         }
+        if draws is not None:
+            arrays |= self._padded_draws(draws, num_rows)
         plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
         others = {"adapters": adapters, "recurrence": recurrence}
         for prefix, plan in {**plans, **others}.items():
@@ -179,34 +219,59 @@ class GraphForward:
                 arrays |= {f"{prefix}.{name}": array for name, array in plan.arrays.items()}
         num_sampled = len(tokens) if self._has_logits else 0
         return PreparedForward(
-            arrays, attention, adapters, recurrence, padded, num_sampled, has_drafts
+            arrays,
+            attention,
+            adapters,
+            recurrence,
+            padded,
+            num_sampled,
+            has_drafts,
+            draws is not None,
         )
+
+    def draws_at(self, size: int) -> bool:
+        """Whether steps of this padded size, of a token each row, may have a graph that draws."""
+        is_reached = self._padded_size(min(size, self._max_rows)) == size
+        return self._has_logits and size <= MAX_DRAWN_TOKENS and is_reached
+
+    def _padded_draws(self, draws: Arrays, num_rows: int) -> Arrays:
+        rows = {
+            f"sampling.{name}": _padded(draws[f"sampling.{name}"], num_rows, filler)
+            for name, filler in _DRAWS_OF_PADDING.items()
+        }
+        return {**rows, "sampled_rows": _padded(draws["sampled_rows"], num_rows, self._max_rows)}
 
     def __call__(
         self, prepared: PreparedForward, staged: Staged, residual: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """residual: from the stage before -> hidden [>= T, hidden_size] and the logits
-        [N, vocab_size] of the rows that sample, or None if no row does."""
+    ) -> ForwardResult:
+        """residual: from the stage before."""
         self.drafted = None
         if prepared.padded_tokens is None:
             plans = self._bound(prepared, staged)
             self.drafted = plans.recurrence if prepared.has_drafts else None
             hidden = self._forward(staged, plans, residual)
-            return hidden, self._logits_of(hidden, staged) if prepared.num_sampled else None
+            logits = self._logits_of(hidden, staged) if prepared.num_sampled else None
+            return ForwardResult(hidden, logits, None)
         own = None
         if residual is not None:  # a graph computes it where it leaves its results
             own = self._hidden[: prepared.padded_tokens]
             own[: len(residual)].copy_(residual)
             own[len(residual) :].zero_()
-        key = (prepared.padded_tokens, prepared.adapters is not None)
+        key = (prepared.padded_tokens, prepared.adapters is not None, prepared.draws)
         graph = self._graphs.get(key)
         if graph is None:
             self._graphs[key] = self._captured(prepared, staged, own)
         else:
             graph.inputs.buffer.copy_(staged.buffer[: len(graph.inputs.buffer)])
             graph.replay()
-        logits = self._logits[: prepared.num_sampled]
-        return self._hidden[: prepared.padded_tokens], logits if prepared.num_sampled else None
+        hidden, num_rows = self._hidden[: prepared.padded_tokens], prepared.num_sampled
+        if prepared.draws:
+            drawn = {
+                "token_ids": self._token_ids[:num_rows],
+                "is_finite": self._is_finite[:num_rows],
+            }
+            return ForwardResult(hidden, None, drawn)
+        return ForwardResult(hidden, self._logits[:num_rows] if num_rows else None, None)
 
     def _padded_size(self, num_tokens: int) -> int | None:
         place = bisect_left(self.sizes, num_tokens)
@@ -222,6 +287,9 @@ class GraphForward:
 
         def run() -> None:
             hidden = self._forward(inputs, plans, residual)
+            if prepared.draws:
+                self._draw(hidden, inputs)
+                return
             if self._has_logits:
                 logits = self._logits_of(hidden, inputs)
                 self._logits[: len(logits)].copy_(logits)
@@ -235,9 +303,17 @@ class GraphForward:
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
-            spare_slot=self._spare_slot, residual=residual,
+            num_tokens=at["num_tokens"], residual=residual,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
+
+    def _draw(self, hidden: Tensor, at: Staged) -> None:
+        """As `Sampling.launch` does of rows without more ado."""
+        rows = SamplingRows(**{name: at[f"sampling.{name}"] for name in _DRAWS_OF_PADDING})
+        token_ids, is_finite = self._kernels.sample(self._logits_of(hidden, at), rows)
+        self.previous.index_copy_(0, at["sampled_rows"], token_ids)
+        self._token_ids[: len(token_ids)].copy_(token_ids)
+        self._is_finite[: len(is_finite)].copy_(is_finite)
 
     def _logits_of(self, hidden: Tensor, at: Staged) -> Tensor:
         return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
@@ -265,9 +341,9 @@ def _name_of(kind: int) -> str:
     return f"attention{kind}"
 
 
-def _padded(array: npt.NDArray[np.int64], size: int, filler: int) -> npt.NDArray[np.int64]:
+def _padded(array: npt.NDArray[Any], size: int, filler: float) -> npt.NDArray[Any]:
     if len(array) == size:
         return array
-    whole = np.full(size, filler, dtype=np.int64)
+    whole = np.full(size, filler, dtype=array.dtype)
     whole[: len(array)] = array
     return whole

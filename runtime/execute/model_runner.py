@@ -33,7 +33,7 @@ from ..checkpoint.quantized.quantizing import Quantization
 from ..checkpoint.weight_source import WeightSource
 from ..config import DEFAULT_GRAPH_MAX_TOKENS
 from ..memory.asynchronous_transfer import AsynchronousKVTransfer
-from ..memory.copies import Transfer
+from ..memory.copies import PageFork, TierCopy, Transfer
 from ..memory.device_pool import DeviceKVPool
 from ..memory.divided_transfer import DividedKVTransfer
 from ..memory.host_pool import HostKVPool, PinnedKVPool
@@ -79,6 +79,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 _GREEDY = SamplingParams(temperature=0.0)
+_TOLD = SamplingParams(temperature=0.0, logprobs=0)
 _PENALISED = SamplingParams(repetition_penalty=1.1, logprobs=1)
 
 
@@ -324,34 +325,51 @@ class ModelRunner:
             largest = self._prompts_of(self._max_step_tokens, min(1, self._num_adapter_slots))
             if largest is not None:
                 self.execute(largest)
-            self._capture(self.steps.forward.sizes, on_graph)
+            self._capture(self.steps.forward, on_graph)
 
     def _rare_step(self) -> StepPlan:
-        """One token with every adjustment of logits, and a page copied to the host and back."""
+        """One token with every adjustment of logits, and a page copied on the device, and to the
+        host and back."""
         adjustment = Adjustment(array("i"), array("i", [0]), array("d", [0.0]), array("i"))
         row = Row(0, 0, 0, (0,), sampling=_PENALISED, adjustments=(adjustment,), mask=0)
         masks = np.full((1, -(-self.config.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
         page = array("i", [0])
-        transfers = (Transfer("store", page, page), Transfer("load", page, page))
-        return StepPlan(
-            0, (row,), masks=masks, transfers=() if self.host_pool is None else transfers
-        )
+        copies: list[TierCopy] = [PageFork(page, page)]
+        if self.host_pool is not None:
+            copies += [Transfer("store", page, page), Transfer("load", page, page)]
+        return StepPlan(0, (row,), masks=masks, transfers=tuple(copies))
 
-    def _capture(self, sizes: tuple[int, ...], on_graph: GraphProgress | None) -> None:
+    def _capture(self, forward: GraphForward, on_graph: GraphProgress | None) -> None:
         """Largest first, so that the others reuse its memory; each size also with adapters, if they
-        are served."""
+        are served, and small ones also with draws."""
         kinds = (0, 1) if self._num_adapter_slots else (0,)
-        wanted = [(size, adapter) for size in reversed(sizes) for adapter in kinds]
-        for done, (size, adapter) in enumerate(wanted, 1):
-            plan = self._prompts_of(size, adapter)
+        wanted = [
+            (size, adapter, draws)
+            for size in reversed(forward.sizes)
+            for adapter in kinds
+            for draws in ((False, True) if forward.draws_at(size) else (False,))
+        ]
+        for done, (size, adapter, draws) in enumerate(wanted, 1):
+            plan = self._decodes_of(size, adapter) if draws else self._prompts_of(size, adapter)
             if plan is None:
                 continue  # no step of this size fits the pool
             self.execute(plan)
             if on_graph is not None:
                 on_graph(done, len(wanted))
 
+    def _decodes_of(self, size: int, adapter: int) -> StepPlan | None:
+        """As many rows of a token each as are padded to this size, for a graph that draws; None if
+        they do not fit."""
+        num_rows = min(size, len(self._inputs.page_table.entries))
+        rows = (
+            Row(row, row, 0, (0,), PageUpdate(0, (row,)), sampling=_GREEDY, adapter=adapter)
+            for row in range(num_rows)
+        )
+        return StepPlan(0, tuple(rows)) if num_rows <= self.num_pages else None
+
     def _prompts_of(self, num_tokens: int, adapter: int = 0) -> StepPlan | None:
-        """As few prompts as possible with this many tokens in all; None if they do not fit."""
+        """As few prompts as possible with this many tokens in all, which no graph draws; None if
+        they do not fit."""
         rows: list[Row] = []
         first_page = 0
         while num_tokens > 0:
@@ -360,7 +378,7 @@ class ModelRunner:
             pages = tuple(range(first_page, first_page + num_pages))
             first_page, num_tokens = first_page + num_pages, num_tokens - length
             place = len(rows)
-            row = Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
+            row = Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_TOLD)
             rows.append(row._replace(adapter=adapter))
         fits = first_page <= self.num_pages and len(rows) <= len(self._inputs.page_table.entries)
         return StepPlan(0, tuple(rows)) if fits else None
@@ -439,6 +457,7 @@ class ModelRunner:
         self._inputs.spare_slot = num_pages * self.page_size
         host_pool = PinnedKVPool(self.pool, num_host_pages) if num_host_pages else None
         self.host_pool = host_pool
+        accelerator.event().wait()  # for the pool's zeros: copies do not wait for steps
         entries = self._inputs.page_table.entries
         forward = GraphForward(
             self.model,

@@ -63,6 +63,12 @@ class Sampler:
         parts = [part.arrays() for part in (self._sampling, self._scoring) if part is not None]
         return {name: array for part in parts for name, array in part.items()}
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is asked of the step but draws from the logits as they are."""
+        is_drawn = self._sampling is not None and self._sampling.is_plain
+        return is_drawn and self._scoring is None and not self._pooled
+
     def launch(
         self,
         vocabulary: Vocabulary,
@@ -135,6 +141,11 @@ class Sampling:
             for place, (row, draw) in enumerate(zip(rows, self._draws))
             if row.adjustments
         ]
+
+    @property
+    def is_plain(self) -> bool:
+        """See `Sampler.is_plain`."""
+        return not (self._wanted or self._beams or self._adjusted or self._masked)
 
     def arrays(self) -> Arrays:
         arrays = _named("sampling", sampling_arrays(self._params, self._positions))

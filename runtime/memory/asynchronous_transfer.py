@@ -3,16 +3,20 @@
     device layers --pack--> staged pages --one copy a run of host pages--> pinned pool
     device layers <-unpack- staged pages <--------------------------------
 
-All work goes to the stream on which steps are computed, in plan order, which is all the ordering
-that plans need. A kernel packs the pages of all layers in one launch a part, and a run of host
-pages is one copy. Payloads for the host (blocks for the disk) are in pinned memory of their own,
-and are read together with the step's results. docs/how-it-works/tiers.md gives the cost.
+All work goes to one stream, in plan order, which is all the ordering that copies need. It may be
+beside the one on which steps are computed: what plans in flight use is not copied to, and what they
+write is not copied from. A step waits until the pool is as its plan says (`pool_is_done`), and not
+for the bus that takes what was packed. A kernel packs the pages of all layers in one launch a part,
+and a run of host pages is one copy. Payloads for the host (blocks for the disk) are in pinned
+memory of their own, and are read together with the step's results. docs/how-it-works/tiers.md gives
+the cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import MakePageCopy
-from .copies import BlockRestore, BlockSave, TierCopy, Transfer
+from .copies import BlockRestore, BlockSave, PageFork, TierCopy, Transfer
 from .device_pool import DeviceKVPool
 from .disk.block_file import Payload
 from .disk.block_key import BLOCK_TOKENS
@@ -59,6 +63,7 @@ class AsynchronousCopies:
     """The copies of one plan, which may still be pending."""
 
     saved: tuple[Tensor, ...]  # each a block's bytes, pinned
+    pool_is_done: Moment  # nothing more is read from the device's pool, or written to it
     done: Moment
 
     def payloads(self) -> tuple[Payload, ...]:
@@ -69,9 +74,32 @@ class AsynchronousCopies:
         return tuple(block.numpy() for block in self.saved)
 
 
+@dataclass(slots=True)
+class _LateCopies:
+    """A plan's copies of packed pages to the host, made behind all that concerns the pool: in their
+    order, and no later than their sources have `_MAX_STAGED_BYTES`."""
+
+    host_pages: set[int] = field(default_factory=set)  # that they write
+    _copies: list[Callable[[], None]] = field(default_factory=list)
+    _num_bytes: int = 0
+
+    def add(self, copy: Callable[[], None], num_bytes: int) -> None:
+        self._copies.append(copy)
+        self._num_bytes += num_bytes
+        if self._num_bytes >= _MAX_STAGED_BYTES:
+            self.make()
+
+    def make(self) -> None:
+        """Queue them."""
+        for copy in self._copies:
+            copy()
+        self._copies.clear()
+        self.host_pages.clear()
+        self._num_bytes = 0
+
+
 class AsynchronousKVTransfer:
-    """Queues the copies of one device's plans, in their order. Called where steps are queued, so
-    that copies run between the steps before and after."""
+    """Queues the copies of one device's plans, in their order."""
 
     def __init__(
         self,
@@ -84,23 +112,30 @@ class AsynchronousKVTransfer:
         self._page_size = device_pool.page_size
         self._host = None if host_pool is None else host_pool.pages
         self._layout = device_pool.layout
+        self._late = _LateCopies()
+        self._page_bytes = self._page_size * device_pool.layout.bytes_per_token
         self._pages = [make_page_copy(part, self._page_size) for part in device_pool.parts]
 
     def run(self, copies: Iterable[TierCopy]) -> AsynchronousCopies:
-        """Queue the copies; work queued later sees them done."""
+        """Queue the copies; work queued later in the same order sees them done."""
         saved = []
+        self._late = _LateCopies()
         for copy in copies:
             if isinstance(copy, Transfer):
                 self._transfer(copy)
+            elif isinstance(copy, PageFork):
+                self._fork(copy)
             elif isinstance(copy, BlockSave):
                 saved.append(self._save(copy))
             else:
                 self._restore(copy)
-        return AsynchronousCopies(tuple(saved), self._queue.event())
+        pool_is_done = self._queue.event()
+        self._late.make()
+        return AsynchronousCopies(tuple(saved), pool_is_done, self._queue.event())
 
     def _transfer(self, transfer: Transfer) -> None:
         assert self._host is not None, "a plan has transfers, but there is no host pool"
-        num_pages = max(1, _MAX_STAGED_BYTES // self._host[0].nbytes)
+        num_pages = self._max_staged_pages()
         for first in range(0, len(transfer.host_pages), num_pages):
             part = slice(first, first + num_pages)
             self._move(
@@ -113,25 +148,40 @@ class AsynchronousKVTransfer:
     def _move(
         self, is_store: bool, device_pages: Sequence[int], host_pages: Sequence[int], host: Tensor
     ) -> None:
+        if not is_store and not self._late.host_pages.isdisjoint(host_pages):
+            self._late.make()  # it reads what they write
         on_device = self._on_device(device_pages)
-        staged = self._empty(len(host_pages), host.shape[1])
+        staged = self._empty(len(host_pages), self._page_bytes)
         packed = self._packed_pages(staged)
         if is_store:
             self._pack(on_device, packed)
         for start, end in contiguous_runs(host_pages):
             here, there = staged[start:end], host[host_pages[start] :][: end - start]
             if is_store:
-                self._queue.copy(there, here)
+                self._late.add(partial(self._queue.copy, there, here), here.nbytes)
             else:
                 self._queue.copy(here, there)
-        if not is_store:
+        if is_store:
+            self._late.host_pages.update(host_pages)
+        else:
             self._unpack(on_device, packed)
+
+    def _max_staged_pages(self) -> int:
+        return max(1, _MAX_STAGED_BYTES // self._page_bytes)
+
+    def _fork(self, fork: PageFork) -> None:
+        num_pages = self._max_staged_pages()
+        for first in range(0, len(fork.sources), num_pages):
+            part = slice(first, first + num_pages)
+            packed = self._packed_pages(self._empty(len(fork.sources[part]), self._page_bytes))
+            self._pack(self._on_device(fork.sources[part]), packed)
+            self._unpack(self._on_device(fork.targets[part]), packed)
 
     def _save(self, save: BlockSave) -> Tensor:
         block = self._empty(BLOCK_TOKENS * self._layout.bytes_per_token)
         self._pack(self._on_device(save.pages), self._packed_block(block))
         payload = self._queue.pinned(block.nbytes)
-        self._queue.copy(payload, block)
+        self._late.add(partial(self._queue.copy, payload, block), block.nbytes)
         return payload
 
     def _restore(self, restore: BlockRestore) -> None:

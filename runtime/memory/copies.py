@@ -19,6 +19,14 @@ class Transfer(NamedTuple):
     host_pages: array[int]  # 'i'
 
 
+class PageFork(NamedTuple):
+    """A copy of pages of the device to others there (copy-on-write), whose owner goes on from a
+    part of their tokens: `targets[i]` gets what `sources[i]` has. No target is another's source."""
+
+    sources: array[int]  # 'i'
+    targets: array[int]  # 'i'
+
+
 class BlockSave(NamedTuple):
     """A copy of a block out of the device's pages; the result carries its payload."""
 
@@ -53,4 +61,4 @@ SlotCopy = tuple[int, int]
 
 StateCopy = SlotCopy | StateSave | StateRestore
 
-TierCopy = Transfer | BlockSave | BlockRestore
+TierCopy = Transfer | PageFork | BlockSave | BlockRestore

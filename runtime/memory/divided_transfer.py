@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...kernels.context_share import PageShare
 from .block_copy import Bytes
-from .copies import Transfer
+from .copies import PageFork, Transfer
 from .device_pool import DeviceKVPool
 from .host_pool import HostKVPool
 from .transfer import KVTransfer
@@ -43,10 +43,8 @@ class DividedKVTransfer(KVTransfer):
 
     def _transfer(self, transfer: Transfer) -> None:
         kind, device, host = transfer.kind, _ids(transfer.device_pages), _ids(transfer.host_pages)
-        is_crossing = device % self._pages.num_ranks != host % self._pages.num_ranks
-        own = ~is_crossing & self._pages.is_own(device)
-        local = (array("i", self._pages.local(ids[own]).tobytes()) for ids in (device, host))
-        super()._transfer(Transfer(kind, *local))
+        is_crossing = self._is_crossing(device, host)
+        super()._transfer(Transfer(kind, *self._local(device, host, is_crossing)))
         if is_crossing.any():
             assert self._host is not None, "a plan has transfers, but there is no host pool"
             device, host = device[is_crossing], host[is_crossing]
@@ -54,6 +52,28 @@ class DividedKVTransfer(KVTransfer):
                 self._cross(self._device, device, self._host, host)
             else:
                 self._cross(self._host, host, self._device, device)
+
+    def _fork(self, fork: PageFork) -> None:
+        sources, targets = _ids(fork.sources), _ids(fork.targets)
+        is_crossing = self._is_crossing(sources, targets)
+        super()._fork(PageFork(*self._local(sources, targets, is_crossing)))
+        if is_crossing.any():
+            self._cross(self._device, sources[is_crossing], self._device, targets[is_crossing])
+
+    def _is_crossing(self, one: Ids, other: Ids) -> npt.NDArray[np.bool_]:
+        """Which pairs of pages are two ranks'."""
+        crossing: npt.NDArray[np.bool_] = (
+            one % self._pages.num_ranks != other % self._pages.num_ranks
+        )
+        return crossing
+
+    def _local(
+        self, one: Ids, other: Ids, is_crossing: npt.NDArray[np.bool_]
+    ) -> tuple[array[int], array[int]]:
+        """This rank's own pairs, as it numbers its pages."""
+        own = ~is_crossing & self._pages.is_own(one)
+        here, there = (array("i", self._pages.local(ids[own]).tobytes()) for ids in (one, other))
+        return here, there
 
     def _cross(
         self, source: Sequence[Bytes], sent: Ids, target: Sequence[Bytes], received: Ids

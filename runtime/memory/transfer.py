@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from .block_copy import Bytes, gather_block, scatter_block, slots_of
-from .copies import BlockRestore, BlockSave, TierCopy, Transfer
+from .copies import BlockRestore, BlockSave, PageFork, TierCopy, Transfer
 from .device_pool import DeviceKVPool
 from .disk.block_file import Payload
 from .host_pool import HostKVPool
@@ -44,6 +44,8 @@ class KVTransfer:
         for copy in copies:
             if isinstance(copy, Transfer):
                 self._transfer(copy)
+            elif isinstance(copy, PageFork):
+                self._fork(copy)
             elif isinstance(copy, BlockSave):
                 payloads.append(self._save(copy))
             else:
@@ -59,6 +61,12 @@ class KVTransfer:
                     host[:, there] = device[:, here]
                 else:
                     device[:, here] = host[:, there]
+
+    def _fork(self, fork: PageFork) -> None:
+        sources = slots_of(fork.sources, self._page_size)
+        targets = slots_of(fork.targets, self._page_size)
+        for device in self._device:
+            device[:, targets] = device[:, sources]
 
     def _save(self, save: BlockSave) -> Payload:
         slots = slots_of(save.pages, self._page_size)

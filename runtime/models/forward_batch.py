@@ -64,7 +64,8 @@ class ForwardBatch:
     recurrence: object | None = None  # the plan of the rows' states, where the model has any
     index_keys: tuple[Tensor, ...] = ()  # [num_slots, head_dim] of each layer that selects keys
     images: ImageRows | None = None  # None: all tokens are of the vocabulary
-    spare_slot: int | None = None  # of tokens that only fill a graph; None: there are none
+    # [1] int32: tokens from there on only fill a graph; None: there are none
+    num_tokens: Tensor | None = None
     tokens: TokenShare = ALL_TOKENS
     # [T, hidden_size], which the pass changes: the residual stream behind the layers of other
     # stages; None: this is the first.

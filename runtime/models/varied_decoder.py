@@ -246,7 +246,7 @@ class _DenseAndExperts:
         """See `_FeedForward`."""
         dense = self._dense_norm(self._dense(normed, batch))
         logits = self._router(self._router_norm(residual) * self._router_scale * self._root)
-        expert_ids, weights = self._route(logits, None, self._routing)
+        expert_ids, weights = self._route(logits, None, self._routing, batch.num_tokens)
         if self._note is not None:
             self._note(expert_ids, batch)
         weights = (weights * self._expert_scale[expert_ids.long()]).to(weights.dtype)

@@ -219,6 +219,7 @@ class Request:
     pages: array[int] = field(default_factory=lambda: array("i"))
     node: Node | None = None
     num_published: int = 0
+    copied_end: int = 0  # of the tokens copied into its own first page; 0: none were
     num_sent_pages: int = 0  # leading entries of `pages` that the executor's table has
     table_row: int = -1
     adapter_slot: int = 0  # while it runs, if it has an adapter

@@ -47,6 +47,18 @@ def test_the_kernel_chooses_as_the_reference_does(
     torch.testing.assert_close(weights, expected)
 
 
+@pytest.mark.parametrize("num_tokens", [0, 3, 5])
+def test_padding_gets_no_expert(num_tokens: int) -> None:
+    options, logits = RoutingOptions(num_chosen=2, is_normalized=True), torch.randn(5, 4)
+    expected_ids, expected = on_a_gpu(logits, None, options)
+    logits[num_tokens:] = NAN
+    for route in (on_a_gpu, reference):
+        expert_ids, weights = route(logits, None, options, torch.tensor([num_tokens]).int())
+        assert expert_ids[:num_tokens].equal(expected_ids[:num_tokens])
+        torch.testing.assert_close(weights[:num_tokens], expected[:num_tokens])
+        assert (expert_ids[num_tokens:] == -1).all() and not weights[num_tokens:].any()
+
+
 @settings(max_examples=50, deadline=None)
 @given(routings(), st.integers(0, 2**31))
 def test_experts_are_the_best_of_the_best_groups(

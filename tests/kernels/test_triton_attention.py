@@ -170,13 +170,35 @@ def test_a_row_of_many_parts_gives_the_same_in_any_step() -> None:
         assert torch.equal(_run(q[tokens], kv_layer, alone), found[tokens])
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("step", ["mixed", "tree"])
-def test_padding_changes_nothing(step: str) -> None:
+def test_padding_changes_nothing_and_gets_zeros(step: str) -> None:
     rows = rows_of(STEPS[step], 16)
     kv_layer, q = random_kv(rows, 1, 64), _queries(rows, 4, 64)
     padded = torch.cat((q, torch.full((7, 4, 64), torch.nan)))
     found = _run(padded, kv_layer, rows, padded_tokens=len(padded))
     assert torch.equal(found[: len(q)], _run(q, kv_layer, rows))
+    assert not found[len(q) :].count_nonzero()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_light_plan_leaves_out_has_nothing_to_do(step: str) -> None:
+    rows = rows_of(STEPS[step], 16)
+    kv_layer, q = random_kv(rows, 1, 64), _queries(rows, 4, 64)
+    q = torch.cat((q, q.new_zeros(30, 4, 64)))  # of a size that has room for wide tiles
+    plan = triton_attention.plan_attention(rows, kv_layer, 4, padded_tokens=len(q))
+    assert (plan.light is not None) == (step in ("decode", "long"))
+    assert len(plan.arrays["wide_items"])
+    if plan.light is not None:
+        assert plan.light["wide_items"].shape == (0,)
+        table = torch.from_numpy(rows.page_table)
+        found, expected = (
+            triton_attention.paged_attention(
+                q, kv_layer, plan.bind({n: torch.from_numpy(a) for n, a in arrays.items()}, table)
+            )
+            for arrays in (plan.light, plan.arrays)
+        )
+        assert torch.equal(found, expected)
 
 
 def test_a_bound_plan_serves_other_steps_through_its_arrays() -> None:

@@ -233,24 +233,40 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_activations() -> None:
     torch.testing.assert_close(sums, scaled, rtol=2e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("make_experts", [experts.make_experts, reference.make_experts])
+@pytest.mark.parametrize("num_tokens", [5, 60])
+def test_choices_without_an_expert_add_nothing(make_experts: MakeExperts, num_tokens: int) -> None:
+    x, gate_up, down, expert_ids, weights = _inputs((num_tokens, 3, 4, 32, 16), torch.float32)
+    run = make_experts(gate_up, down, "silu")
+    is_none = torch.rand(num_tokens, 3, generator=torch.Generator().manual_seed(1)) < 0.4
+    is_none[-2:] = True  # padding
+    expected = run(x, expert_ids, weights.masked_fill(is_none, 0.0))
+    x[-2:] = torch.nan
+    found = run(x, expert_ids.masked_fill(is_none, -1), weights)
+    torch.testing.assert_close(found[:-2], expected[:-2])
+    assert not found[-2:].count_nonzero()
+
+
 def test_a_batch_of_many_tokens_on_a_cpu() -> None:
     _check(ON_A_CPU, (130, 3, 16, 64, 48), torch.float32)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    expert_ids=st.lists(st.integers(0, 6), min_size=1, max_size=90),
+    expert_ids=st.lists(st.integers(-1, 6), min_size=1, max_size=90),
     block_m=st.sampled_from([1, 4, 16]),
 )
 def test_blocks_hold_each_pair_once_and_experts_in_order(
     expert_ids: list[int], block_m: int
 ) -> None:
     found = expert_blocks.make_blocks(torch.tensor(expert_ids)[:, None], 7, block_m)
-    by_expert = sorted(range(len(expert_ids)), key=lambda pair: expert_ids[pair])
-    assert found.pairs.tolist() == by_expert
+    own = [pair for pair, expert in enumerate(expert_ids) if expert >= 0]
+    by_expert = sorted(own, key=lambda pair: expert_ids[pair])
+    assert found.pairs.tolist()[: len(own)] == by_expert
     runs = []
     for expert in range(7):
-        first = sum(other < expert for other in expert_ids)
+        first = sum(0 <= other < expert for other in expert_ids)
         last = first + expert_ids.count(expert)
         runs += [[expert, at, min(at + block_m, last)] for at in range(first, last, block_m)]
     assert found.num_blocks.item() == len(runs) <= found.max_blocks

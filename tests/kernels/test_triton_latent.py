@@ -111,14 +111,16 @@ def test_a_row_of_many_parts_gives_the_same_in_any_step() -> None:
         assert torch.equal(_run(q_latent[tokens], q_rope[tokens], kv_layer, alone), found[tokens])
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("step", STEPS)
-def test_padding_changes_nothing(step: str) -> None:
+def test_padding_changes_nothing_and_gets_zeros(step: str) -> None:
     rows = rows_of(STEPS[step], 16)
     q_latent, q_rope, kv_layer = _inputs(rows)
     padding = torch.full((7, *q_latent.shape[1:]), torch.nan)
     padded = torch.cat((q_latent, padding)), torch.cat((q_rope, padding[..., :ROPE_DIM]))
     found = _run(*padded, kv_layer, rows, padded_tokens=len(padded[0]))
     assert torch.equal(found[: len(q_latent)], _run(q_latent, q_rope, kv_layer, rows))
+    assert not found[len(q_latent) :].count_nonzero()
 
 
 def test_a_bound_plan_serves_other_steps_through_its_arrays() -> None:

@@ -158,6 +158,7 @@ def _check_cover(rows: AttentionRows, shape: AttentionShape, work: WorkList) -> 
     key = np.arange(met.shape[1])
     assert (met == _is_visible(position, key, shape)).all()
     starts = work.partial_start
+    assert work.num_tokens.tolist() == [num_tokens]
     for token, parts in enumerate(written):
         if parts == [work_list.DIRECT]:
             assert starts[token] == starts[token + 1]

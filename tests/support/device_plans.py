@@ -49,7 +49,8 @@ def plan_attention(
     def bind(lists: Mapping[str, Tensor], page_table: Tensor) -> TokenPlan:
         return TokenPlan(lists["table_rows"], lists["num_keys"], page_table, rows.page_size)
 
-    return DevicePlan({"table_rows": table_rows, "num_keys": num_keys}, bind)
+    arrays = {"table_rows": table_rows, "num_keys": num_keys}
+    return DevicePlan(arrays, bind, light=arrays)
 
 
 def paged_attention(

@@ -21,6 +21,7 @@ from stemma.constrained.matcher import Mask
 from stemma.runtime.memory.copies import (
     BlockRestore,
     BlockSave,
+    PageFork,
     StateRestore,
     StateSave,
     Transfer,
@@ -223,6 +224,7 @@ class ScriptedExecutor:
         self.requests: dict[int, Request] = {}  # the true tokens of each request
         self.tables: dict[int, dict[int, int]] = {}  # table row -> index -> page
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (token id, chain up to it)
+        self._overwritten: dict[int, tuple[int, int]] = {}  # see `ScriptedStep`
         self.host_kv: dict[int, tuple[int, int]] = {}  # the same on the host
         self.fail_steps: set[int] = set()
         self.row_errors: set[int] = set()
@@ -241,7 +243,7 @@ class ScriptedExecutor:
         self.events.append(("submit", plan.step_id))
         outcome = self._outcome(plan)
         named = {row.request_id: self._pages_of(row) for row in plan.rows}
-        self.pending.append(ScriptedStep(self, plan, outcome, named))
+        self.pending.append(ScriptedStep(self, plan, outcome, named, self._overwritten))
         assert len(self.pending) <= self.max_pending, "a step too many was submitted"
         return self.pending[-1]
 
@@ -275,10 +277,13 @@ class ScriptedExecutor:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         will_fail = len(self.plans) in self.fail_steps
+        self._overwritten = {}
         payloads = []
         for copy in plan.transfers:
             if isinstance(copy, Transfer):
                 self._transfer(copy, spoils=will_fail)
+            elif isinstance(copy, PageFork):
+                self._fork(copy, spoils=will_fail)
             elif isinstance(copy, BlockRestore):
                 self._restore(copy, spoils=will_fail)
             else:
@@ -358,6 +363,8 @@ class ScriptedExecutor:
         """A pending step's pages belong to its rows' requests, and only these write them."""
         loads = [c for c in plan.transfers if isinstance(c, Transfer) and c.kind == "load"]
         copied = {page for copy in loads for page in copy.device_pages}
+        forks = [copy for copy in plan.transfers if isinstance(copy, PageFork)]
+        copied |= {page for fork in forks for page in fork.targets}
         for step in self.pending:
             owners = {row.table_row: row.request_id for row in step.plan.rows}
             for number, named in step.named.items():
@@ -371,9 +378,16 @@ class ScriptedExecutor:
     def _slots_of(self, pages: Sequence[int]) -> list[int]:
         return [page * self.page_size + i for page in pages for i in range(self.page_size)]
 
+    def _early(self, slot: int) -> tuple[int, int]:
+        """What a copy reads that a device makes beside the pending steps, before their rows."""
+        for step in self.pending:
+            if slot in step.overwritten:
+                return step.overwritten[slot]
+        return self.kv.get(slot, _POISON)
+
     def _payload(self, save: BlockSave) -> Payload:
         """8 bytes per token: the slot's contents; the block must match its name."""
-        kv = [self.kv[slot] for slot in self._slots_of(save.pages)]
+        kv = [self._early(slot) for slot in self._slots_of(save.pages)]
         assert len(kv) == BLOCK_TOKENS and _POISON not in kv, "worthless KV is saved"
         ids = np.array([token_id for token_id, _ in kv], dtype="<i4")
         assert ids.tobytes() == save.block.token_ids, "a block is saved under a wrong name"
@@ -395,11 +409,19 @@ class ScriptedExecutor:
             for offset in range(self.page_size):
                 slot, host_slot = (page * self.page_size + offset for page in (device, host))
                 if transfer.kind == "store":
-                    assert self.kv[slot] != _POISON, "worthless KV is stored"
-                    self.host_kv[host_slot] = _POISON if spoils else self.kv[slot]
+                    kv = self._early(slot)
+                    assert kv != _POISON, "worthless KV is stored"
+                    self.host_kv[host_slot] = _POISON if spoils else kv
                 else:
                     assert self.host_kv[host_slot] != _POISON, "worthless KV is loaded"
                     self.kv[slot] = _POISON if spoils else self.host_kv[host_slot]
+
+    def _fork(self, fork: PageFork, *, spoils: bool) -> None:
+        """As one launch: all is read before anything is written."""
+        read = [self._early(slot) for slot in self._slots_of(fork.sources)]
+        targets = self._slots_of(fork.targets)
+        assert len(set(targets)) == len(targets), "a fork writes a page twice"
+        self.kv.update(zip(targets, [_POISON] * len(read) if spoils else read, strict=True))
 
     def _update_table(self, row: Row) -> None:
         table = self.tables.setdefault(row.table_row, {})
@@ -448,7 +470,9 @@ class ScriptedExecutor:
         for position, token_id in enumerate(row.input_ids, row.start):
             chain = chain_of([token_id], chain)
             if position >= row.kv_start:
-                self.kv[self._slot(row, position)] = (token_id, chain)
+                slot = self._slot(row, position)
+                self._overwritten.setdefault(slot, self.kv.get(slot, _POISON))
+                self.kv[slot] = (token_id, chain)
 
     def _answer(self, row: Row, plan: StepPlan) -> RowResult:
         end = row.start + len(row.input_ids)
@@ -537,6 +561,7 @@ class ScriptedStep:
     plan: StepPlan
     outcome: PendingStep
     named: dict[int, set[int]]  # pages that each request's row reads or writes
+    overwritten: dict[int, tuple[int, int]]  # slots that its rows wrote: what was there before
 
     def result(self) -> StepResult:
         assert self.executor.pending.popleft() is self, "results are asked for out of order"

@@ -257,7 +257,8 @@ def _experts() -> Iterator[Launch]:
 
 def _route(num_experts: int, options: RoutingOptions) -> None:
     bias = empty(num_experts) if options.scoring == "sigmoid" else None
-    routing.route_experts(empty(NUM_TOKENS, num_experts), bias, options)
+    num_tokens = empty(1, dtype=torch.int32)
+    routing.route_experts(empty(NUM_TOKENS, num_experts), bias, options, num_tokens)
 
 
 def _quantized_experts() -> Iterator[Launch]:

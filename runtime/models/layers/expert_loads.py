@@ -97,9 +97,9 @@ class ExpertLoads:
 
     def _end_pass(self, batch: ForwardBatch) -> None:
         noted, self._noted = self._noted, []
-        if batch.spare_slot is not None:  # perhaps in a graph
-            is_token = (batch.slot_mapping != batch.spare_slot).to(torch.int64)
-            self._add(torch.stack(noted), is_token[None, :, None])
+        if batch.num_tokens is not None:  # perhaps in a graph
+            chosen = torch.stack(noted)
+            self._add(chosen.clamp(min=0), (chosen >= 0).to(torch.int64))
             return
         if batch.tokens is not ALL_TOKENS:
             noted = list(batch.tokens.gather(torch.stack(noted, 1)).unbind(1))

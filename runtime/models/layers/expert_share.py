@@ -120,7 +120,12 @@ class ExpertSlots:
         self._table = table.flatten()
 
     def __call__(self, expert_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, K] of a rank's tokens -> [T, K]."""
+        """[T, K] of a rank's tokens -> [T, K]; -1 stays."""
+        if batch.num_tokens is None:
+            return self._slots_of(expert_ids, batch)
+        return self._slots_of(expert_ids.clamp(min=0), batch).masked_fill(expert_ids < 0, -1)
+
+    def _slots_of(self, expert_ids: Tensor, batch: ForwardBatch) -> Tensor:
         if self._num_turns == 1:
             return self._table[expert_ids]
         positions = batch.positions
@@ -131,27 +136,18 @@ class ExpertSlots:
 
 class OwnExperts:
     """See `ops.Experts`; expert_ids as slots of this rank, -1 for others: its part of the sum over
-    a token's choices."""
+    a token's choices. It picks them out for kernels that would go through all tokens: a CPU's."""
 
-    def __init__(self, experts: Experts, *, is_static: bool) -> None:
-        """is_static: shapes may not depend on what tokens chose, as in a graph: what others have is
-        computed too, by an expert that is here, and weighs nothing."""
+    def __init__(self, experts: Experts) -> None:
         self._experts = experts
-        self._run = self._padded if is_static else self._picked
 
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """See `ops.Experts`."""
-        return self._run(x, expert_ids, weights, expert_ids >= 0)
-
-    def _picked(self, x: Tensor, ids: Tensor, weights: Tensor, is_own: Tensor) -> Tensor:
-        tokens, choices = is_own.nonzero(as_tuple=True)
+        tokens, choices = (expert_ids >= 0).nonzero(as_tuple=True)
         total = torch.zeros_like(widen(x))
         if len(tokens):
-            chosen = ids[tokens, choices][:, None]
+            chosen = expert_ids[tokens, choices][:, None]
             found = self._experts(x[tokens], chosen, torch.ones_like(chosen, dtype=weights.dtype))
             weighed = widen(found) * weights[tokens, choices][:, None].to(total.dtype)
             total.index_add_(0, tokens, weighed)
         return total.to(x.dtype)
-
-    def _padded(self, x: Tensor, ids: Tensor, weights: Tensor, is_own: Tensor) -> Tensor:
-        return self._experts(x, ids.masked_fill(~is_own, 0), weights.masked_fill(~is_own, 0.0))

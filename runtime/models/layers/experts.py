@@ -93,7 +93,9 @@ class MixtureOfExperts:
         logits = self._router(x)
         if self._router_bias is not None:
             logits = logits + self._router_bias
-        expert_ids, weights = self._route(logits, self._selection_bias, self._routing)
+        expert_ids, weights = self._route(
+            logits, self._selection_bias, self._routing, batch.num_tokens
+        )
         if self._note is not None:
             self._note(expert_ids, batch)
         if self._slots is not None:
@@ -133,9 +135,9 @@ def _experts_of(
         experts.clamped or build.config.activation,
         *(_take_biases(build, name, experts, share) if experts.has_biases else ()),
     )
-    if share.experts is None:
+    if share.experts is None or build.device.type == "cuda":
         return made
-    return OwnExperts(made, is_static=build.device.type == "cuda")
+    return OwnExperts(made)
 
 
 def take_experts(

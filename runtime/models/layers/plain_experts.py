@@ -42,8 +42,8 @@ class PlainExperts:
     def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """See `ops.Experts`."""
         taken = x if self._into is None else self._into(x)
-        found = taken.new_empty((*expert_ids.shape, taken.shape[1]))
-        for expert in torch.unique(expert_ids).tolist():
+        found = taken.new_zeros((*expert_ids.shape, taken.shape[1]))
+        for expert in torch.unique(expert_ids[expert_ids >= 0]).tolist():
             tokens, choices = torch.where(expert_ids == expert)
             up = self._activate(self._ups[expert](taken[tokens]))
             found[tokens, choices] = self._downs[expert](up)

@@ -9,6 +9,10 @@ by then, the request's own pages for it are freed. A failed step's inserts are r
 table entry never changes once sent, so a step in flight reads what was planned; pages of a request
 that ends are returned when no step in flight refers to them (`FreedPages`).
 
+Where a cached page begins with tokens that a request goes on with, it copies that page and goes on
+from there (copy-on-write): a prefix is shared to its last token, whatever the page size. What a
+request leaves of its last page is cached for that, as a tail of the tree.
+
 prefix_cache.py manages cached KV that nobody reads, on this tier and the colder ones; what it keeps
 for programs is evicted for any request that needs the pages.
 """
@@ -24,6 +28,7 @@ from ....radix.check import check, check_checkpoints
 from ....radix.owners import note_user
 from ....radix.pages import Pages
 from ....radix.tree import Node
+from ...memory.copies import PageFork
 from ..request import Request, RequestState
 from .coming_prefixes import ComingPrefixes, Here
 from .prefix_cache import DEFAULT_PIN_SHARE, KVCacheOptions, PrefixCache
@@ -141,6 +146,34 @@ class KVCacheManager(PrefixCache):
             request.num_published = request.num_computed_tokens = end
             request.num_scheduled_tokens = end
             self._copies.extend(source.restore(request, start, end))
+
+    def find_begun_page(self, request: Request) -> int | None:
+        """The cached page that begins with the most of an attached request's next tokens, if that
+        is less than a page: these count as computed, and `fork_page` copies them. None: there is
+        none, or the model has a state, which goes on from other places."""
+        start = request.num_published
+        num_wanted = min(request.match_limit - start, self.page_size)
+        if self.page_size == 1 or num_wanted <= 0 or self.states is not None:
+            return None
+        assert request.node is not None
+        if self._num_proven(request.node) < start:
+            return None
+        # What is still to be computed may be computed by the step being planned.
+        run = request.token_ids[start : start + num_wanted]
+        found = self.tree.begun_page(request.node, run, self._unproven_below(request.node))
+        if found is None:
+            return None
+        request.copied_end = start + found[1]
+        request.num_computed_tokens = request.num_scheduled_tokens = request.copied_end
+        return found[0].pages[0]
+
+    def fork_page(self, request: Request, source: int | None) -> None:
+        """Copy what `find_begun_page` found to the first page of the request's own, before the step
+        that is being planned. NOTE: pages may have been given away since, none has been written."""
+        if source is not None:
+            target = request.pages[request.num_published // self.page_size]
+            self._copies.append(PageFork(array("i", [source]), array("i", [target])))
+            self.num_forked_tokens += request.copied_end - request.num_published
 
     def begin_state(self, request: Request) -> None:
         """Give an attached request of a model with recurrent layers its live state: what is cached
@@ -331,8 +364,22 @@ class KVCacheManager(PrefixCache):
         request.num_published = request.num_computed_tokens = request.num_scheduled_tokens = end
         if self.states is not None:
             self.states.copy_live(request, source)
+        elif source.num_computed_tokens > end:
+            self._fork_last_page(request, source)
         same = min(num_sent, len(request.prompt) // self.page_size)
         request.num_sent_pages = same if before[:same] == request.pages[:same] else 0
+
+    def _fork_last_page(self, request: Request, source: Request) -> None:
+        """Copy what a running request has computed beyond its last whole page, if there is room."""
+        self._make_room(1)
+        target = self.allocator.allocate_at_most(1)
+        if target:
+            first = source.num_published // self.page_size
+            self._copies.append(PageFork(source.pages[first : first + 1], target))
+            self.num_forked_tokens += source.num_computed_tokens - source.num_published
+            request.pages.extend(target)
+            request.copied_end = source.num_computed_tokens
+            request.num_computed_tokens = request.num_scheduled_tokens = request.copied_end
 
     def prove(self, publications: Iterable[InsertedPrefix | None]) -> None:
         """The plan that was to write these has done so."""
@@ -370,12 +417,27 @@ class KVCacheManager(PrefixCache):
             self.tree.move_lock(node, inserted.node)
             node = inserted.node
             own = inserted.duplicate_pages + own[num_whole:]
+        if keep and self._has_tail(request):
+            first = node.end
+            tail = request.token_ids[first : request.num_computed_tokens]
+            page = request.pages[first // self.page_size]
+            left = self.tree.add_tail(node, tail, page, owner=request.program)
+            if left is not None:
+                own.remove(page)
+                self.tree.move_lock(node, left)
+                node = left
         state_slot = self._detach_state(request, node, keep=keep)
         request.node = None
         request.pages = array("i")
         request.num_published = request.num_computed_tokens = 0
-        request.num_scheduled_tokens = request.num_sent_pages = 0
+        request.num_scheduled_tokens = request.num_sent_pages = request.copied_end = 0
         return FreedPages(own + unused, node, state_slot)
+
+    def _has_tail(self, request: Request) -> bool:
+        """Whether it has computed a part of a page that it leaves: more of it than was copied."""
+        end = request.num_computed_tokens
+        is_own = end > max(request.num_published, request.copied_end)
+        return self.states is None and is_own and end % self.page_size > 0
 
     def _detach_state(self, request: Request, node: Node, *, keep: bool) -> int:
         """Take a leaving request's live slot; with `keep`, what it holds stays as a checkpoint,

@@ -89,6 +89,7 @@ class PrefixCache:
         max_pinned = int(num_pages * self.options.pin_share)
         num_host_pages = self.options.num_host_pages
         self.num_evicted_tokens = 0  # since the start
+        self.num_forked_tokens = 0  # since the start: copied from pages that others had begun
         self._copies: list[TierCopy] = []  # for the next plan, in order
         self.host = HostTier(num_host_pages, page_size, self._copies) if num_host_pages else None
         self.states = self._state_cache(self.options.states)
@@ -367,7 +368,7 @@ class PrefixCache:
             label = _UNOWNED if leaf.owner is None else getattr(leaf.owner, "label", _UNOWNED)
             num_tokens = (len(leaf.pages) - num_kept_pages) * self.page_size
             request.evicted[label] = request.evicted.get(label, 0) + num_tokens
-        if self.host is not None and leaf.last_use:
+        if self.host is not None and leaf.last_use and not self.tree.is_tail(leaf):
             end = leaf.start + num_kept_pages * self.page_size
             self._copy_to_host(leaf, [state for state in _states_of(leaf) if state.position > end])
 
@@ -405,6 +406,18 @@ class PrefixCache:
                 if step in path:
                     end = min(end, max(step.start, insert.added_from))
         return end
+
+    def _unproven_below(self, node: Node) -> set[Node]:
+        """The children of a node whose first page does not have its KV."""
+        found = set()
+        for insert in self._unproven:
+            for step in _upwards(insert.node):
+                if step.end <= insert.added_from:
+                    break
+                if step.parent is node:
+                    found.add(step)
+                    break
+        return found
 
     def _note_break(self, lease: Lease) -> None:
         """A lease is about to lose part of its end, which goes to the host."""

@@ -21,7 +21,7 @@ from ....radix.checkpoints import Checkpoint
 from ....radix.leases import Lease, Leases
 from ....radix.pages import PageAllocator, Pages
 from ....radix.tree import Match, Node, RadixTree
-from ...memory.copies import TierCopy, Transfer
+from ...memory.copies import PageFork, TierCopy, Transfer
 from ..plan import StepPlan, StepResult
 
 MIN_LOADED_TOKENS = 16  # shorter runs are computed: a copy has a fixed cost (guess)
@@ -207,26 +207,38 @@ def withdraw(tree: RadixTree, leases: Leases, publication: InsertedPrefix) -> Pa
 
 
 def joined(copies: Sequence[TierCopy]) -> tuple[TierCopy, ...]:
-    """Merges neighbouring transfers of one kind, unless they write a common page."""
+    """Merges neighbouring transfers of one kind, unless they write a common page, and neighbouring
+    forks, unless one writes what another reads or writes."""
     result: list[TierCopy] = []
     written: set[int] = set()
     for copy in copies:
         last = result[-1] if result else None
-        if not isinstance(copy, Transfer):
-            result.append(copy)
-            continue
-        targets = copy.host_pages if copy.kind == "store" else copy.device_pages
-        is_like = isinstance(last, Transfer) and last.kind == copy.kind
-        if isinstance(last, Transfer) and is_like and written.isdisjoint(targets):
-            result[-1] = last._replace(
-                device_pages=last.device_pages + copy.device_pages,
-                host_pages=last.host_pages + copy.host_pages,
-            )
-            written.update(targets)
-        else:
-            result.append(copy)
+        if isinstance(copy, Transfer):
+            targets = copy.host_pages if copy.kind == "store" else copy.device_pages
+            is_like = isinstance(last, Transfer) and last.kind == copy.kind
+            if isinstance(last, Transfer) and is_like and written.isdisjoint(targets):
+                result[-1] = last._replace(
+                    device_pages=last.device_pages + copy.device_pages,
+                    host_pages=last.host_pages + copy.host_pages,
+                )
+                written.update(targets)
+                continue
             written = set(targets)
+        elif isinstance(copy, PageFork):
+            if isinstance(last, PageFork) and _are_apart(last, copy, written):
+                result[-1] = PageFork(last.sources + copy.sources, last.targets + copy.targets)
+                written.update(copy.targets)
+                continue
+            written = set(copy.targets)
+        result.append(copy)
     return tuple(result)
+
+
+def _are_apart(fork: PageFork, other: PageFork, written: set[int]) -> bool:
+    """Whether a fork, which writes `written`, and the one behind it may be made in any order."""
+    if not (written.isdisjoint(other.sources) and written.isdisjoint(other.targets)):
+        return False
+    return set(fork.sources).isdisjoint(other.targets)
 
 
 def _mean(before: float | None, value: float) -> float:

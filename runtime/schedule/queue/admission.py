@@ -222,11 +222,13 @@ class Admission:
                 return NotAdmitted.UNCOMPRESSED
             self._kv_cache.restore(request)
             self._kv_cache.begin_state(request)
+            begun = self._kv_cache.find_begun_page(request)
             most = self._kv_cache.max_chunk(request, budget)
             if self._images is not None and request.images:
                 most = self._images.computable(request, min(most, request.num_ready))
             num_tokens = self._limits.take(request, most)
             self._kv_cache.reserve(request, request.num_computed_tokens + num_tokens)
+            self._kv_cache.fork_page(request, begun)
         except OutOfPages:
             self._kv_cache.release(request)
             return NotAdmitted.NO_PAGES

@@ -33,6 +33,7 @@ from stemma.runtime.execute.asynchronous import AsynchronousSteps
 from stemma.runtime.execute.model_runner import ModelRunner, resolve_dtype
 from stemma.runtime.execute.sampler import NON_FINITE
 from stemma.runtime.loaded_model import LoadedModel
+from stemma.runtime.memory.copies import PageFork, Transfer
 from stemma.runtime.memory.sizing import step_bytes
 from stemma.runtime.models.layers.stage import Stage
 from stemma.runtime.models.model_config import read_model_config
@@ -174,6 +175,51 @@ def test_a_step_replayed_padded_and_run_as_it_is_give_equal_results(checkpoint: 
     assert outputs[0] == outputs[1]
 
 
+def test_a_graph_that_draws_draws_what_is_drawn_behind_one_that_does_not(checkpoint: Path) -> None:
+    """Rows of any parameters, three in four; then one of them is told more."""
+    params = [
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        for temperature, top_k, top_p, min_p, seed in
+        [(0.0, None, 1.0, 0.0, 1), (1.5, None, 1.0, 0.0, 2), (3.0, 5, 0.9, 0.01, 3)]
+    ]  # fmt: skip
+    drawn, used = [], []
+    for graph_max_tokens in (0, 64):
+        runner = _runner(checkpoint, graph_max_tokens=graph_max_tokens)
+        driver = PlanDriver(runner)
+        sequences = [driver.sequence() for _ in params]
+        feeds = [Feed(s, TEXT[i : i + 3], p) for i, (s, p) in enumerate(zip(sequences, params))]
+        tokens = [[row.token_id for row in driver.step(feeds)]]
+        for step in range(8):
+            told = replace(params[1], logprobs=0) if step == 5 else params[1]
+            pending = [
+                Feed(s, [0], p, from_previous=i)
+                for i, (s, p) in enumerate(zip(sequences, [params[0], told, params[2]]))
+            ]
+            results = driver.step(pending)
+            assert (results[1].logprob is not None) == (step == 5)
+            tokens.append([row.token_id for row in results])
+        drawn.append(tokens)
+        steps = runner.steps
+        assert isinstance(steps, AsynchronousSteps)
+        used.append(sorted(steps.forward._graphs))
+    assert drawn[0] == drawn[1] and len({tuple(column) for column in zip(*drawn[0])}) == 3
+    assert used[1] == [(4, False, False), (4, False, True), (16, False, False)]
+
+
+def test_all_graphs_are_captured_at_the_start(checkpoint: Path) -> None:
+    runner = _runner(checkpoint, graph_max_tokens=16, num_pages=64, max_running_requests=5)
+    assert isinstance(runner.steps, AsynchronousSteps)
+    told: list[tuple[int, int]] = []
+    runner._capture(runner.steps.forward, lambda done, total: told.append((done, total)))
+    graphs = set(runner.steps.forward._graphs)
+    assert len(graphs) == len(told) == told[-1][1] == 5 + 4  # no step has more than 5 rows
+    driver = PlanDriver(runner)
+    driver.generate([TEXT[:5], TEXT[7:9], TEXT[30:39]], 3, chunk=3)
+    sequence = driver.sequence()
+    driver.step([Feed(sequence, TEXT[:1], replace(GREEDY, logprobs=0))])
+    assert set(runner.steps.forward._graphs) == graphs
+
+
 def test_two_steps_may_be_pending_and_the_second_takes_what_the_first_sampled(
     checkpoint: Path,
 ) -> None:
@@ -208,6 +254,7 @@ def test_submit_waits_for_nothing(
     waits: list[object] = []
     monkeypatch.setattr(accelerators.PassedEvent, "wait", lambda event: waits.append(event))
     runner = _runner(checkpoint, stage=Stage(num_stages=num_stages))
+    waits.clear()
     driver = PlanDriver(runner)
     sequence = driver.sequence()
     feeds = [Feed(sequence, TEXT[:20], GREEDY, is_scored=True)]
@@ -246,6 +293,17 @@ def test_a_chunk_that_samples_nothing_multiplies_no_logits(
     assert not asked
 
 
+def test_a_gpu_s_pages_have_16_tokens_unless_somebody_says_so_or_layers_are_recurrent() -> None:
+    for device, size, expected in (
+        ("cpu", None, (1, 1)),
+        ("cuda", None, (16, 1)),
+        ("cuda", 4, (4, 4)),
+    ):
+        config = EngineConfig(device=device, page_size=size)
+        pages = [config.for_model(has_states=has).tokens_a_page for has in (False, True)]
+        assert tuple(pages) == expected
+
+
 def test_kv_of_random_weights_is_not_filed_under_the_checkpoint_s(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"load_format='dummy'.*kv_store"):
         EngineConfig(load_format="dummy", kv_store=tmp_path)
@@ -262,7 +320,9 @@ def test_the_warm_up_runs_what_few_requests_need(
     runner.warm_up()
     rows = [row for plan in seen for row in plan.rows]
     assert any(row.mask is not None and row.adjustments for row in rows)
-    assert [copy.kind for plan in seen for copy in plan.transfers] == ["store", "load"]
+    fork, *others = [copy for plan in seen for copy in plan.transfers]
+    assert isinstance(fork, PageFork)
+    assert [copy.kind for copy in others if isinstance(copy, Transfer)] == ["store", "load"]
 
 
 def test_the_spare_page_is_no_request_s(checkpoint: Path) -> None:

@@ -1,9 +1,8 @@
 """Models with experts and latent attention on `--device cuda` in Triton's interpreter.
 
 Few tokens in few layers, as in test_gpu_interpreted.py: prompts in chunks beside decodes, a shared
-prefix, and captured steps, whose padding goes through router and experts like any token. What is
-allocated holds NaN and the largest integers, so that padding, which no attention writes, has
-nothing better to choose experts by.
+prefix, and captured steps, whose padding chooses no expert. What is allocated holds NaN and the
+largest integers, so that whatever was not written shows.
 """
 
 from __future__ import annotations
@@ -49,39 +48,34 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def _poisoned() -> Iterator[None]:
-    """Whatever is allocated is filled with NaN or the largest integer (`torch.utils.deterministic`,
-    which does so while deterministic algorithms are asked for)."""
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(1).isnan()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def routed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows of NaN each call had that chose experts for any; all choose valid ones."""
+def padding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows of padding each call had that chose experts for any: they choose none."""
     counts: list[int] = []
 
     def checked(
-        logits: Tensor, selection_bias: Tensor | None, options: RoutingOptions
+        logits: Tensor,
+        selection_bias: Tensor | None,
+        options: RoutingOptions,
+        num_tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        expert_ids, weights = route_experts(logits, selection_bias, options)
-        assert expert_ids.min() >= 0 and expert_ids.max() < logits.shape[1]
-        if num_rows := int(logits.isnan().any(1).sum()):
-            counts.append(num_rows)
+        expert_ids, weights = route_experts(logits, selection_bias, options, num_tokens)
+        assert num_tokens is not None and not logits.isnan().any()
+        end = int(num_tokens)
+        assert expert_ids[:end].min() >= 0 and expert_ids.max() < logits.shape[1]
+        assert (expert_ids[end:] == -1).all()
+        if end < len(logits):
+            counts.append(len(logits) - end)
         return expert_ids, weights
 
     monkeypatch.setattr(routing, "route_experts", checked)
     return counts
 
 
-@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy, about NaN
 @pytest.mark.parametrize("family", SHAPES)
 def test_kernels_for_a_gpu_say_what_the_cpu_says(
-    family: str, tmp_path: Path, routed: list[int]
+    family: str, tmp_path: Path, padding: list[int]
 ) -> None:
     make_mixture(tmp_path, family, has_tokenizer=True, init_std=0.4, **SHAPES[family])
     expected = serve(load(tmp_path))
@@ -95,7 +89,7 @@ def test_kernels_for_a_gpu_say_what_the_cpu_says(
         assert request.scores == pytest.approx(truth.scores, abs=1e-4)
     steps = loaded.runner.steps
     assert isinstance(steps, AsynchronousSteps) and steps.forward.num_graphs > 0
-    assert routed, "no padding was tested"
+    assert padding, "no padding was tested"
     num_tokens = loaded.engine.scheduler.stats.num_computed_tokens
     experts = loaded.model_config.experts
     assert experts is not None

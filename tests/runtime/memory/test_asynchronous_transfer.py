@@ -19,7 +19,13 @@ from stemma.kernels.registry import select_kernels
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory import asynchronous_transfer as queued_transfer
 from stemma.runtime.memory.asynchronous_transfer import AsynchronousKVTransfer
-from stemma.runtime.memory.copies import BlockRestore, BlockSave, TierCopy, Transfer
+from stemma.runtime.memory.copies import (
+    BlockRestore,
+    BlockSave,
+    PageFork,
+    TierCopy,
+    Transfer,
+)
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.disk.block_key import BLOCK_TOKENS, Block
 from stemma.runtime.memory.host_pool import HostKVPool, PinnedKVPool
@@ -111,7 +117,12 @@ def test_any_moves_leave_what_the_cpus_copies_leave(
             scattered = data.draw(st.permutations(range(num_pages)))[:count]
             return data.draw(st.sampled_from([list(range(first, first + count)), scattered]))
 
-        kind = data.draw(st.sampled_from(["store", "load"]))
+        kind = data.draw(st.sampled_from(["store", "load", "fork"]))
+        if kind == "fork":
+            ids = data.draw(st.permutations(range(NUM_PAGES)))
+            sources = [data.draw(st.sampled_from(ids[count:]))] * count if ids[count:] else []
+            copies.append(PageFork(array("i", sources), array("i", ids[: len(sources)])))
+            continue
         copies.append(Transfer(kind, array("i", draw(NUM_PAGES)), array("i", draw(NUM_HOST_PAGES))))
     KVTransfer(plain, HostKVPool(plain, NUM_HOST_PAGES)).run(copies)
     transfer, queue = transfer_of(device)
@@ -167,6 +178,35 @@ def test_a_run_of_host_pages_is_one_copy_and_large_transfers_are_cut(
         for new, old in zip(memory_of(device), memory_of(before), strict=True):
             bits = new[:, slots]
             assert torch.equal(bits, old[:, slots]) if page in scattered else not bits.any()
+
+
+def test_the_pool_is_done_before_the_bus_takes_what_was_packed() -> None:
+    """Unless something is loaded that was just stored."""
+    device = random_pool(LAYOUTS["int8"], NUM_PAGES, 4)
+    transfer, queue = transfer_of(device)
+    order: list[str] = []
+    copy, event = queue.copy, queue.event
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+        is_late = any(_memory(target) == _memory(each) for each in queue._host)
+        order.append("out" if is_late else "in")
+        copy(target, source)
+
+    def passed() -> LateQueue:
+        order.append("event")
+        return event()
+
+    queue.copy, queue.event = copied, passed  # type: ignore[method-assign]
+    pages = [array("i", [page]) for page in range(NUM_PAGES)]
+    stores = [Transfer("store", pages[i], pages[i]) for i in (3, 5)]
+    transfer.run([stores[0], PageFork(pages[3], pages[4]), stores[1]])
+    assert order == ["in"] * 4 + ["event", "out", "out", "event"]
+    order.clear()
+    transfer.run([*stores, Transfer("load", pages[7], pages[3]), stores[0]])
+    assert order == ["in", "in", "out", "out", "in", "in", "in", "event", "out", "event"]
+    order.clear()
+    transfer.run([*stores, Transfer("load", pages[7], pages[8])])
+    assert order == ["in"] * 4 + ["event", "out", "out", "event"]
 
 
 def test_a_runner_on_a_gpu_continues_from_what_it_stored_as_one_on_a_cpu(checkpoint: Path) -> None:

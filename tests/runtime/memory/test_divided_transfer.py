@@ -11,7 +11,7 @@ from kv_layouts import LAYOUTS, memory_of, random_pool
 from ranks import ThreadCommunicator, on_ranks
 
 from stemma.kernels.context_share import PageShare
-from stemma.runtime.memory.copies import Transfer
+from stemma.runtime.memory.copies import PageFork, TierCopy, Transfer
 from stemma.runtime.memory.device_pool import DeviceKVPool
 from stemma.runtime.memory.divided_transfer import DividedKVTransfer
 from stemma.runtime.memory.host_pool import HostKVPool
@@ -30,12 +30,18 @@ def of_rank(pool: DeviceKVPool | HostKVPool, rank: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_pages_arrive_whichever_ranks_have_them(kind: str, page_size: int) -> None:
     rng, layout = random.Random(2), LAYOUTS[kind]
-    moves = []
+    moves: list[TierCopy] = []
     for count in (12, 7, 1, 0):  # one of them is of one rank alone, one of nothing
         device = array("i", rng.sample(range(NUM_PAGES), count))
         host = array("i", rng.sample(range(NUM_HOST_PAGES), count))
         back = array("i", rng.sample(range(NUM_PAGES), count))
         moves += [Transfer("store", device, host), Transfer("load", back, host)]
+        ids = rng.sample(range(NUM_PAGES), count)
+        num_sources = count // 2  # some of which are copied twice
+        sources = array(
+            "i", rng.choices(ids[:num_sources], k=count - num_sources) if ids[1:] else []
+        )
+        moves.append(PageFork(sources, array("i", ids[num_sources:] if ids[1:] else [])))
     whole = random_pool(layout, NUM_PAGES, page_size)
     before = [of_rank(whole, rank) for rank in range(NUM_RANKS)]
     host_of_all = HostKVPool(whole, NUM_HOST_PAGES)

@@ -35,9 +35,9 @@ def test_each_layer_counts_what_its_router_chose(family: str, tmp_path: Path) ->
     calls: list[Tensor] = []
 
     def noted(
-        logits: Tensor, bias: Tensor | None, options: RoutingOptions
+        logits: Tensor, bias: Tensor | None, options: RoutingOptions, num_tokens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        expert_ids, weights = kernels.route_experts(logits, bias, options)
+        expert_ids, weights = kernels.route_experts(logits, bias, options, num_tokens)
         calls.append(expert_ids)
         return expert_ids, weights
 

@@ -262,8 +262,7 @@ def test_groups_that_would_have_no_experts_of_their_own_are_refused(
         require_groups(read_model_config(tmp_path), ranks)
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_a_rank_adds_what_its_experts_give_and_nothing_else(is_static: bool) -> None:
+def test_a_rank_adds_what_its_experts_give_and_nothing_else() -> None:
     """Also where no token has chosen any of them."""
 
     def experts(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -272,7 +271,7 @@ def test_a_rank_adds_what_its_experts_give_and_nothing_else(is_static: bool) -> 
 
     x = torch.arange(1.0, 4.0)[:, None]
     weights = torch.tensor([[0.5, 0.5], [1.0, 2.0], [1.0, 1.0]])
-    own = OwnExperts(experts, is_static=is_static)
+    own = OwnExperts(experts)
     slots = torch.tensor([[-1, 5], [4, -1], [-1, -1]])
     assert own(x, slots, weights).tolist() == [[0.5 * 7], [2.0 * 6], [0.0]]
     assert own(x, torch.full((3, 2), -1), weights).sum() == 0

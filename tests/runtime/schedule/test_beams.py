@@ -66,15 +66,19 @@ def test_a_search_finds_what_the_rules_find(page_size: int, has_overlap: bool) -
         harness.assert_nothing_held()
 
 
-def test_a_step_computes_one_token_of_each_hypothesis() -> None:
-    harness = EngineHarness(num_pages=256)
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_a_step_computes_one_token_of_each_hypothesis(page_size: int) -> None:
+    harness = EngineHarness(num_pages=256, page_size=page_size)
     prompt, params = list(range(1, 8)) * 2, BeamParams(4, early_stopping="never")
     found = _submit(harness, prompt, params, max_tokens=20)
     harness.run()
-    first, *later = harness.executor.plans
+    first, second, *later = harness.executor.plans
     assert first.num_tokens == len(prompt)
+    # Those who join a running one go on from its last whole page, later on from its last token.
+    num_behind = len(prompt) % page_size + 1
+    assert sorted(len(row.input_ids) for row in second.rows) == [1] + [num_behind] * 3
     assert {len(row.input_ids) for plan in later for row in plan.rows} == {1}
-    assert {len(plan.rows) for plan in later} == {4}
+    assert {len(plan.rows) for plan in (second, *later)} == {4}
     assert found.leader.num_cached_tokens == 0
 
 

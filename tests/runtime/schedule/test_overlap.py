@@ -81,7 +81,7 @@ def test_prompts_alone_are_computed_in_the_same_steps_with_and_without() -> None
     for has_overlap in (False, True):
         harness = EngineHarness(num_pages=64, page_size=4, token_budget=16, has_overlap=has_overlap)
         for own in range(1, 6):
-            harness.submit([*FAMILIES[0][:9], own], max_tokens=1)
+            harness.submit([*FAMILIES[0][:8], own], max_tokens=1)
         harness.run()
         plans.append([(row.request_id, row.start, row.input_ids) for plan in harness.executor.plans
                       for row in plan.rows])  # fmt: skip

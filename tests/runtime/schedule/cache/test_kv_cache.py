@@ -6,11 +6,12 @@ import random
 from array import array
 
 import pytest
-from engine_harness import EngineHarness
+from engine_harness import FAMILIES, EngineHarness, assert_right
 from fakes import make_request
 
 from stemma.errors import OutOfPages
 from stemma.radix.check import CheckFailed
+from stemma.runtime.memory.copies import PageFork
 from stemma.runtime.schedule.cache.kv_cache import InsertedPrefix, KVCacheManager
 from stemma.runtime.schedule.request import Request
 
@@ -112,18 +113,89 @@ def test_duplicates_are_freed_when_the_request_is_released() -> None:
     assert harness.cache.allocator.num_free == num_free + 3
 
 
-def test_releasing_keeps_computed_whole_pages_and_frees_the_rest() -> None:
+def test_releasing_keeps_what_was_computed_and_frees_the_rest() -> None:
     harness = CacheHarness(num_pages=8, page_size=4)
     request = harness.attach(*range(6))
-    harness.compute(request, 6)
+    harness.cache.prove([harness.compute(request, 6)])
     request.token_ids.extend([6, 7, 8, 9])
     harness.cache.reserve(request, 10)
     request.num_computed_tokens = 9
     harness.release(request)
-    assert harness.cache.tree.num_pages == 2 and harness.cache.allocator.num_free == 6
+    assert harness.cache.tree.num_pages == 3 and harness.cache.allocator.num_free == 5
+    again = harness.attach(*range(12))
+    assert again.num_computed_tokens == 8 and harness.cache.find_begun_page(again) is not None
+    assert again.num_computed_tokens == again.copied_end == 9
+    harness.release(again)
+    request = harness.attach(*range(8), 20)
+    harness.cache.reserve(request, 9)
+    request.num_computed_tokens = 8
+    harness.release(request)
+    assert harness.cache.tree.num_pages == 3, "nothing was computed of the last page"
     assert request.pages == array("i") and request.node is None
     harness.cache.release(request)  # a second time is no error
     harness.check()
+
+
+def test_a_prefix_goes_on_from_a_copy_of_the_page_that_begins_with_its_tokens() -> None:
+    harness = CacheHarness(page_size=4)
+    first = harness.attach(*range(10))
+    publication = harness.compute(first, 10)
+    second = harness.attach(0, 1, 2, 3, 4, 5, 20, 21)
+    assert harness.cache.find_begun_page(second) is None, "no step has computed it yet"
+    harness.cache.prove([publication])
+    page = harness.cache.find_begun_page(second)
+    assert page == first.pages[1] and second.num_computed_tokens == 6
+    assert second.num_published == 4 and len(second.pages) == 1
+    harness.cache.reserve(second, 8)
+    harness.cache.fork_page(second, page)
+    (fork,), _ = harness.cache.take_transfers()
+    assert fork == PageFork(first.pages[1:2], second.pages[1:2])
+    assert harness.cache.num_forked_tokens == 2
+    harness.check()
+
+
+def test_what_was_only_copied_is_not_cached_twice() -> None:
+    harness = CacheHarness(page_size=4)
+    first = harness.attach(*range(9))
+    harness.cache.prove([harness.compute(first, 9)])
+    second = harness.attach(0, 1, 2, 3, 4, 5, 20, 21)
+    page = harness.cache.find_begun_page(second)
+    harness.cache.reserve(second, 8)
+    harness.cache.fork_page(second, page)
+    num_pages = harness.cache.tree.num_pages
+    harness.release(second)
+    assert harness.cache.tree.num_pages == num_pages
+
+
+def test_the_last_token_is_computed_also_where_a_page_has_it() -> None:
+    harness = CacheHarness(page_size=4)
+    harness.cache.prove([harness.compute(harness.attach(*range(8)), 8)])
+    request = harness.attach(*range(6))
+    assert harness.cache.find_begun_page(request) is not None
+    assert request.num_computed_tokens == 5
+
+
+@pytest.mark.parametrize("has_overlap", [False, True])
+def test_as_much_is_computed_with_large_pages_as_with_small_ones(has_overlap: bool) -> None:
+    """Calls one after the other that begin alike, of any length: each goes on from what it shares
+    with one before, its output included, to the last token."""
+    num_computed = []
+    for page_size in (1, 4, 16):
+        rng = random.Random(5)
+        harness = EngineHarness(512, page_size, token_budget=64, has_overlap=has_overlap)
+        texts = [FAMILIES[0][:37], FAMILIES[1][:5]]
+        for _ in range(40):
+            text = rng.choice(texts)
+            prompt = text[: rng.randrange(1, len(text) + 1)]
+            prompt += [rng.randrange(1, 30) for _ in range(rng.randrange(1, 20))]
+            request = harness.submit(prompt, max_tokens=rng.randrange(1, 9))
+            harness.run()
+            assert_right(request)
+            texts.append([*request.token_ids])
+        num_computed.append(harness.executor.num_computed)
+        assert (harness.engine.describe()["forked_tokens"] > 0) == (page_size > 1)
+        harness.assert_nothing_held()
+    assert num_computed[0] == num_computed[1] == num_computed[2]
 
 
 def test_unpublishing_takes_out_all_that_a_failed_step_put_in() -> None:
