@@ -27,6 +27,7 @@ HEADER = '%llguidance { "no_forcing": true }\n'
 # The form of messages: "at LINE(COLUMN): ..." first, then lines of the grammar.
 _PLACE = re.compile(r"(?:(?<=\Aat )|\A)\d+(?=\(\d+\))")
 _SHOWN_LINE = re.compile(r"^ *\d+(?= \| )", re.MULTILINE)
+_LEXER_LIMIT = re.compile("fuel|lexer precomputation|too many (expressions|states)")
 _SHOWN_HEADER = f"   1 | {HEADER}"
 # Small enough that the worst grammar ends in an error within a second: by llguidance's speeds (50k
 # units of initial fuel, 14k of a step's fuel, 20k items a millisecond) 40, 14 and 1 ms
@@ -177,7 +178,7 @@ class PushdownMatcher:
     def _has_failed(self) -> bool:
         if self._failure is None and self._parser.is_error():
             # What follows is the parser's inner state.
-            self._fail(_in_given_lines(self._parser.get_error().partition("\n<")[0]))
+            self._fail(_explained(self._parser.get_error().partition("\n<")[0]))
         return self._failure is not None
 
     def _fail(self, message: str) -> None:
@@ -245,6 +246,17 @@ def _new_matcher(lark: str, vocabulary: Vocabulary) -> Any:
 def _source(lark: str) -> str:
     source: str = _llguidance().LLMatcher.grammar_from_lark(HEADER + lark)
     return source
+
+
+def _explained(message: str) -> str:
+    """A message of the library's in the caller's terms: its limits are none that he can set."""
+    if _LEXER_LIMIT.search(message):
+        cause = message.partition(";")[0]
+        return (
+            f"its texts need more states than a parser's lexer may have ({cause}); remedy: smaller "
+            "counts, fewer lookarounds, or fewer patterns over one string"
+        )
+    return _in_given_lines(message)
 
 
 def _in_given_lines(message: str) -> str:

@@ -300,7 +300,8 @@ class UniqueItemsMatcher:
         if items.have_written(begun) or _is_number_in(items, begun):
             along |= DELIMITERS
         along.update(items.bytes_after(begun))
-        num_ways = len(following - along)
+        ends = following - along & DELIMITERS  # of one item: a way, whatever may follow it
+        num_ways = len(following - along - DELIMITERS) + bool(ends)
         for byte in sorted(following & along) if num_ways < MIN_WAYS_OUT else ():
             num_ways = max(num_ways, self._ways_after(items, begun, byte))
             if num_ways >= MIN_WAYS_OUT:

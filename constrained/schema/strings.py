@@ -15,8 +15,10 @@ from .formats import format_expression
 from .json_text import ANY_CHAR, ANY_JSON_STRING, ANY_TEXT, encoded, json_string
 
 # read differently by ECMA-262 and Python's re, and Python's reading is not simply the wider one
-_DIFFERS = re.compile(r"[.$]|\\[dDwWsSbB]|\(\?[a-z]*m")
-_IS_NOT_WIDER = re.compile(r"\\[DWsSbB]|\(\?[a-z]*m|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]")
+_DIFFERS = re.compile(r"[.$]|\\[dDwWsSbB]|\(\?[a-z]*m|\[\^?\]|\{,\d*\}")
+_IS_NOT_WIDER = re.compile(
+    r"\\[DWsSbB]|\(\?[a-z]*m|\(\?<?!|\[\^(?:[^\]\\]|\\[^dw])*\\[dw]|\[\^?\]|\{,\d*\}"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

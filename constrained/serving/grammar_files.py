@@ -1,8 +1,8 @@
 """Compiled grammars in a folder, for the next run and for other engines: those that took long.
 
-A file is what a compiler's process answered, under a name made of all that it depends on: the
-grammar, whose it is, the limit of time, and this code. It is read as a pickle: whoever may write
-into the folder decides what the engine runs, so it is the user's alone.
+A file is what a compiler's process answered, behind a hash of it, under a name made of all that
+it depends on: the grammar, whose it is, the limit of time, and this code. It is read as a pickle:
+whoever may write into the folder decides what the engine runs, so it is the user's alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 LONG_S = 0.05  # what takes longer is written: reading takes 1 ms
 MAX_BYTES = 256 * 2**20
 _SUFFIX = ".grammar"
+_DIGEST_BYTES = 32  # SHA-256
 
 
 class GrammarFiles:
@@ -52,8 +53,11 @@ class GrammarFiles:
         """What was written under this name."""
         path = self._folder / (name + _SUFFIX)
         try:
-            data = path.read_bytes()
+            written = path.read_bytes()
+            digest, data = written[:_DIGEST_BYTES], written[_DIGEST_BYTES:]
             os.utime(path)
+            if hashlib.sha256(data).digest() != digest:
+                raise ValueError("it is damaged")
             found = pickle.loads(data)
         except Exception as error:  # a damaged file raises whatever its bytes lead to
             if not isinstance(error, FileNotFoundError):
@@ -64,9 +68,17 @@ class GrammarFiles:
     def put(self, name: str, data: bytes) -> None:
         """Write a pickled CompiledGrammar, and make room for it."""
         with contextlib.suppress(OSError):
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(data)
-            os.replace(file.name, self._folder / (name + _SUFFIX))
+            # The suffix, so that what a killed engine was writing is trimmed like all else.
+            with tempfile.NamedTemporaryFile(
+                dir=self._folder, suffix=_SUFFIX, delete=False
+            ) as file:
+                try:
+                    file.write(hashlib.sha256(data).digest() + data)
+                    file.flush()
+                    os.replace(file.name, self._folder / (name + _SUFFIX))
+                except OSError:
+                    os.unlink(file.name)
+                    raise
             self._trim()
 
     def _trim(self) -> None:

@@ -506,6 +506,14 @@ def test_text_that_costs_fuel_is_consumed_without_masks() -> None:
     assert matcher.is_finished()
 
 
+def test_a_grammar_beyond_the_lexers_limits_is_told_what_to_change() -> None:
+    """The library's own words name its settings, which no request can change."""
+    word = " & ".join(f"/.*{letter}.{{30}}/" for letter in "abcdefgh")
+    with pytest.raises(InvalidGrammar, match="remedy: smaller counts") as refusal:
+        PushdownGrammar(f"start: A\nA: {word}", SINGLE_BYTES)
+    assert "limits." not in str(refusal.value)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
 def test_a_matcher_says_the_same_by_every_way_of_asking(spec: GrammarSpec) -> None:
     """Each token with a mask before it, none with, and masks now and then: yes, no, or an error."""

@@ -207,6 +207,23 @@ def test_a_comma_after_the_last_value_is_refused() -> None:
     assert allowed(matcher, VOCABULARY) == {ord("]")}
 
 
+@pytest.mark.parametrize(
+    ("whitespace", "before"),
+    [("compact", b"8,3,2,5,0,9,7,12,11,null,10,6,4"), ("flexible", b"8,3,2,5,0,9,7,12,11,10,6,4")],
+)
+def test_the_end_of_a_number_is_one_item_whatever_follows_it(
+    whitespace: str, before: bytes
+) -> None:
+    """`1,`, `1]` and `1 ` are lost together once 1 has come, and with them all that `1` begins."""
+    items = {"anyOf": [{"enum": [[], None]}, {"type": "integer", "minimum": 0, "maximum": 12}]}
+    matcher = bound(unique(items, minItems=12), whitespace=whitespace).matcher()
+    for byte in b"[%s,1," % before:
+        assert byte in allowed(matcher, VOCABULARY)
+        assert matcher.consume(byte)
+    assert ord("1") not in allowed(matcher, VOCABULARY)
+    assert ord("[") in allowed(matcher, VOCABULARY)
+
+
 def test_rollback_and_fork_forget_and_keep_items() -> None:
     matcher = bound(unique({"type": "integer"})).matcher()
     for byte in b"[1,2,":

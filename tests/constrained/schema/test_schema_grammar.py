@@ -256,6 +256,9 @@ def test_strings_have_one_spelling_unless_nothing_is_asked_of_them() -> None:
         ({"not": {"pattern": "^.$"}}, ['"xx"', r'"\n"'], ['"x"', '"\u2028"', r'"\r"', r'"x\n"']),
         ({"not": {"pattern": r"^\d$"}}, ['"x"'], ['"3"', '"\u0663"', r'"3\n"']),
         ({"not": {"pattern": r"\s"}}, ['"x"'], ['" "', '"\ufeff"', r'"\u001c"']),
+        ({"pattern": "^(a{,2}|x)$"}, ['"x"'], ['"aa"', '"a{,2}"']),
+        ({"not": {"pattern": "^a{,2}$"}}, ['"x"'], ['"aa"', '"a{,2}"']),
+        ({"pattern": "^[]ab]$|^[^]a]$|^c$"}, ['"c"'], ['"b"', '"xa]"', '"d"']),
         ({"pattern": r"^\p{Nd}$"}, ['"\u0663"'], ['"x"']),  # no regex of Python's
         ({"enum": ["3", "\u0663"], "pattern": r"^\d$"}, ['"3"'], ['"\u0663"']),
         ({"type": "object", "patternProperties": {r"^\d$": {"type": "integer"}},

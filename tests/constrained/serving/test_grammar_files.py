@@ -87,9 +87,47 @@ def test_a_damaged_file_is_made_anew(folder: Path, data: bytes) -> None:
     assert not compiled_by_worker(folder, DIGITS)
 
 
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    """Most of a file are tables: changed, they are read without an error, as another grammar."""
+    files = GrammarFiles(tmp_path)
+    files.put("a", pickle.dumps(compile_grammar(DIGITS)))
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    for at in range(0, len(data), 41):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert files.get("a") is None, at
+    file.write_bytes(data)
+    assert files.get("a") is not None
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.grammar").mkdir()
+    GrammarFiles(tmp_path).put("a", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.grammar"]
+
+
+def test_what_a_killed_engine_was_writing_is_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(1000)
+    files = GrammarFiles(tmp_path, max_bytes=1500)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            files.put("a", data)
+    (left,) = tmp_path.iterdir()
+    os.utime(left, (0, 0))
+    files.put("b", data)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.grammar"]
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
     data = pickle.dumps(compile_grammar(DIGITS))
-    files = GrammarFiles(tmp_path, max_bytes=2 * len(data))
+    files = GrammarFiles(tmp_path, max_bytes=5 * len(data) // 2)
     for age, name in enumerate(["a", "b"]):
         files.put(name, data)
         os.utime(tmp_path / f"{name}.grammar", (age, age))
