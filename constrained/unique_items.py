@@ -149,8 +149,9 @@ class UniqueItemsMatcher:
         self._num_probes = 0
         if not watched:  # a token may still begin an array and repeat an item
             texts = self._vocabulary.token_bytes
-            arrays = self._tokens.arrays.among(allowed)
-            return {token for token in arrays if scan.after(texts[token]).repeats}
+            tokens = self._tokens
+            arrays = tokens.arrays_in_string if scan.is_string else tokens.arrays
+            return {token for token in arrays.among(allowed) if scan.after(texts[token]).repeats}
         items, looks_ahead = watched[-1].items, self._vocabulary.writes_all_bytes
         if looks_ahead and items is not None and items.count and not scan.item(watched[-1]):
             self._ways(items, b"")  # while the inner matcher is at this place
@@ -335,6 +336,7 @@ class ItemTokens(NamedTuple):
     brackets_in_string: TokenSet  # in a string: brackets are among what follows
     spaced: TokenSet  # in a string: it is followed by a blank somewhere
     arrays: TokenSet  # that may begin an array and repeat an item
+    arrays_in_string: TokenSet
 
 
 @functools.lru_cache(maxsize=8)
@@ -363,6 +365,7 @@ def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
         ),
         spaced=TokenSet(i for i in with_quote if _BLANK.search(behind[i])),
         arrays=TokenSet(i for i in written if b"[" in texts[i] and b"," in texts[i]),
+        arrays_in_string=TokenSet(i for i in with_quote if b"[" in behind[i] and b"," in behind[i]),
     )
 
 
