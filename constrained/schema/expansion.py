@@ -24,6 +24,7 @@ from .cases import ANY_OF, CONSTANT, Case, Cases, Kind, kind_of
 from .document import FALSE, TRUE, Document, Place, Signed, State
 from .keywords import Dialect
 
+_OF_CASES = ("enum", "oneOf", "anyOf", "if", "dependentSchemas", "not")  # the likeliest first
 MAX_CASES = 2000
 MAX_MERGES = 300_000  # of all products together: about a second
 NUM_WORTH_UNITING = 16
@@ -181,14 +182,7 @@ class Expansion:
             else:
                 product = self._times([ANY_OF[kind]] if result is None else result, factor)
             if product is None:
-                raise UnsupportedSchema(
-                    place.pointer,
-                    keyword,
-                    f"it multiplies out to more than {MAX_CASES} cases",
-                    _or_lenient(
-                        "tell the branches apart by a required property with a `const` of its own"
-                    ),
-                )
+                raise _too_many_cases(place, keyword)
             result = product
             if not result:
                 return result
@@ -480,6 +474,17 @@ def _are_apart(one: Tags, other: Tags) -> bool:
 
 def _kinds_of(types: list[str]) -> frozenset[Kind]:
     return frozenset(kind for name in types for kind in _KINDS_OF_TYPE[name])
+
+
+def _too_many_cases(place: Place, keyword: str) -> UnsupportedSchema:
+    """`keyword` is that of all which a place says, or one of it."""
+    if keyword == "allOf" and "allOf" not in place.schema:
+        keyword = next((k for k in _OF_CASES if k in place.schema), keyword)
+    remedy = "tell the branches apart by a required property with a `const` of its own"
+    if keyword == "enum":
+        remedy = "list fewer objects and arrays"
+    reason = f"it multiplies out to more than {MAX_CASES} cases"
+    return UnsupportedSchema(place.pointer, keyword, reason, _or_lenient(remedy))
 
 
 def _or_lenient(remedy: str) -> str:

@@ -56,6 +56,13 @@ def test_an_example_is_valid(schema: Any) -> None:
     assert not report.warnings and not report.refusals
 
 
+def test_what_multiplies_out_is_named_by_the_keyword_that_does() -> None:
+    objects = [{"a": i, "b": f"{i}"} for i in range(2100)]
+    (one,) = report_on({"properties": {"x": {"enum": objects}}}).refusals
+    assert (one.pointer, one.keyword) == ("/properties/x", "enum")
+    assert "list fewer objects" in one.remedy
+
+
 def test_the_path_its_size_and_what_is_watched_are_told() -> None:
     report = report_on(PERSON)
     assert report.path == "fsm" and (report.num_states or 0) > 10 and report.num_bytes > 0
