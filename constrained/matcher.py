@@ -53,8 +53,8 @@ class Matcher(Protocol):
         """Why the matcher cannot continue (a limit was hit), or None."""
 
 
-class BoundGrammar(Protocol):
-    """A grammar over a vocabulary: shared by all its outputs."""
+class DescribedGrammar(Protocol):
+    """What is told of a grammar over a vocabulary."""
 
     @property
     def path(self) -> Path: ...
@@ -68,6 +68,10 @@ class BoundGrammar(Protocol):
     @property
     def num_bytes(self) -> int:
         """Memory that it holds now: grows while outputs follow it, up to a bound."""
+
+
+class BoundGrammar(DescribedGrammar, Protocol):
+    """A grammar over a vocabulary: shared by all its outputs."""
 
     def matcher(self) -> Matcher:
         """A matcher for one more output, at the grammar's beginning."""

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..matcher import Mask, Path
+from ..matcher import DescribedGrammar, Mask
 
 
 class Follower(Protocol):
@@ -58,21 +58,8 @@ class Follower(Protocol):
 
 
 @runtime_checkable
-class FollowedGrammar(Protocol):
+class FollowedGrammar(DescribedGrammar, Protocol):
     """A grammar that makes the states of its outputs itself."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it holds in this process."""
 
     def follower(self, jump_forward: bool, stop_ids: frozenset[int]) -> Follower:
         """The state of one more output, at its start."""
