@@ -116,6 +116,10 @@ class CallFactory:
             sample.request = request
             requests.append(request)
         self._submit(call, requests)
+        foreteller = self.context.foreteller if op.params.foretell else None
+        can_tell = samplings[0].max_tokens and not samplings[0].stop_regex
+        if foreteller is not None and can_tell and isinstance(call, GenCall):
+            call.foretell(foreteller)
         return call
 
     def _beam(

@@ -415,6 +415,11 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         """Text of the branch's current call, as it comes."""
         self._emit(branch.number, branch.log[0].seq, wire.DELTA, delta)
 
+    def emit_likely(self, branch: EngineBranch, text: str, chance: float) -> None:
+        """What the branch's current call probably will say."""
+        payload = {"text": text, "chance": chance}
+        self._emit(branch.number, branch.log[0].seq, wire.LIKELY, payload)
+
     # --- other branches ---------------------------------------------------------------------------
 
     def _append_value(self, branch: EngineBranch, value: Value) -> str:
@@ -479,6 +484,9 @@ class _BranchReport:
 
     def delta(self, delta: Delta) -> None:
         self.session.emit_delta(self.branch, delta)
+
+    def likely(self, text: str, chance: float) -> None:
+        self.session.emit_likely(self.branch, text, chance)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.session.finish_call(self.branch, ids, tail, payload)
