@@ -226,6 +226,8 @@ class EarlyCalls:
         work = run()
         try:
             early.cancel = asyncio.run_coroutine_threadsafe(work, loop).cancel
+            if self._is_closed:  # perhaps before that was known
+                early.cancel()
         except RuntimeError:  # the loop is closed
             work.close()
             self._end(early, None)
