@@ -267,6 +267,12 @@ class LoadedModel:
             bytes_per_token=size,
         )
 
+    @property
+    def does_nothing_ahead(self) -> bool:
+        """Whether no likely text is computed while the device idles: also where a model's states
+        are cached at few places of a text."""
+        return self.config.disable_ahead or self.runner.states is not None
+
     def _foreteller(self) -> Foreteller | None:
         if self.config.disable_ahead:
             return None

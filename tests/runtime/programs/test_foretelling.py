@@ -58,7 +58,11 @@ def test_a_wrong_guess_is_counted_and_so_often_at_most(foretelling: ProgramConte
 
 @pytest.mark.parametrize(
     "other",
-    [{"session": {"account": "bob"}}, {"session": {"namespace": "n"}}, {"session": {"history": "h"}}],
+    [
+        {"session": {"account": "bob"}},
+        {"session": {"namespace": "n"}},
+        {"session": {"history": "h"}},
+    ],
 )
 def test_nothing_is_told_of_what_others_have_had(
     foretelling: ProgramContext, other: dict[str, Any]
