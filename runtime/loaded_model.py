@@ -269,9 +269,11 @@ class LoadedModel:
 
     @property
     def does_nothing_ahead(self) -> bool:
-        """Whether no likely text is computed while the device idles: also where a model's states
-        are cached at few places of a text."""
-        return self.config.disable_ahead or self.runner.states is not None
+        """Whether no likely text is computed while the device idles: also where nothing keeps it
+        from being evicted before its use, or a model's states are cached at few places of a
+        text."""
+        config = self.config
+        return config.disable_ahead or config.disable_leases or self.runner.states is not None
 
     def _foreteller(self) -> Foreteller | None:
         if self.config.disable_ahead:

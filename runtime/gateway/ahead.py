@@ -120,7 +120,7 @@ class AheadPrefills:
         if offer is None:
             return
         end = min(len(offer.ids), offer.num_done + self._piece_tokens())
-        request = Request(
+        request = offer.request = Request(
             self._engine.next_request_id(),
             offer.ids[:end],
             SamplingParams(temperature=0.0),
@@ -129,7 +129,6 @@ class AheadPrefills:
             scoring=Scoring(end - 1, ()),
             is_ahead=True,
         )
-        offer.request = request
         try:
             self._engine.submit(request)
         except StemmaError:  # longer than a context may be
@@ -181,10 +180,20 @@ class AheadPrefills:
         self._earn()
         if self._credit_s <= 0.0 or scheduler.costs.load(self._clock()) >= MAX_LOAD:
             return None
-        for offer in self._offers.values():
-            if offer.request is None and offer.num_done < len(offer.ids) and self._fits(offer):
+        for offer in list(self._offers.values()):
+            if offer.request is not None or offer.num_done == len(offer.ids):
+                continue
+            if not self._is_cached(offer):
+                self.withdraw(offer.owner, None)
+            elif self._fits(offer):
                 return offer
         return None
+
+    def _is_cached(self, offer: _Offer) -> bool:
+        """Whether what it goes on from is there, but for a last token that was only drawn."""
+        kv_cache = self._engine.scheduler.kv_cache
+        num_cached = kv_cache.tree.match_length(offer.namespace, offer.ids, offer.num_done)
+        return num_cached >= offer.num_done - kv_cache.page_size
 
     def _fits(self, offer: _Offer) -> bool:
         """Whether there are pages that nobody keeps, and many others."""
