@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,7 @@ class EarlyCall:
         return max(0.0, expected_s - (time.perf_counter() - self.began_s))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EarlyCallCounts:
     """What became of a program's early calls."""
 
@@ -83,6 +83,10 @@ class EarlyCallCounts:
     num_failed: int = 0  # that raised, whereupon the true call was made
     num_unread: int = 0  # likely outputs that the author's code could not read
     saved_s: float = 0.0  # for which used ones had run before they were asked for
+
+    def more(self, **counts: float) -> EarlyCallCounts:
+        """These, and so many more."""
+        return replace(self, **{name: getattr(self, name) + by for name, by in counts.items()})
 
 
 class EarlyCalls:
@@ -124,10 +128,10 @@ class EarlyCalls:
         ended_s = time.perf_counter()
         with self._lock:
             if early.future.result() is None:
-                self.counts.num_failed += 1
+                self.counts = self.counts.more(num_failed=1)
                 return
-            self.counts.num_used += 1
-            self.counts.saved_s += min(asked_s, early.ended_s or ended_s) - early.began_s
+            saved_s = min(asked_s, early.ended_s or ended_s) - early.began_s
+            self.counts = self.counts.more(num_used=1, saved_s=saved_s)
 
     def close(self) -> None:
         """The program has ended: what has not begun never will, coroutines are cancelled."""
@@ -165,7 +169,7 @@ class EarlyCalls:
         except Exception as error:  # a guess may be no text that it would ever be given
             log.debug("a likely output cannot be read: %s: %s", type(error).__name__, error)
             with self._lock:
-                self.counts.num_unread += 1
+                self.counts = self.counts.more(num_unread=1)
             return
         begun = [early for early in map(self._begun, calls) if early is not None]
         plain = [early for early in begun if not early.call.is_async or loop is None]
@@ -197,7 +201,7 @@ class EarlyCalls:
             if len(self._kept) > MAX_KEPT:
                 self._kept.popleft()
             self._running.add(early)
-            self.counts.num_begun += 1
+            self.counts = self.counts.more(num_begun=1)
             return early
 
     def _run(self, early: EarlyCall) -> None:

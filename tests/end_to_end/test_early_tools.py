@@ -98,6 +98,17 @@ def test_a_pure_tool_begins_early_is_carried_out_once_and_nothing_changes(
     assert len(tool.called) == 1 and (counts.num_used, counts.num_failed) == (1, 0)
 
 
+def test_a_report_says_what_early_calls_have_brought(engine: st.Engine, plain_text: str) -> None:
+    tool = Tool()
+    state = agent.run(tool, lambda: tool.begun.wait(PATIENCE_S), tool.read, None, backend=engine)
+    report = state.report()
+    assert "early calls of tools: 1 begun, 1 used, 0 failed" in report.to_text()
+    early = report.to_json()["programs"][0]["early_calls"]
+    assert early["num_used"] == 1 and early["saved_s"] > 0
+    told = engine.get_server_info()["foretold"]
+    assert told["num_right"] >= 1 and told["num_told"] >= told["num_right"]
+
+
 def test_a_tool_that_is_not_pure_is_called_by_the_program_alone(
     engine: st.Engine, plain_text: str
 ) -> None:
