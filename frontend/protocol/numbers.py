@@ -85,7 +85,6 @@ RANGES: Mapping[str, Range] = {
 FLAGS: Mapping[str, str] = {
     "ignore_eos": "True or False",
     "jump_forward": "True or False",
-    "foretell": "True or False",
     "early_stopping": 'True, False or "never"',
 }
 

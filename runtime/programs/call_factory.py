@@ -122,9 +122,9 @@ class CallFactory:
             call.foretell(foreteller)
         return call
 
-    def key_of(self, op: ir.Gen | ir.Select | ir.Embed) -> Hashable:
+    def key_of(self, op: ir.Op) -> Hashable:
         """What calls of the same op of a function have in common; None: nothing is known."""
-        return self.op_key if op.source is None else (op.source, op.name)
+        return self.op_key if op.source is None else (op.source, getattr(op, "name", ""))
 
     def texts_key(self, namespace: Hashable) -> Hashable:
         """Whose texts say something of those of this program's calls whose KV is there.
