@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,7 +280,8 @@ class LoadedModel:
         if self.config.disable_ahead:
             return None
         try:
-            return Foreteller()
+            costs = self.engine.scheduler.costs
+            return Foreteller(lambda: costs.load(time.perf_counter()))
         except BuildError as error:
             log.warning("no likely outputs are told, so no tool starts early: %s", error)
             return None

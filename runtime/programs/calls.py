@@ -107,7 +107,7 @@ class GenCall:
         assert self.request is not None
         report = self._report
         self._foretelling = foreteller.open(
-            self.request, self._tokenizer, self._sampling.stop, report.likely
+            self.request, self._detokenizer, self._tokenizer, self._sampling.stop, report.likely
         )
 
     def end_now(self, queue: RequestQueue) -> None:
@@ -131,7 +131,7 @@ class GenCall:
         if self._hit is not None:
             self._detokenizer.cut(self._hit)
         if self._foretelling is not None:
-            self._foretelling.extend(result.token_id, self._detokenizer.text)
+            self._foretelling.extend(result.token_id)
         if self._hit is not None:
             return FinishReason.STOP
         if self._is_streaming:

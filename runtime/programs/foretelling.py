@@ -9,7 +9,8 @@ The guess is the suffix drafter's (`../speculate/suffix.py`), over outputs that 
 had: after the same prompt, or the same few tokens, the same follows. An output's end is a token
 like any other (END), so it is known from where on a guess is whole. Its chance is the product of
 the drafter's confidences, which are learnt from what became of guesses; from MIN_CHANCE on it is
-told. Cost: 1.4 us a token, and some 6 us for each eighth one or where a guess turned out wrong.
+told. The drafter is asked at each eighth token, and where a guess turned out wrong; under load, as
+of work ahead, no output is followed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from ..schedule.draft_tree import num_same
+from ..schedule.queue.working_set import MAX_LOAD
 from ..schedule.request import Request
 from ..speculate.drafter import NO_DRAFT, Draft
 from ..speculate.suffix import MAX_DRAFT, Place, SuffixDrafter, SuffixText
+from ..tokenizer.detokenizer import Detokenizer
 from ..tokenizer.tokenizer import Tokenizer
 
 MIN_CHANCE = (
@@ -30,7 +34,7 @@ MIN_CHANCE = (
 MAX_TOLD = 4  # outputs told of one gen: each may be a call
 MAX_BYTES = 16 << 20  # of outputs: some 700,000 tokens
 END = -(1 << 30)  # behind an output's last token; ids of images are negative, too, but small
-_NUM_FOLLOWED = 8  # right tokens after which a guess is made anew, with what they say (guess)
+_NUM_FOLLOWED = 8  # tokens after which a guess is made anew, with what they say (guess)
 _WINDOW = 8  # tokens decoded with what follows, so that characters across tokens are whole
 
 OnLikely = Callable[[str, float], None]
@@ -40,8 +44,10 @@ OnLikely = Callable[[str, float], None]
 class Foreteller:
     """Owns the outputs from which those of later gens are told, each account's for itself."""
 
-    def __init__(self) -> None:
-        """Raises BuildError where there is no compiler."""
+    def __init__(self, load: Callable[[], float] = lambda: 0.0) -> None:
+        """`load`: of the device, see `StepCosts.load`. Raises BuildError where there is no
+        compiler."""
+        self._load = load
         self._drafter = SuffixDrafter(MAX_BYTES)
         self.num_gens = 0  # that were followed to their end
         self.num_told = 0  # outputs that were told
@@ -49,12 +55,20 @@ class Foreteller:
         self.num_wrong = 0  # gens of which what was told last did not
 
     def open(
-        self, request: Request, tokenizer: Tokenizer, stop: Sequence[str], on_likely: OnLikely
-    ) -> Foretelling:
-        """Follow a gen's output; what it will say may be told at once."""
+        self,
+        request: Request,
+        output: Detokenizer,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        on_likely: OnLikely,
+    ) -> Foretelling | None:
+        """Follow a gen's output, whose text is `output`'s; what it will say may be told at once.
+        None under load: the device is what programs wait for then, not their tools."""
+        if self._load() >= MAX_LOAD:
+            return None
         place = Place(request.history, request.program_key, request.op_key)
         text = self._drafter.open_at(place, request.prompt)
-        return Foretelling(self, text, tokenizer, stop, on_likely)
+        return Foretelling(self, text, output, tokenizer, stop, on_likely)
 
     def describe(self) -> dict[str, Any]:
         """Counters as plain data."""
@@ -63,38 +77,46 @@ class Foreteller:
 
 
 class Foretelling:
-    """One output. Invariant: of `_draft`, which was made behind the first tokens, the next
-    `_num_right` were drawn since."""
+    """One output. Invariant: `_draft` was made behind the first `_num_followed` tokens, which the
+    drafter knows; those since then, where it has any, are as it says."""
 
     def __init__(
         self,
         foreteller: Foreteller,
         text: SuffixText,
+        output: Detokenizer,
         tokenizer: Tokenizer,
         stop: Sequence[str],
         on_likely: OnLikely,
     ) -> None:
         self._foreteller = foreteller
         self._text = text
+        self._output = output
         self._tokenizer = tokenizer
         self._stop = stop
         self._on_likely = on_likely
         self._ids = array("i")
+        self._num_followed = 0
         self._draft: Draft = NO_DRAFT
-        self._num_right = 0
         self._told: list[str] = []
-        self._guess("")
+        self._guess()
 
-    def extend(self, token_id: int, text: str) -> None:
-        """A token was drawn or forced; `text`: all that is known of the output."""
+    def extend(self, token_id: int) -> None:
+        """A token was drawn or forced."""
+        place = len(self._ids) - self._num_followed
         self._ids.append(token_id)
-        self._take(token_id)
-        self._guess(text)
+        tokens = self._draft.tokens
+        is_right = place < len(tokens) and tokens[place] == token_id
+        if place + 1 < _NUM_FOLLOWED and (is_right or not tokens):
+            return
+        self._follow()
+        self._guess()
 
     def end(self, text: str | None) -> None:
         """The output is over, and this is it; None: it was cut short, and says nothing."""
         if text is not None:
-            self._take(END)
+            self._ids.append(END)
+            self._follow()
             self._foreteller.num_gens += 1
             if self._told:
                 is_right = self._told[-1] == text
@@ -102,29 +124,28 @@ class Foretelling:
                 self._foreteller.num_wrong += not is_right
         self._text.close()
 
-    def _take(self, token_id: int) -> None:
-        self._text.extend((token_id,))
-        draft, place = self._draft, self._num_right
-        if not draft.tokens:
-            return
-        is_right = draft.tokens[place] == token_id
-        self._num_right += is_right
-        is_over = self._num_right == len(draft.tokens) or token_id == END
-        if not is_right or is_over or self._num_right >= _NUM_FOLLOWED:
-            self._text.note(draft.first(place + 1), self._num_right)
-            self._draft = NO_DRAFT
+    def _follow(self) -> None:
+        """Tell the drafter what came since its last guess, and what of that was right."""
+        fresh, draft = self._ids[self._num_followed :], self._draft
+        self._num_followed = len(self._ids)
+        self._text.extend(fresh)
+        if draft.tokens:
+            num_right = num_same(draft.tokens, fresh)
+            self._text.note(draft.first(num_right + (num_right < len(fresh))), num_right)
+        self._draft = NO_DRAFT
 
-    def _guess(self, text: str) -> None:
-        if not self._draft.tokens:
-            self._draft, self._num_right = self._text.propose(MAX_DRAFT), 0
-        left, sure = self._draft.tokens[self._num_right :], self._draft.confidences
-        if END not in left or len(self._told) >= MAX_TOLD:
+    def _guess(self) -> None:
+        """Guess what follows, and tell the whole output if that is likely and new."""
+        if len(self._told) >= MAX_TOLD:
             return
-        end = left.index(END)
-        chance = prod(sure[self._num_right : self._num_right + end + 1])
+        self._draft = draft = self._text.propose(MAX_DRAFT)
+        if END not in draft.tokens:
+            return
+        end = draft.tokens.index(END)
+        chance = prod(draft.confidences[: end + 1])
         if chance < MIN_CHANCE:
             return
-        likely = self._cut(text, left[:end])
+        likely = self._cut(self._output.text, draft.tokens[:end])
         if not self._told or likely != self._told[-1]:
             self._told.append(likely)
             self._foreteller.num_told += 1

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..schedule.draft_tree import num_same
 from .branch_kv import Shown
 from .engine_branch import EngineBranch
 
@@ -166,9 +167,7 @@ class LikelyPrompts:
 def num_common(one: array[int], other: array[int]) -> int:
     """With how many equal tokens both begin."""
     most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(i for i in range(most) if one[i] != other[i])
+    return most if one[:most] == other[:most] else num_same(one, other)
 
 
 def _digest(ids: array[int]) -> bytes:

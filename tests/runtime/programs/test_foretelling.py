@@ -87,6 +87,17 @@ def test_who_does_not_ask_or_cannot_be_told_is_told_nothing(
     assert not harness.events.of(wire.LIKELY)
 
 
+def test_nothing_is_told_under_load(foretelling: ProgramContext) -> None:
+    load = [0.0]
+    context = replace(foretelling, foreteller=Foreteller(lambda: load[0]))
+    for _ in range(12):
+        told(context, ACTION + "\n")
+    load[0] = 0.9
+    assert told(context, ACTION + "\n") == []
+    load[0] = 0.1
+    assert [text for text, _ in told(context, ACTION + "\n")] == [ACTION]
+
+
 def test_an_output_that_was_cut_short_is_no_example_of_an_end(foretelling: ProgramContext) -> None:
     for _ in range(12):
         harness = ProgramHarness(foretelling)
