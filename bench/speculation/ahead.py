@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     cases = conversations(args.conversations)["react"] * args.copies
     facts = {subject: fact for case in cases for subject, fact in case.facts.items()}
     measured = {name: (_Side(), _Side()) for name in ROUNDS}
-    for _ in range(args.repeats):
-        _repeat(args, cases, facts, measured)
+    for number in range(args.repeats):
+        _repeat(args, cases, facts, measured, is_reversed=number % 2 > 0)
     rows = [_row(name, *sides) for name, sides in measured.items()]
     write_report("ahead", rows, args)
     return 0
@@ -86,7 +86,10 @@ def _repeat(
     cases: Sequence[Conversation],
     facts: dict[str, str],
     measured: dict[str, tuple[_Side, _Side]],
+    *,
+    is_reversed: bool,
 ) -> None:
+    """On new engines; `is_reversed`: the one with work ahead goes first."""
     options = {
         name: getattr(args, name)
         for name in ("max_total_tokens", "dtype", "kernels", "speculate", "num_threads")
@@ -101,7 +104,8 @@ def _repeat(
                 side.texts, side.early, side.num_calls = [], [], 0
             for first in range(0, len(cases), args.parallel):
                 batch = cases[first : first + args.parallel]
-                for engine, side in zip(engines, sides, strict=True):
+                turns = list(zip(engines, sides, strict=True))
+                for engine, side in reversed(turns) if is_reversed else turns:
                     _carry_out(engine, batch, _tool(args, facts), side)
             sides[1].ahead = engines[1].get_server_info()["ahead"]
     finally:
