@@ -26,8 +26,8 @@ BENCHMARKS = (
     "device.quantization", "device.kv_bits", "device.determinism", "speculation.speculation",
     "speculation.drafting", "speculation.constraint_cost",
     "speculation.drafting_peers", "speculation.oracle", "speculation.acceptance",
-    "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "device.beam",
-    "device.encoding", "device.kernels", "device.ranks",
+    "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "speculation.ahead",
+    "device.beam", "device.encoding", "device.kernels", "device.ranks",
 )  # fmt: skip
 TOOLS = (  # which write no report
     "harness.model", "constrained.vocabularies", "harness.workloads", "harness.compare",

@@ -20,6 +20,8 @@ _COUNTERS: tuple[Path, ...] = (
     ("stats",),
     ("requests",),
     ("speculation", "sources"),
+    ("ahead",),
+    ("foretold",),
     ("leases", "num_broken"),
     ("host", "stored_tokens"),
     ("host", "loaded_tokens"),

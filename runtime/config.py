@@ -274,6 +274,12 @@ class EngineConfig:
         integer(0, 8),
     )
 
+    disable_ahead: bool = flag(
+        False, "do nothing before a program asks for it: tell no likely outputs, by which pure "
+        "tools start early, and prefill no likely texts while the device idles",
+        heading="engine: ahead of programs",
+    )
+
     disable_jump_forward: bool = flag(
         False, "compute tokens that a grammar forces one by one (the output is the same)",
         heading="engine: grammars",

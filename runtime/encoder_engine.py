@@ -40,6 +40,7 @@ class LoadedEncoder:
     ranks = None  # it is computed by one process
     role: Role = "both"
     kv_sender = None  # nor is KV sent: nothing of a text is kept
+    does_nothing_ahead = True
 
     def __init__(self, config: EngineConfig, encoder: EncoderConfig) -> None:
         """`config`: located. Raises ModelLoadError or InvalidRequest with the cause."""

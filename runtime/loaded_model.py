@@ -3,7 +3,9 @@ template and defaults."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from ..frontend.client.progress import byte_progress, graph_progress
 from ..frontend.protocol.ir import Sampling
 from ..frontend.protocol.kv_policy import ALL_KV, KVPolicy
 from ..kernels.model_options import AttentionOptions, LatentOptions
+from ..native_library import BuildError
 from .checkpoint.config.embedding_config import EmbeddingConfig
 from .checkpoint.config.model_config import ModelConfig
 from .checkpoint.draft_checkpoint import DraftCheckpoint, OwnPredictor
@@ -50,6 +53,7 @@ from .models.drafts import config_of, read_draft, require_same_tokens
 from .models.model_config import read_model_config
 from .programs.context import AssistantTurnCache, Defaults, ProgramContext
 from .programs.embedded_text import Encoder, report_of
+from .programs.foretelling import Foreteller
 from .schedule.cache.coming_prefixes import ComingPrefixes
 from .schedule.cache.kv_cache import KVCacheOptions
 from .schedule.cache.state_cache import StateOptions
@@ -66,6 +70,8 @@ from .tokenizer.tokenizer import MAX_TEXT_CHARS, Tokenizer
 
 if TYPE_CHECKING:  # they need ZeroMQ, which benchmarks of a runner do without
     from .memory.peers.kv_sender import KVSender
+
+log = logging.getLogger(__name__)
 
 
 class LoadedModel:
@@ -175,6 +181,7 @@ class LoadedModel:
             ),
         )
         self._kv_policy()
+        self.foreteller = self._foreteller()
         self.kv_sender = self._kv_sender()
         self.role = config.role
         self.set_role(config.role)
@@ -264,6 +271,24 @@ class LoadedModel:
             num_blocks=vision.num_blocks,
             bytes_per_token=size,
         )
+
+    @property
+    def does_nothing_ahead(self) -> bool:
+        """Whether no likely text is computed while the device idles: also where nothing keeps it
+        from being evicted before its use, or a model's states are cached at few places of a
+        text."""
+        config = self.config
+        return config.disable_ahead or config.disable_leases or self.runner.states is not None
+
+    def _foreteller(self) -> Foreteller | None:
+        if self.config.disable_ahead:
+            return None
+        try:
+            costs = self.engine.scheduler.costs
+            return Foreteller(lambda: costs.load(time.perf_counter()))
+        except BuildError as error:
+            log.warning("no likely outputs are told, so no tool starts early: %s", error)
+            return None
 
     def _drafting(self) -> Drafting | None:
         config = self.config
@@ -395,6 +420,7 @@ class LoadedModel:
             images=self.images,
             compressed=self._compressed_prefixes(),
             kv_policy=policy,
+            foreteller=self.foreteller,
             max_prompt_tokens=most,
             max_text_chars=max_chars,
         )
@@ -498,6 +524,7 @@ class LoadedModel:
             "reads_images": self.images is not None,
             "images_refusal": self._images_refusal(),
             "template_knows_tools": self.template.knows_tools,
+            "foretells": self.foreteller is not None,
             **report_of(
                 model.architecture,
                 self.embedding,

@@ -22,7 +22,8 @@ from ...frontend.dsl.state import ProgramState
 STOP = "\nObservation:"
 MAX_ACTIONS = 5
 MAX_TOKENS = 160  # of a reply
-_ACTION = re.compile(r"\nAction: (calculator|lookup)\[(.*)\]$", re.DOTALL)
+# Of a reply that calls a tool: its name, and the argument.
+ACTION = re.compile(r"\nAction: (calculator|lookup)\[(.*)\]$", re.DOTALL)
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv
 }  # fmt: skip
@@ -103,14 +104,15 @@ def _agent(s: ProgramState, case: Conversation, temperature: float) -> None:
         for step in range(MAX_ACTIONS + 1):
             name = f"step{turn}.{step}"
             s += gen(name, max_tokens=case.max_tokens, stop=STOP, temperature=temperature)
-            action = _ACTION.search(s[name])
+            action = ACTION.search(s[name])
             if action is None:
                 break
-            s += f"{STOP} {_use_tool(action[1], action[2], case.facts)}\n"
+            s += f"{STOP} {use_tool(action[1], action[2], case.facts)}\n"
         s += assistant_end()
 
 
-def _use_tool(tool: str, argument: str, facts: dict[str, str]) -> str:
+def use_tool(tool: str, argument: str, facts: dict[str, str]) -> str:
+    """What an agent's action observes."""
     if tool == "lookup":
         return facts.get(argument, "not found")
     try:

@@ -64,6 +64,7 @@ class EngineOptions(TypedDict, total=False):
     draft_quantization: str
     draft_layers: int
     draft_candidates: int
+    disable_ahead: bool
     disable_jump_forward: bool
     grammar_backend: str
     grammar_cache: str | Path | None

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ...errors import EngineError, InvalidProgram, ProgramError
 from ..protocol import ir, wire
 from .channel import Channel
+from .early_calls import EarlyCalls
 from .streamed import Streamed
 from .waiting import Condition, Waiters
 
@@ -33,6 +34,7 @@ class Pending:
         "is_done",
         "meta",
         "more_meta",
+        "on_likely",
         "op",
         "read",
         "replace",
@@ -52,6 +54,7 @@ class Pending:
         self.is_done = False
         self.done_s: float | None = None  # when it came, by time.perf_counter()
         self.read: Callable[[str], Any] | None = None  # a text as the value that it stands for
+        self.on_likely: Callable[[str], None] | None = None  # told what the text probably will be
         self._typed: Any = None  # `value` as read
 
     @property
@@ -179,6 +182,7 @@ class Program:
         self.ended_s: float | None = None  # by time.perf_counter()
         self.on_end: Callable[[Program], None] | None = None  # called at its end, perhaps twice
         self.waiters = Waiters()
+        self.early_calls = EarlyCalls()
         self._pending: dict[tuple[int, int], Pending] = {}
         self._errors: dict[int, tuple[int, ProgramError]] = {}  # branch -> (seq, error)
         self._lost: dict[int, list[LostOps]] = {}  # by branch, of failures that it went on from
@@ -228,12 +232,14 @@ class Program:
         """The next branch number."""
         return next(self._branches)
 
-    def send(self, op: ir.Op) -> Pending:
-        """Send an op; the returned Pending is filled when the result arrives."""
+    def send(self, op: ir.Op, on_likely: Callable[[str], None] | None = None) -> Pending:
+        """Send an op; the returned Pending is filled when the result arrives. `on_likely`: called
+        on the connection's thread with what a gen that foretells probably will say."""
         if self._dropped:
             self._send_dropped()
         self._require_open()
         pending = self._pending[op.branch, op.seq] = Pending(op)
+        pending.on_likely = on_likely
         try:
             self._channel.send_op(self.id, op)
         except BaseException:
@@ -554,6 +560,11 @@ class Program:
             return
         if kind == wire.FAILED:
             self._errors[branch] = (seq, _error_from(payload))
+        elif kind == wire.LIKELY:
+            told = self._pending[branch, seq].on_likely
+            if told is not None:
+                told(payload["text"])
+            return
         elif kind == wire.DELTA:
             pending = self._pending[branch, seq]
             if pending.streamed is None:
@@ -570,6 +581,7 @@ class Program:
     def _note_end(self) -> None:
         if self.ended_s is None:
             self.ended_s = time.perf_counter()
+        self.early_calls.close()
         on_end = self.on_end
         if on_end is not None:
             on_end(self)

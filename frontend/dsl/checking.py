@@ -51,7 +51,7 @@ def _attempt(state: BranchWriter, asked: GenExpr, number: int) -> GenExpr:
             params = replace(params, temperature=RETRY_TEMPERATURE)
         if whole.seed is not None:
             params = replace(params, seed=whole.seed + number)
-    return GenExpr(asked.name, params, asked.read)
+    return GenExpr(asked.name, params, asked.read, ahead=asked.ahead)
 
 
 def _problem_of(pending: Pending, check: Check) -> str:

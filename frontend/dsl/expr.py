@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from ...errors import InvalidProgram
+from ..client.early_calls import ReadCalls
 from ..protocol.ir import MAX_FIELDS_CHARS, GenParams
 from ..protocol.json_text import json_text
 from ..protocol.numbers import token_ids_of
@@ -83,6 +84,7 @@ class GenExpr(Expr):
     params: GenParams
     read: Callable[[str], Any] | None = None
     check: Check | None = None
+    ahead: ReadCalls | None = None  # the calls that follow if this is its text
 
 
 @dataclass(frozen=True, slots=True)

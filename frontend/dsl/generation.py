@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ...errors import InvalidProgram
+from ..client.early_calls import ReadCalls
 from ..protocol.constraint import Constraint, Formats, PropertyOrder, Whitespace, constraint_of
 from ..protocol.ir import (
     CHOICES_METHODS,
@@ -22,6 +23,7 @@ from ..protocol.ir import (
 )
 from ..protocol.kv_policy import KVPolicy
 from ..protocol.numbers import Range, plain, token_ids_of
+from .early import Ahead, read_calls
 from .expr import Check, Expr, GenExpr, SelectExpr
 from .scalars import SCALARS_BY_NAME, TypedOutput, scalar_output
 
@@ -52,6 +54,7 @@ _NOT_REMEMBERED = frozenset(
         "prediction",
         "type",
         "validate",
+        "ahead",
     )
 )
 
@@ -125,6 +128,7 @@ def gen(
     type: Any = None,
     validate: Callable[[Any], Any] | None = None,
     retries: int = 0,
+    ahead: Ahead | None = None,
 ) -> Expr:
     """Generate text and call it `name`.
 
@@ -197,6 +201,11 @@ def gen(
             raised, and the branch goes on as if the gen had not been appended.
         retries: >= 0; so often a value that will not do is generated again, with other draws; at
             temperature 0 with one of 0.7.
+        ahead: from the output's text to the calls of tools that the program makes if that is what
+            it says, as `functools.partial(tool, ...)`: one, a list, or None. Called, on another
+            thread, with outputs that are likely but not yet there, so that tools of
+            `st.tool(pure=True)` begin early; a true call with the same arguments takes the value.
+            The output never depends on it.
     """
     typed = _typed(type, dtype)
     given = {"regex": regex, "json_schema": json_schema, "ebnf": ebnf, "choices": choices}
@@ -218,7 +227,7 @@ def gen(
         useless = {
             "n": n, "logprobs": wanted[0], "priority": priority, "deadline": deadline,
             "prediction": prediction, "beam": beam, "type": type, "validate": validate,
-            "kv_policy": kv_policy,
+            "kv_policy": kv_policy, "ahead": ahead,
         }  # fmt: skip
         return _select_of_gen(name, choices, temperature, choices_method, lora_path, useless)
     if choices_method is not None:
@@ -254,9 +263,20 @@ def gen(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
         kv_policy=_checked_policy(kv_policy),
+        foretell=None if ahead is None else True,
     )
     read = None if typed is None else typed.read
-    return GenExpr(_checked_name(name), params, read, _check(validate, retries))
+    watched = None if ahead is None else _read_calls(ahead, n)
+    return GenExpr(_checked_name(name), params, read, _check(validate, retries), watched)
+
+
+def _read_calls(ahead: Ahead, n: int | None) -> ReadCalls:
+    """Raises InvalidProgram."""
+    if not callable(ahead):
+        raise InvalidProgram.of("ahead", ahead, "a function of the output's text")
+    if n is not None and n != 1:
+        raise InvalidProgram.of("ahead", ahead, "only with n=1")
+    return read_calls(ahead)
 
 
 def gen_int(

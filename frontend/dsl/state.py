@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import InvalidProgram
+from ..client.early_calls import EarlyCall, EarlyCalls
 from ..client.program import Pending, Program
 from ..client.values import Known, Piece, Span
 from ..protocol import ir
@@ -22,6 +23,7 @@ from ..protocol.kv_policy import KVPolicy
 from .beside_loop import run_beside
 from .checking import checked_steps
 from .deciding import decision_steps
+from .early import expected_s, take_early, wait_early, wait_early_async
 from .expr import Appendable, Expr, GenExpr, SelectExpr, Sum, TokensExpr, VarExpr, role
 from .forks import FORK_SIZES, Forks, require_no_offsets
 from .hint_handle import HintHandle, hint
@@ -151,19 +153,26 @@ class ProgramState(BranchWriter):
         """`fn(*args, **kwargs)` inside a pause: a tool, or any function; its exceptions propagate.
         Await an async one in an async function; elsewhere it is run to completion."""
         source = source_line(sys._getframe(1))
-        expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
-        pause = PauseScope(self, expected_s, label, source)
+        calls = self._program.early_calls
+        early = take_early(calls, fn, args, kwargs)
+        pause = PauseScope(self, expected_s(fn, early), getattr(fn, "__name__", ""), source)
         if not inspect.iscoroutinefunction(getattr(fn, "fn", fn)):
             with pause:
-                return fn(*args, **kwargs)
-        called = _awaited(pause, fn, args, kwargs)
+                known = wait_early(calls, early)
+                return fn(*args, **kwargs) if known is None else known[0]
+        called = _awaited(pause, calls, early, fn, args, kwargs)
         return called if self._program.loop_thread is not None else asyncio.run(called)
 
     async def acall(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for async functions; a plain function runs on a thread, so that others go on."""
         source = source_line(sys._getframe(1))
-        expected_s, label = getattr(fn, "expected_s", None), getattr(fn, "__name__", "")
-        async with PauseScope(self, expected_s, label, source):
+        calls = self._program.early_calls
+        early = take_early(calls, fn, args, kwargs)
+        pause = PauseScope(self, expected_s(fn, early), getattr(fn, "__name__", ""), source)
+        async with pause:
+            known = await wait_early_async(calls, early)
+            if known is not None:
+                return known[0]
             if inspect.iscoroutinefunction(getattr(fn, "fn", fn)):
                 return await fn(*args, **kwargs)
             return await run_beside(fn, *args, **kwargs)
@@ -309,9 +318,12 @@ def _waits(asked: GenExpr | SelectExpr) -> bool:
 
 async def _awaited(
     pause: PauseScope[ProgramState],
+    calls: EarlyCalls,
+    early: EarlyCall | None,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     async with pause:
-        return await fn(*args, **kwargs)
+        known = await wait_early_async(calls, early)
+        return await fn(*args, **kwargs) if known is None else known[0]

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from ...errors import InvalidProgram
@@ -23,15 +23,22 @@ class Tool:
     The call returns the function's value and propagates its exceptions, both unchanged. Called
     without a state it is the plain function. `tool_loop` has the model call it: by its name, with
     arguments of the parameters' types, told by its docstring.
+
+    `is_pure`: a call changes nothing, and its value depends on its arguments alone, as far as the
+    program is concerned. So it may begin before it is made, and be in vain (`gen(ahead=)`, and
+    `tool_loop` by itself).
     """
 
     TOLD_BY = ("fn", "__name__")  # in the key of a result; the time that it takes changes
 
-    def __init__(self, fn: Callable[..., Any], expected_s: float | None = None) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], expected_s: float | None = None, *, pure: bool = False
+    ) -> None:
         functools.update_wrapper(self, fn)
         named = fn.func if isinstance(fn, functools.partial) else fn
         self.__name__: str = getattr(named, "__name__", type(named).__name__)
         self.fn = fn
+        self.is_pure = pure
         self._expected_s = expected_s
         self._measured_s: float | None = None
 
@@ -45,7 +52,7 @@ class Tool:
         bind = getattr(self.fn, "__get__", None)
         if instance is None or bind is None:
             return self
-        return Tool(bind(instance, owner), self._expected_s)
+        return Tool(bind(instance, owner), self._expected_s, pure=self.is_pure)
 
     @property
     def name(self) -> str:
@@ -79,6 +86,15 @@ class Tool:
     def _note_time(self, duration_s: float) -> None:
         before = duration_s if self._measured_s is None else self._measured_s
         self._measured_s = before + _MEMORY * (duration_s - before)
+
+    def bound(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, the same however they are given. Raises TypeError where they do not
+        fit."""
+        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
 
     @functools.cached_property
     def _signature(self) -> Any:
@@ -116,15 +132,25 @@ class Tool:
 
 
 @overload
-def tool(fn: Callable[..., Any], expected_s: float | None = None) -> Tool: ...
+def tool(
+    fn: Callable[..., Any], expected_s: float | None = None, *, pure: bool = False
+) -> Tool: ...
 @overload
 def tool(
-    fn: None = None, expected_s: float | None = None
+    fn: None = None, expected_s: float | None = None, *, pure: bool = False
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
-    fn: Callable[..., Any] | None = None, expected_s: float | None = None
+    fn: Callable[..., Any] | None = None, expected_s: float | None = None, *, pure: bool = False
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function, sync or async. `@tool`, `@tool(expected_s=2)` or `tool(fn)`."""
+    """Make a tool of a function, sync or async. `@tool`, `@tool(expected_s=2)` or `tool(fn)`.
+
+    Args:
+        fn: the function.
+        expected_s: how long a call takes, in seconds; None: as long as earlier ones took.
+        pure: a call changes nothing, and its value depends on its arguments alone. So it may begin
+            early, on a thread or, if it is async and the program too, in its event loop, and in
+            vain; see `gen(ahead=)`. A tool that is not pure is never called but by the program.
+    """
     if fn is None:
-        return lambda fn: Tool(fn, expected_s)
-    return Tool(fn, expected_s)
+        return lambda fn: Tool(fn, expected_s, pure=pure)
+    return Tool(fn, expected_s, pure=pure)

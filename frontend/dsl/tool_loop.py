@@ -1,7 +1,8 @@
 """`st.tool_loop`: the model calls tools until it answers.
 
 assistant  {call}{call}   the model's own format, read here or by the endpoint
-(pause)                   the calls run side by side; the branch's KV is kept meanwhile
+(pause)                   the calls run side by side; the branch's KV is kept meanwhile. Those of
+                          pure tools may have begun before, see early.py
 tool       result         one message a call, errors too: the model may try otherwise
 tool       result
 assistant  answer
@@ -15,18 +16,20 @@ import contextvars
 import functools
 import json
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ...errors import InvalidProgram, InvalidRequest, MaxTurnsExceeded
 from ..chat_format.call_grammar import calls_constraint, tools_text
 from ..chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
 from ..chat_format.reading import ReadMessage, ToolCall, read_message
 from ..chat_format.tool_format import OfferedFunction
+from ..client.early_calls import EarlyCall, EarlyCalls, LikelyCall
 from ..protocol.numbers import MAX_INT, Range
 from .beside_loop import run_beside
+from .early import expected_s, likely_call, take_early, wait_early, wait_early_async
 from .expr import GenExpr, RoleBeginExpr, RoleEndExpr, ToolsExpr, role
 from .generation import gen
 from .scopes import PauseScope
@@ -87,7 +90,7 @@ class ToolLoop:
                 if wanted is None:
                     reply = s[self._name], s.get_meta_info(self._name)
                 else:
-                    reply = self._results(wanted)
+                    reply = self._results(s._program.early_calls, wanted)
 
     async def _run_async(self, s: ProgramState, steps: _Steps) -> str:
         reply: Any = None
@@ -100,7 +103,9 @@ class ToolLoop:
                 if wanted is None:
                     reply = await s.aget(self._name), await s.aget_meta_info(self._name)
                 else:
-                    reply = await asyncio.gather(*map(self._result_async, wanted))
+                    calls = s._program.early_calls
+                    results = [self._result_async(calls, call) for call in wanted]
+                    reply = await asyncio.gather(*results)
 
     def _steps(self, s: ProgramState, source: str | None) -> _Steps:
         """Yields None where it needs the turn's text and meta info, and calls where it needs their
@@ -110,7 +115,7 @@ class ToolLoop:
         s._append(ToolsExpr(self._definitions), source)
         for turn in range(1, self._max_turns + 1):
             s._append(RoleBeginExpr("assistant"), source)
-            s._append(asked, source)
+            s._append(self._ahead(asked, chat_format, after_tool=turn > 1), source)
             text, meta = yield None
             read = self._read(text, meta, chat_format, after_tool=turn > 1)
             s._append(RoleEndExpr("assistant", _fields(read)), source)
@@ -118,8 +123,9 @@ class ToolLoop:
                 return read.content
             if turn == self._max_turns:
                 break
-            with self._pause(s, read.calls, source):
-                results = yield read.calls
+            wanted = [_Wanted(call, self._early(s, call)) for call in read.calls]
+            with self._pause(s, wanted, source):
+                results = yield wanted
             for call, result in zip(read.calls, results, strict=True):
                 s._append(role("tool", result, tool_call_id=call.id, name=call.name), source)
         raise MaxTurnsExceeded(self._max_turns, [call.name for call in read.calls])
@@ -139,6 +145,25 @@ class ToolLoop:
         constraint = calls_constraint(taught, offered)
         return GenExpr(asked.name, replace(asked.params, constraint=constraint))
 
+    def _ahead(
+        self, asked: GenExpr, chat_format: ChatFormat | None, *, after_tool: bool
+    ) -> GenExpr:
+        """A turn's gen, of which pure tools are told what it probably will call."""
+        if chat_format is None or not any(tool.is_pure for tool in self._tools.values()):
+            return asked
+        read = functools.partial(self._likely_calls, chat_format, after_tool)
+        return replace(asked, params=replace(asked.params, foretell=True), ahead=read)
+
+    def _likely_calls(
+        self, chat_format: ChatFormat, after_tool: bool, text: str
+    ) -> Iterator[LikelyCall]:
+        """Of pure tools, if the turn says this. Raises InvalidRequest for other arguments than
+        they take."""
+        for call in self._read(text, {}, chat_format, after_tool=after_tool).calls:
+            tool = self._tools.get(call.name)
+            if tool is not None and tool.is_pure:
+                yield likely_call(tool, (), tool.arguments(call.arguments))
+
     def _read(
         self, text: str, meta: dict[str, Any], chat_format: ChatFormat | None, *, after_tool: bool
     ) -> ReadMessage:
@@ -153,34 +178,53 @@ class ToolLoop:
 
     # --- calls ------------------------------------------------------------------------------------
 
+    def _early(self, s: ProgramState, call: ToolCall) -> EarlyCall | None:
+        """The same call, if it has begun already."""
+        calls, tool = s._program.early_calls, self._tools.get(call.name)
+        if tool is None or not calls or not tool.is_pure:
+            return None
+        try:
+            return take_early(calls, tool, (), tool.arguments(call.arguments))
+        except InvalidRequest:  # the model is told of it
+            return None
+
     def _pause(
-        self, s: ProgramState, calls: Sequence[ToolCall], source: str | None
+        self, s: ProgramState, wanted: Sequence[_Wanted], source: str | None
     ) -> PauseScope[ProgramState]:
         """All run side by side, so it takes as long as the longest."""
-        called = [self._tools[call.name] for call in calls if call.name in self._tools]
-        known = [tool.expected_s for tool in called if tool.expected_s is not None]
-        label = "+".join(dict.fromkeys(call.name for call in calls))
+        called = [each for each in wanted if each.call.name in self._tools]
+        times = [expected_s(self._tools[each.call.name], each.early) for each in called]
+        known = [time_s for time_s in times if time_s is not None]
+        label = "+".join(dict.fromkeys(each.call.name for each in wanted))
         return PauseScope(s, max(known, default=None), label, source)
 
-    def _results(self, calls: Sequence[ToolCall]) -> list[str]:
-        if len(calls) == 1 and not self._is_async(calls[0]):
-            return [self._result(calls[0])]
-        with ThreadPoolExecutor(len(calls), thread_name_prefix="stemma-tool") as threads:
-            runs = [contextvars.copy_context().run for _ in calls]
-            works = [threads.submit(run, self._result, call) for run, call in zip(runs, calls)]
+    def _results(self, calls: EarlyCalls, wanted: Sequence[_Wanted]) -> list[str]:
+        if len(wanted) == 1 and not self._is_async(wanted[0].call):
+            return [self._result(calls, wanted[0])]
+        with ThreadPoolExecutor(len(wanted), thread_name_prefix="stemma-tool") as threads:
+            runs = [contextvars.copy_context().run for _ in wanted]
+            works = [
+                threads.submit(run, self._result, calls, each) for run, each in zip(runs, wanted)
+            ]
             return [work.result() for work in works]
 
-    def _result(self, call: ToolCall) -> str:
+    def _result(self, calls: EarlyCalls, wanted: _Wanted) -> str:
+        call = wanted.call
         if self._is_async(call):
-            return asyncio.run(self._result_async(call))
+            return asyncio.run(self._result_async(calls, wanted))
         with self._told() as told:
-            told.take(self._tool(call).invoke(call.arguments))
+            known = wait_early(calls, wanted.early)
+            told.take(self._tool(call).invoke(call.arguments) if known is None else known[0])
         return told.text
 
-    async def _result_async(self, call: ToolCall) -> str:
+    async def _result_async(self, calls: EarlyCalls, wanted: _Wanted) -> str:
+        call = wanted.call
         with self._told() as told:
             tool = self._tool(call)
-            if tool.is_async:
+            known = await wait_early_async(calls, wanted.early)
+            if known is not None:
+                told.take(known[0])
+            elif tool.is_async:
                 told.take(await tool.invoke(call.arguments))
             else:
                 told.take(await run_beside(tool.invoke, call.arguments))
@@ -198,7 +242,14 @@ class ToolLoop:
         return _Told(raises=self._on_error == "raise")
 
 
-_Steps = Generator[Sequence[ToolCall] | None, Any, str]
+class _Wanted(NamedTuple):
+    """A call that a turn makes, and the same one, if it has begun before."""
+
+    call: ToolCall
+    early: EarlyCall | None
+
+
+_Steps = Generator[Sequence[_Wanted] | None, Any, str]
 
 
 class _Told:
@@ -277,7 +328,18 @@ def tool_loop(
 
 
 _NOT_OPTIONS = frozenset(
-    ("beam", "choices", "dtype", "ebnf", "json_schema", "n", "regex", "structural_tag", "type")
+    (
+        "ahead",
+        "beam",
+        "choices",
+        "dtype",
+        "ebnf",
+        "json_schema",
+        "n",
+        "regex",
+        "structural_tag",
+        "type",
+    )
 )
 
 

@@ -5,6 +5,8 @@ Knows ops and expressions; the authoring syntax is one level above (`state`).
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +85,15 @@ class BranchWriter(BranchReader):
         defaults = self._program.defaults
         params = gen.params if defaults is None else defaults.applied_to(gen.params)
         op = ir.Gen(self._branch, self._next(), source, gen.name, params)
-        self._bind(gen.name, op).read = gen.read
+        self._bind(gen.name, op, self._watcher(gen)).read = gen.read
+
+    def _watcher(self, gen: GenExpr) -> Callable[[str], None] | None:
+        """What is told of the gen's likely outputs."""
+        if gen.ahead is None:
+            return None
+        is_async = self._program.loop_thread == threading.get_ident()
+        loop = asyncio.get_running_loop() if is_async else None
+        return self._program.early_calls.watcher(gen.ahead, loop)
 
     def _append_waiting(self, asked: GenExpr | SelectExpr, source: str | None) -> None:
         """One whose value is decided on here: it has to do, or a method of the author's chooses."""
@@ -132,9 +142,9 @@ class BranchWriter(BranchReader):
         self._program.resume(self._branch, self._seq, first_lost)
         self._seq += 1
 
-    def _send(self, op: ir.Op) -> Pending:
+    def _send(self, op: ir.Op, on_likely: Callable[[str], None] | None = None) -> Pending:
         """Send the next op; if that raises, nothing was appended."""
-        pending = self._program.send(op)
+        pending = self._program.send(op, on_likely)
         self._seq += 1
         return pending
 
@@ -153,8 +163,10 @@ class BranchWriter(BranchReader):
         self._seqs.append(self._seq - 1)
         self._program.waiters.wake()  # wakes iterators over the text
 
-    def _bind(self, name: str, op: ir.Op) -> Pending:
-        pending = self._send(op)
+    def _bind(
+        self, name: str, op: ir.Op, on_likely: Callable[[str], None] | None = None
+    ) -> Pending:
+        pending = self._send(op, on_likely)
         if name:
             self._vars[name] = self._own_vars[name] = pending
         self._note(pending)

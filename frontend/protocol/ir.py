@@ -94,6 +94,7 @@ class GenParams(Sampling):
     length_penalty: float | None = None  # with beam: a score is logprob / length ** this
     early_stopping: bool | str | None = None  # with beam: True, False or "never"
     kv_policy: KVPolicy | None = None  # which of the prompt's KV is kept; None: all
+    foretell: bool | None = None  # True: tell the client what the output probably will be
     _wire: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -180,6 +180,8 @@ class ProgramLog:
             return fresh
         if seq <= self._seen.get(branch, -1):
             return None
+        if kind == wire.LIKELY:  # the op itself goes on
+            return payload
         self._seen[branch] = seq
         place = (branch, seq)
         if kind == wire.FAILED:

@@ -65,6 +65,7 @@ class _Maker:
             calls=tuple(self._call_records()),
             pauses=tuple(self._pauses()),
             hints=tuple(self._hints()),
+            early_calls=self._program.early_calls.counts,
             error=None if failure is None else str(failure) or type(failure).__name__,
             error_kind=None if failure is None else _kind(failure),
         )

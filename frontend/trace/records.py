@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..client.early_calls import EarlyCallCounts
 from .moments import Span, busy_s
 
 
@@ -104,6 +105,7 @@ class ProgramRecord:
     calls: tuple[CallRecord, ...]
     pauses: tuple[PauseRecord, ...]
     hints: tuple[HintRecord, ...]
+    early_calls: EarlyCallCounts = field(default_factory=EarlyCallCounts)  # of pure tools
     error: str | None = None  # the first failure of any branch
     error_kind: str | None = None
 

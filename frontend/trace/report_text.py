@@ -100,6 +100,12 @@ def _program(index: int, program: ProgramRecord) -> str:
         + (f" ({hint.reason})" if hint.reason else "")
         for hint in program.hints
     ]
+    early = program.early_calls
+    if early.num_begun:
+        lines.append(
+            f"  early calls of tools: {early.num_begun} begun, {early.num_used} used, "
+            f"{early.num_failed} failed, {seconds(early.saved_s)} before they were asked for"
+        )
     return "\n".join([*lines, *([f"  failed: {program.error}"] if program.error else [])])
 
 

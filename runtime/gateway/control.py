@@ -25,6 +25,7 @@ from ..programs.context import ProgramContext
 from ..programs.hint_targets import HintTargets
 from ..programs.text_threads import TextThreads
 from ..tokenizer.tokenizer import UNLOCKED_CHARS
+from .ahead import AheadPrefills
 from .cache_feed import CacheFeed
 from .clients import EngineClient, EngineClients
 from .observe.observer import Observer
@@ -59,6 +60,7 @@ class Control:
         self._clients = clients
         self._context = context
         self.prefills: Prefills | None = None  # for other engines
+        self.ahead: AheadPrefills | None = None  # of likely texts
         self.adapter_loader: AdapterLoader | None = None
         if loaded.adapters is not None:
             self.adapter_loader = AdapterLoader(loaded.adapters, loaded.config.lora_root)
@@ -226,6 +228,10 @@ class Control:
             "role": self._loaded.role,
             "experts": self._loaded.describe_experts() if has_experts else {},
             "prefills": {} if self.prefills is None else self.prefills.describe(),
+            "ahead": {} if self.ahead is None else self.ahead.describe(),
+            "foretold": {}
+            if (foreteller := self._context.foreteller) is None
+            else foreteller.describe(),
             "num_clients": len(self._clients),
             "num_programs": self._clients.num_programs,
             "peak_rss_bytes": _peak_rss_bytes(),

@@ -30,6 +30,7 @@ from ..sessions.fields import integer, json_field, optional_text, program_items
 from ..sessions.host import SessionHost
 from ..sessions.listener import ServerKeys
 from ..tokenizer.chat_template import NO_TEMPLATE_ARGS, TemplateArgs
+from .ahead import AheadPrefills
 from .clients import EngineClient, RunningProgram
 from .control import Control
 from .prefills import Prefills
@@ -68,7 +69,8 @@ class Gateway:
         self._should_stop = False
         self._is_draining = False
         self._texts = TextThreads()
-        self._context = replace(loaded.context(), texts=self._texts)
+        self._ahead = None if loaded.does_nothing_ahead else AheadPrefills(loaded.engine)
+        self._context = replace(loaded.context(), texts=self._texts, prefills=self._ahead)
         self._host = SessionHost(
             self,
             partial(EngineClient, hints=self._engine.hints),
@@ -85,6 +87,7 @@ class Gateway:
         sender, receiver = loaded.kv_sender, engine.kv_receiver
         prefills = None if sender is None else Prefills(engine, sender)
         self._control.prefills = prefills
+        self._control.ahead = self._ahead
         peers = (receiver, prefills, loaded.ranks)
         beside = (self._texts, engine.grammars, *stores, self._control.adapter_loader, *peers)
         self._beside = [source for source in beside if source is not None]
@@ -108,6 +111,8 @@ class Gateway:
                 if self._host.sweep():
                     self._control.observer.tick()
                 self._advance()
+                if self._ahead is not None and not self._ready:
+                    self._ahead.begin()
                 if self._engine.has_work:
                     self._engine.step()
                     self._host.clock.read_after_step()
@@ -125,6 +130,8 @@ class Gateway:
     def _patience_ms(self) -> int:
         """How long to wait for messages: until the engine may have work again."""
         if self._engine.has_work or self._ready:
+            return 0
+        if self._ahead is not None and self._ahead.has_work:
             return 0
         wake_s = self._engine.next_wake_s
         if wake_s is None:

@@ -112,11 +112,26 @@ class CallFactory:
                 request.shared_ends += (request.num_prompt_tokens - 1,)
             if sample is samples[0]:
                 request.begun = begun
-            request.op_key = self.op_key if op.source is None else (op.source, op.name)
+            request.op_key = self.key_of(op)
             sample.request = request
             requests.append(request)
         self._submit(call, requests)
+        foreteller = self.context.foreteller if op.params.foretell else None
+        can_tell = samplings[0].max_tokens and not samplings[0].stop_regex
+        if foreteller is not None and can_tell and isinstance(call, GenCall):
+            call.foretell(foreteller)
         return call
+
+    def key_of(self, op: ir.Op) -> Hashable:
+        """What calls of the same op of a function have in common; None: nothing is known."""
+        return self.op_key if op.source is None else (op.source, getattr(op, "name", ""))
+
+    def texts_key(self, namespace: Hashable) -> Hashable:
+        """Whose texts say something of those of this program's calls whose KV is there.
+
+        NOTE: whatever a client names, no text of another adapter, namespace or account.
+        """
+        return (namespace, self.account, self.history)
 
     def _beam(
         self,
@@ -240,8 +255,7 @@ class CallFactory:
             sampling=sampling,
             listener=listener,
             namespace=namespace,
-            # NOTE: whatever a client names, no text of another adapter, namespace or account.
-            history=(namespace, self.account, self.history),
+            history=self.texts_key(namespace),
             adapter=adapter,
             client=self.record.tenant,
             program=self.record,

@@ -20,6 +20,7 @@ from ..schedule.request import FinishReason, Request, Scoring
 from ..schedule.sampling_params import SamplingParams
 from ..tokenizer.detokenizer import Detokenizer, StopHit
 from ..tokenizer.tokenizer import Tokenizer
+from .foretelling import Foreteller, Foretelling
 
 
 class RequestQueue(Protocol):
@@ -48,6 +49,9 @@ class Report(Protocol):
 
     def delta(self, delta: Delta) -> None:
         """New text of the stream."""
+
+    def likely(self, text: str, chance: float) -> None:
+        """This will probably be the output."""
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         """The output's ids, the text after them up to a stop string, and the value event."""
@@ -94,7 +98,17 @@ class GenCall:
         self._logprobs: list[dict[str, Any]] = []
         self._is_aborted = False
         self._ends_now = False
+        self._foretelling: Foretelling | None = None
         self.request: Request | None = None
+
+    def foretell(self, foreteller: Foreteller) -> None:
+        """Report what the output probably will be, once it can be guessed; the request is
+        queued."""
+        assert self.request is not None
+        report = self._report
+        self._foretelling = foreteller.open(
+            self.request, self._detokenizer, self._tokenizer, self._sampling.stop, report.likely
+        )
 
     def end_now(self, queue: RequestQueue) -> None:
         """End with the output so far, reported with the finish reason "abort"."""
@@ -116,15 +130,22 @@ class GenCall:
             self._logprobs.append(self._logprob_of(result))
         if self._hit is not None:
             self._detokenizer.cut(self._hit)
+        if self._foretelling is not None:
+            self._foretelling.extend(result.token_id)
+        if self._hit is not None:
             return FinishReason.STOP
         if self._is_streaming:
             self._send_delta(request)
         return None
 
     def on_finish(self, request: Request) -> None:
+        reason = request.finish_reason
+        if self._foretelling is not None:
+            is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
+            self._foretelling.end(self._detokenizer.text if is_whole else None)
+            self._foretelling = None
         if self._is_aborted:
             return
-        reason = request.finish_reason
         if reason is FinishReason.ERROR or (reason is FinishReason.ABORT and not self._ends_now):
             message = request.error or "the call was aborted"
             self._report.failed(message, request.error_kind)
@@ -301,6 +322,9 @@ class _SampleReport:
 
     def delta(self, delta: Delta) -> None:
         self.call.delta_of_first(delta)
+
+    def likely(self, text: str, chance: float) -> None:
+        raise AssertionError("what several samples will be is not told")
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.call.finished_one(self.index, _Ending(ids, tail, payload))

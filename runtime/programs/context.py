@@ -25,7 +25,9 @@ from ..tokenizer.tokenizer import Tokenizer
 from .branch_kv import BranchKV, Shown
 from .calls import RequestQueue
 from .embedded_text import Encoder
+from .foretelling import Foreteller
 from .hint_targets import Responses
+from .likely_texts import LikelyTexts, Prefills
 from .prefix_leases import KVLeases, ThinkTimes
 from .text_threads import TextThreads
 
@@ -136,6 +138,9 @@ class ProgramContext:
     images: ImageRegistry | None = None  # None: the model reads only text
     compressed: CompressedPrefixes = field(default_factory=CompressedPrefixes)
     kv_policy: KVPolicy | None = None  # of gens and selects that name none
+    foreteller: Foreteller | None = None  # None: what outputs will be is not told
+    likely_texts: LikelyTexts = field(default_factory=LikelyTexts)
+    prefills: Prefills | None = None  # of likely texts; None: nothing is computed ahead
 
     def policy_of(self, shown: Shown) -> KVPolicy | None:
         """The engine's, for a text of which it can keep a part: no call fails for what it has not

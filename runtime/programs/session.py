@@ -31,6 +31,7 @@ from .client_leases import Action, AskedHint, StatedLeases
 from .context import ProgramContext
 from .engine_branch import EngineBranch, Prepared, Value
 from .kept import NOTHING_KEPT, Kept
+from .likely_texts import LikelyPrompts
 from .prefix_leases import LeaseManager
 from .preparation import Preparation
 
@@ -95,6 +96,10 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
             else LeaseManager(
                 context.kv, context.think_times, tenant, self._shown, namespace=namespace
             )
+        )
+        prefills = context.prefills
+        self._likely = (
+            None if prefills is None else LikelyPrompts(context.likely_texts, prefills, self._shown)
         )
         self._pauses: dict[EngineBranch, ir.Pause] = {}
         self._num_marks = 0  # laid in this turn
@@ -163,6 +168,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         super()._finish()
         if self._leases is not None:
             self._leases.end_all()
+        if self._likely is not None:
+            self._likely.end_all()
         self._context.queue.end_program(self.record)
 
     # --- carrying out -----------------------------------------------------------------------------
@@ -195,6 +202,10 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     def _note_rest(self, branch: EngineBranch) -> None:
         if self._leases is not None and not self.is_done:
             self._leases.settle(branch, self._pauses.get(branch), is_last=self._has_ended)
+        # NOTE: where an adapter has computed the branch's KV, what follows is not the model's own.
+        is_plain = self._factory.adapter is None and branch.namespace == self._namespace
+        if self._likely is not None and is_plain and not (self.is_done or self._has_ended):
+            self._likely.settle(branch, self._namespace)
 
     def _note_resumed(self, branch: EngineBranch) -> None:
         branch.num_calls = 0
@@ -353,6 +364,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     ) -> Call:
         """Start the op's call; `begun`: of a gen's output, what is known."""
         report = _BranchReport(self, branch)
+        if self._likely is not None:
+            self._likely.note_call(branch)
         if isinstance(op, ir.Gen):
             return self._factory.gen(branch, op, report, prepared.prediction, begun)
         if isinstance(op, ir.Select):
@@ -378,6 +391,9 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
         self._carry_out_asked(branch)
         if self._leases is not None:
             self._leases.note_call_done(branch)
+        if self._likely is not None:
+            key, texts = self._factory.key_of(op), self._factory.texts_key(branch.namespace)
+            self._likely.note_call_done(branch, None if key is None else (texts, key), ids)
         self._ready.append(branch)
         self._on_ready(self)
 
@@ -414,6 +430,11 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     def emit_delta(self, branch: EngineBranch, delta: Delta) -> None:
         """Text of the branch's current call, as it comes."""
         self._emit(branch.number, branch.log[0].seq, wire.DELTA, delta)
+
+    def emit_likely(self, branch: EngineBranch, text: str, chance: float) -> None:
+        """What the branch's current call probably will say."""
+        payload = {"text": text, "chance": chance}
+        self._emit(branch.number, branch.log[0].seq, wire.LIKELY, payload)
 
     # --- other branches ---------------------------------------------------------------------------
 
@@ -460,6 +481,8 @@ class ProgramSession(Interpreter[EngineBranch, Value]):
     ) -> None:
         if self._leases is not None:
             self._leases.end(branch)
+        if self._likely is not None:
+            self._likely.end(branch)
         super()._stop(branch, op, message, kind, field)
 
 
@@ -479,6 +502,9 @@ class _BranchReport:
 
     def delta(self, delta: Delta) -> None:
         self.session.emit_delta(self.branch, delta)
+
+    def likely(self, text: str, chance: float) -> None:
+        self.session.emit_likely(self.branch, text, chance)
 
     def finished(self, ids: array[int], tail: str, payload: dict[str, Any]) -> None:
         self.session.finish_call(self.branch, ids, tail, payload)

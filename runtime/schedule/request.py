@@ -181,6 +181,7 @@ class Request:
     op_key: Hashable = None  # the op of a function that made it; None: not known
     jump_forward: bool = True  # append forced tokens at once, not one by one
     beam: Beam | None = None  # the search one of whose hypotheses it computes
+    is_ahead: bool = False  # nobody has asked for it yet
     stream: KVStream | None = None  # set: another engine has asked for its KV
     shared_ends: tuple[int, ...] = ()  # where other calls are known to part from its prompt
     compressed: CompressedPrefix | None = None  # with which the prompt begins
@@ -336,8 +337,9 @@ class Request:
     @property
     def is_call(self) -> bool:
         """Whether a program asked for it: of a beam search's requests only the first, none that
-        another engine's program waits for, and none that makes a compressed prefix."""
-        if self.stream is not None or self.compaction is not None:
+        another engine's program waits for, and none that makes a compressed prefix, or computes
+        what a program may ask for."""
+        if self.stream is not None or self.compaction is not None or self.is_ahead:
             return False
         return self.beam is None or self.beam.leader is self
 

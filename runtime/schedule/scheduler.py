@@ -501,7 +501,8 @@ class Scheduler:
         self.stats.num_steps += 1
         self.new_tokens.note_step()
         if result.duration_s is not None:
-            self.costs.note(planned.plan, result.duration_s, self._clock())
+            is_load = not all(request.is_ahead for request in planned.requests)
+            self.costs.note(planned.plan, result.duration_s, self._clock(), is_load=is_load)
         self.stats.num_computed_tokens += planned.plan.num_tokens
         self.stats.num_void_rows += len(planned.void)
         row_tokens = self.costs.row_tokens

@@ -127,8 +127,8 @@ class Speculation:
         """Whether the draft model is to compute a request's tokens, too; decided when it is
         admitted."""
         model = self._drafting.model
-        if model is None or request.stream is not None:  # another engine guesses
-            return True
+        if model is None or request.stream is not None or request.is_ahead:
+            return True  # another engine guesses, or a later request
         is_drafted = request.samples and request.beam is None
         return model.follows(request.op_key, is_drafted, self.times.curve)
 

@@ -113,6 +113,26 @@ PREFILLS = (
            of("prefills", "num_sent_bytes"), "counter"),
 )  # fmt: skip
 
+AHEAD = (
+    Figure("stemma_ahead_tokens", "Computed before a program had asked for them.",
+           of("ahead", "num_tokens"), "counter"),
+    Figure("stemma_ahead_used_tokens", "Of these: with which its prompt did go on.",
+           of("ahead", "num_used_tokens"), "counter"),
+    Figure("stemma_ahead_seconds", "Of the device's time, for all of these.",
+           of("ahead", "spent_s"), "counter"),
+    Figure("stemma_ahead_used_seconds", "Of these: for those that were used.",
+           of("ahead", "used_s"), "counter"),
+)  # fmt: skip
+
+FORETOLD = (
+    Figure("stemma_foretold_outputs", "Told as likely before they were there.",
+           of("foretold", "num_told"), "counter"),
+    Figure("stemma_foretold_right", "Outputs of which what was told last came true.",
+           of("foretold", "num_right"), "counter"),
+    Figure("stemma_foretold_wrong", "And those of which it did not.",
+           of("foretold", "num_wrong"), "counter"),
+)  # fmt: skip
+
 LORA = (
     Figure("stemma_lora_adapters_on_device", "Adapters in slots.", of("lora", "num_on_device")),
     Figure("stemma_lora_adapters_in_use", "Of these: by running requests.",
@@ -143,6 +163,10 @@ def engine_families(info: Info) -> Iterator[Metric]:
         yield from figure_families(COMING, info, labels)
     if info["prefills"]:
         yield from figure_families(PREFILLS, info, labels)
+    if info.get("ahead"):
+        yield from figure_families(AHEAD, info, labels)
+    if info.get("foretold"):
+        yield from figure_families(FORETOLD, info, labels)
     if info["speculation"].get("sources"):
         yield from _by_source(info, labels)
     text = "Requests that have ended."

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from openai_stand_in import StandIn, standing_in
 from templates import TINY_TOOLS
+from waiting import PATIENCE_S
 
 import stemma as st
 from stemma.frontend.dsl.expr import GenExpr
+from stemma.frontend.dsl.tool_loop import ToolLoop
 from stemma.frontend.protocol import ir
 from stemma.frontend.protocol.constraint import constraint_of
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
@@ -55,7 +57,7 @@ def steer(monkeypatch: pytest.MonkeyPatch, outputs: list[str]) -> None:
     def steered(self: st.ProgramState, other: Any, source: str | None) -> None:
         if isinstance(other, GenExpr) and other.name == "answer":
             constraint = constraint_of(regex=next(left))
-            other = GenExpr(other.name, replace(other.params, constraint=constraint))
+            other = replace(other, params=replace(other.params, constraint=constraint))
         append(self, other, source)
 
     monkeypatch.setattr(st.ProgramState, "_append", steered)
@@ -145,6 +147,38 @@ def test_a_call_is_a_pause_of_the_time_that_the_tool_takes(
     state = ask.run(tools=(st.tool(weather.fn, expected_s=2.5),), backend=engine, temperature=0)
     pauses = [op for _, op in state._program.log if isinstance(op, ir.Pause)]
     assert [(p.label, p.expected_s) for p in pauses] == [("weather", 2.5)] * 2
+
+
+def test_pure_tools_of_a_turn_that_is_likely_begin_before_it_ends(
+    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the turn has come often enough; what the model is told is the same."""
+    begun, called = threading.Event(), list[str]()
+
+    @st.tool(pure=True)
+    def look_up(city: str) -> str:
+        """Weather of a city."""
+        called.append(threading.current_thread().name)
+        begun.set()
+        return "rain in " + city
+
+    def said() -> str:
+        steer(monkeypatch, [call("look_up", arguments='"city":"[A-Z][a-z]{9,12}"'), ANSWER])
+        called.clear()
+        begun.clear()
+        text = ask.run(tools=(look_up,), backend=engine, temperature=0).text()
+        monkeypatch.undo()
+        return text
+
+    texts = {said() for _ in range(12)}
+    early = ToolLoop._early
+
+    def once_begun(self: ToolLoop, *args: Any) -> Any:
+        assert begun.wait(PATIENCE_S), "it was not told what the turn would say"
+        return early(self, *args)
+
+    monkeypatch.setattr(ToolLoop, "_early", once_begun)
+    assert texts == {said()} and called == ["stemma-early"]
 
 
 def test_what_a_tool_raises_is_told_or_raised(

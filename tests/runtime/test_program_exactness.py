@@ -7,13 +7,14 @@ all kinds says the same captured, waited for or streamed, alone or in a batch, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_thread import serving
+from waiting import wait_until
 
 import stemma as st
 from stemma.frontend.client.backend import Backend
@@ -99,6 +100,55 @@ def test_programs_say_the_same_with_a_store_and_after_a_restart(
     for _ in range(2):
         with serving(checkpoint, max_total_tokens=ROOMY, kv_store=tmp_path) as backend:
             assert said_by(backend, hints=True) == truth
+
+
+@st.function
+def waiting_agent(s: st.ProgramState, result: str, wait: Callable[[], object]) -> None:
+    """A tool runs until what may follow has been computed."""
+    s += "You have one tool and answer in a word. " + st.gen("t0", **GEN)
+    s["t0"]
+    with s.pause(label="tool"):
+        wait()
+    s += f" The tool says that it is {result}. " + st.gen("last", **GEN)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"page_size": 16, "chunked_prefill_size": 32}, {"host_kv_tokens": ROOMY}],
+    ids=str,
+)  # fmt: skip
+def test_programs_say_the_same_where_what_follows_is_computed_ahead_be_it_right_or_wrong(
+    checkpoint: Path, one_thread: None, options: dict[str, Any]
+) -> None:
+    results = ("rain", "sun in the afternoon", "rain and wind", "rain")
+
+    def said(backend: Backend, wait: Callable[[], object]) -> list[list[int]]:
+        texts = []
+        for result in results:
+            state = waiting_agent.run(result, wait, seed=3, backend=backend)
+            texts.append(state.get_meta_info("last")["output_ids"])
+            wait = waited
+        return texts
+
+    def nothing() -> None: ...
+
+    waited: Callable[[], object] = nothing
+    with serving(checkpoint, max_total_tokens=ROOMY, disable_ahead=True) as backend:
+        truth = said(backend, nothing)
+        assert not backend.get_server_info()["ahead"]
+    with serving(checkpoint, max_total_tokens=ROOMY, **options) as backend:
+        computed = [0]
+
+        def until_computed() -> None:
+            def has_more() -> bool:
+                return int(backend.get_server_info()["ahead"]["num_tokens"]) > computed[0]
+
+            wait_until(has_more)
+            computed[0] = int(backend.get_server_info()["ahead"]["num_tokens"])
+
+        waited = until_computed  # from the second program on
+        assert said(backend, nothing) == truth
+        ahead = backend.get_server_info()["ahead"]
+        assert 0 < ahead["num_used_tokens"] < ahead["num_tokens"], "some were right, some wrong"
 
 
 # --- all kinds of ops -----------------------------------------------------------------------------

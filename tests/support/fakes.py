@@ -631,11 +631,15 @@ class FakeQueue:
     def generate(self, request: Request, token_ids: Sequence[int]) -> None:
         """Feed sampled tokens; the request ends (as if by EOS) unless a stop string did before."""
         for token_id in token_ids:
-            request.append_token(token_id)
-            reason = request.listener.on_token(request, RowResult(token_id=token_id))
+            reason = self.feed(request, token_id)
             if reason is not None:
                 return self._finish(request, reason)
         self._finish(request, FinishReason.STOP)
+
+    def feed(self, request: Request, token_id: int) -> FinishReason | None:
+        """Feed a sampled token; a reason if that ends the output."""
+        request.append_token(token_id)
+        return request.listener.on_token(request, RowResult(token_id=token_id))
 
     def score(self, request: Request, logprobs: Sequence[float]) -> None:
         """Complete a scoring request."""

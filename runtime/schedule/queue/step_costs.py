@@ -45,8 +45,10 @@ class StepCosts:
         share_s = self._num_rows.mean_y / self._num_rows.mean_x
         return min(64.0, max(0.25, share_s / self.prompt_token_s))
 
-    def note(self, plan: StepPlan, duration_s: float, now_s: float) -> None:
-        """A step took so long, and ended now."""
+    def note(
+        self, plan: StepPlan, duration_s: float, now_s: float, *, is_load: bool = True
+    ) -> None:
+        """A step took so long, and ended now. `is_load`: somebody has asked for what it did."""
         lengths = [row.known_end - row.start for row in plan.rows]
         num_rows = lengths.count(1)
         num_prompt_tokens = sum(lengths) - num_rows
@@ -57,6 +59,8 @@ class StepCosts:
             rest_s = duration_s - (self._num_rows.at(num_rows) if num_rows else 0.0)
             token_s = max(rest_s, 0.0) / num_prompt_tokens
             self.prompt_token_s = _mean(self.prompt_token_s, token_s)
+        if not is_load:
+            return
         work_s = num_rows * self.decode_row_s + num_prompt_tokens * (self.prompt_token_s or 0.0)
         self._load_s = self._fading(now_s) + min(work_s, duration_s)
         self._load_at_s = now_s

@@ -49,6 +49,16 @@ def test_a_branch_goes_on_as_if_what_failed_had_never_been(seed: int) -> None:
         assert log.ops == ops
 
 
+def test_what_a_gen_probably_will_say_is_passed_on_until_it_is_known() -> None:
+    log = ProgramLog({})
+    log.take([["gen", 0, 0, None, "x", {}]])
+    guess = {"text": "yes", "chance": 0.5}
+    assert log.pass_on(0, 0, wire.LIKELY, guess) == guess
+    value = {"value": "no", "text": "no", "kept": {"ids": [1], "text": "no"}}
+    assert log.pass_on(0, 0, wire.VALUE, dict(value)) is not None, "it was not taken for the value"
+    assert log.pass_on(0, 0, wire.LIKELY, guess) is None, "by another engine, of what is known"
+
+
 def test_going_on_costs_what_failed_and_not_all_that_was_said_before() -> None:
     looks: list[object] = []
 

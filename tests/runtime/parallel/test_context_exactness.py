@@ -79,7 +79,7 @@ def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
     assert host is not None
     monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
-    monkeypatch.setattr(scheduler.costs, "note", lambda plan, duration_s, now_s: None)
+    monkeypatch.setattr(scheduler.costs, "note", lambda *_, **__: None)
     before = stats.num_preemptions, host.num_loaded_tokens
     outputs = {job.prompt: said for job, said in zip(jobs, alone, strict=True)}
     guess = sometimes_right(random.Random(4))

@@ -34,3 +34,11 @@ def test_where_all_steps_are_alike_a_share_of_a_large_one_is_what_is_known() -> 
 
 def test_nothing_is_told_before_a_prompt_was_computed() -> None:
     assert StepCosts().describe() == {}
+
+
+def test_what_nobody_has_asked_for_teaches_what_a_token_costs_and_is_no_load() -> None:
+    asked, ahead = StepCosts(), StepCosts()
+    asked.note(plan(100), 0.050, 0.0)
+    ahead.note(plan(100), 0.050, 0.0, is_load=False)
+    assert asked.prompt_token_s == ahead.prompt_token_s == pytest.approx(0.0005)
+    assert asked.load(0.0) > 0.0 == ahead.load(0.0)
