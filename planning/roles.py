@@ -16,10 +16,11 @@ from ..runtime.memory.copies import BlockRestore
 from ..runtime.memory.disk.block_key import BlockLayout
 from ..runtime.memory.kv_layout import KVLayout
 from ..runtime.schedule.plan import StepPlan
-from .devices import Link
-from .fleet_simulation import DEFAULT_CHUNKING, CallTimes, Chunking, FleetSimulation, Routing
+from .devices import Link, host_bytes_s
+from .fleet_simulation import CallTimes, FleetSimulation, Routing
 from .mixes import Mix
 from .roofline import CostModel
+from .simulated_engine import DEFAULT_CHUNKING, Chunking, SimulatedEngine
 from .simulated_streams import Apart, SimulatedStreams
 
 _WARM_SHARE = 0.4  # of a run, whose calls do not count: the fleet fills
@@ -80,6 +81,10 @@ class RooflineDevice:
         copy_s = 2 * copied * self.costs.model.kv_bytes_per_token / self.costs.device.kv_bytes_s
         return self.costs.step_time(rows, num_sampled).total_s + copy_s
 
+    def copy_s(self, num_tokens: int) -> float:
+        """Over the link to the host's memory."""
+        return num_tokens * self.costs.model.kv_bytes_per_token / host_bytes_s(self.costs.device)
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -98,11 +103,9 @@ class Fleet:
             apart = Apart(layout.num_prefill, self.link, BlockLayout("", "", kv))
             streams = SimulatedStreams(apart, self.num_engines)
         fleet = FleetSimulation(
-            self.device,
-            self.num_engines,
+            [SimulatedEngine(self.device, layout.chunking)] * self.num_engines,
             _ROUTING,
             seed=seed,
-            chunking=layout.chunking,
             streams=streams,
         )
         starts = mix.starts(seed, rate, duration_s)
