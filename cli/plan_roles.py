@@ -15,12 +15,12 @@ from ..planning.roles import (
     Fleet,
     Layout,
     Limits,
-    RooflineDevice,
     RoughTimes,
     Search,
     layouts,
 )
 from ..planning.roofline import CostModel
+from ..planning.roofline_device import RooflineDevice
 
 _MAX_ENGINES = 16
 # A run, at least, in times of a call alone, and of the limit: until a queue that grows exceeds it.

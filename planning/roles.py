@@ -12,14 +12,12 @@ from functools import partial
 from math import log2
 
 from ..cluster.placement.policies import policy_of
-from ..runtime.memory.copies import BlockRestore
 from ..runtime.memory.disk.block_key import BlockLayout
 from ..runtime.memory.kv_layout import KVLayout
-from ..runtime.schedule.plan import StepPlan
-from .devices import Link, host_bytes_s
+from .devices import Link
 from .fleet_simulation import CallTimes, FleetSimulation, Routing
 from .mixes import Mix
-from .roofline import CostModel
+from .roofline_device import RooflineDevice
 from .simulated_engine import DEFAULT_CHUNKING, Chunking, SimulatedEngine
 from .simulated_streams import Apart, SimulatedStreams
 
@@ -58,32 +56,6 @@ def layouts(num_engines: int) -> list[Layout]:
         Layout(f"{num} prefill, {num_engines - num} decode", num) for num in range(1, num_engines)
     ]
     return [Layout("together"), Layout("together, steps of 512", 0, Chunking(512, 0.0)), *apart]
-
-
-@dataclass(frozen=True, slots=True)
-class RooflineDevice:
-    """What each engine computes on."""
-
-    costs: CostModel
-    num_tokens: int
-    max_running_requests: int
-
-    @property
-    def prefill_token_ms(self) -> float:
-        """Of a prompt that is long enough for the arithmetic to be the limit."""
-        return 1e3 * self.costs.step_time([(2048, 0)], 1).total_s / 2048
-
-    def step_s(self, plan: StepPlan) -> float:
-        """Its rows, and the copies of what has come from elsewhere into its pages."""
-        rows = [(len(row.input_ids), row.start) for row in plan.rows]
-        num_sampled = sum(row.sampling is not None for row in plan.rows)
-        copied = sum(len(each.pages) for each in plan.transfers if isinstance(each, BlockRestore))
-        copy_s = 2 * copied * self.costs.model.kv_bytes_per_token / self.costs.device.kv_bytes_s
-        return self.costs.step_time(rows, num_sampled).total_s + copy_s
-
-    def copy_s(self, num_tokens: int) -> float:
-        """Over the link to the host's memory."""
-        return num_tokens * self.costs.model.kv_bytes_per_token / host_bytes_s(self.costs.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class SimulatedReplica:
         self.number = number
         self.spec = spec
         self.state = ReplicaState.READY
+        self.prompt_token_s = spec.device.prefill_token_ms / 1000
         self.slowdown = 1.0  # of its steps: a straggler's is above 1
         self.busy_s = 0.0
         self.num_prompt_tokens = self.num_cached_tokens = 0  # of engines that have ended
@@ -238,10 +239,6 @@ class SimulatedReplica:
     @property
     def room_tokens(self) -> float:
         return self.spec.device.num_tokens - self.load.held_tokens
-
-    @property
-    def prompt_token_s(self) -> float:
-        return self.spec.device.prefill_token_ms / 1000
 
     # --- figures --------------------------------------------------------------------------------
 

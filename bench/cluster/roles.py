@@ -25,8 +25,9 @@ from typing import Any
 from ...flags import count
 from ...planning.devices import GPUS, links_of
 from ...planning.mixes import MIXES, Mix
-from ...planning.roles import Fleet, Goodput, Layout, Limits, RooflineDevice, Search, layouts
+from ...planning.roles import Fleet, Goodput, Layout, Limits, Search, layouts
 from ...planning.roofline import CostModel
+from ...planning.roofline_device import RooflineDevice
 from ...planning.served_model import ServedModel
 from ...runtime.models.model_config import read_model_config
 from ..harness.model import Shape, checkpoint_config

@@ -14,8 +14,9 @@ from stemma.cluster.placement.policies import policy_of
 from stemma.planning.devices import GPUS, Link
 from stemma.planning.fleet_simulation import CallTimes, FleetSimulation, Routing
 from stemma.planning.mixes import MIXES, Mix, workload
-from stemma.planning.roles import Fleet, Layout, Limits, RooflineDevice, Run, Search, layouts
+from stemma.planning.roles import Fleet, Layout, Limits, Run, Search, layouts
 from stemma.planning.roofline import CostModel
+from stemma.planning.roofline_device import RooflineDevice
 from stemma.planning.served_model import ServedModel
 from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
