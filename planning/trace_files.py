@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +139,8 @@ class Trace:
 
     def mix(self) -> Mix:
         """Its programs in any order, each as likely as any other."""
-        programs = self.programs
-
-        def jobs(rng: random.Random) -> Callable[[random.Random], Job]:
-            return lambda rng: rng.choice(programs).job(rng)
-
-        return Mix(self.name, f"{len(programs)} programs of a trace", jobs, self.num_calls)
+        jobs = partial(_any_of, self.programs)
+        return Mix(self.name, f"{len(self.programs)} programs of a trace", jobs, self.num_calls)
 
     def starts(self, seed: int = 0, times: float = 1.0) -> list[Start]:
         """The trace itself with `times` as many programs: each as often on average, its copies
@@ -167,6 +163,14 @@ class Trace:
             raise InvalidRequest.of("window", (begin_s, end_s), "one in which programs start")
         moved = tuple(replace(each, at_s=each.at_s - begin_s) for each in kept)
         return Trace(self.name, moved)
+
+
+def _any_of(programs: Sequence[TracedProgram], _: random.Random) -> Callable[[random.Random], Job]:
+    return partial(_one_of, programs)
+
+
+def _one_of(programs: Sequence[TracedProgram], rng: random.Random) -> Job:
+    return rng.choice(programs).job(rng)
 
 
 def read_trace(path: Path) -> Trace:

@@ -47,5 +47,5 @@ def test_a_step_takes_as_long_as_it_was_measured(tmp_path: Path) -> None:
 def test_a_file_that_is_no_such_report_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "step.json"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match="stemma bench step|took time"):
+    with pytest.raises(InvalidRequest, match=r"stemma bench step|took time"):
         Calibration.read(path, COSTS)
