@@ -58,7 +58,7 @@ def add_roles_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.9,
         metavar="SHARE",
-        help="with --engines: of calls, that are to be within both (default: %(default)g)",
+        help="with --engines or --fleet: of calls, that are to be good (default: %(default)g)",
     )
 
 

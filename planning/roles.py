@@ -65,6 +65,12 @@ class Fleet:
     device: RooflineDevice
     num_engines: int
     link: Link
+    host_tokens: int = 0  # KV of each engine's host tier
+    acceptance: float = 0.0  # see SimulatedEngine
+
+    def engine(self, layout: Layout) -> SimulatedEngine:
+        """Each of them."""
+        return SimulatedEngine(self.device, layout.chunking, self.host_tokens, self.acceptance)
 
     def run(self, layout: Layout, mix: Mix, rate: float, *, seed: int, duration_s: float) -> Run:
         """Calls of so many seconds."""
@@ -75,7 +81,7 @@ class Fleet:
             apart = Apart(layout.num_prefill, self.link, BlockLayout("", "", kv))
             streams = SimulatedStreams(apart, self.num_engines)
         fleet = FleetSimulation(
-            [SimulatedEngine(self.device, layout.chunking)] * self.num_engines,
+            [self.engine(layout)] * self.num_engines,
             _ROUTING,
             seed=seed,
             streams=streams,
