@@ -170,8 +170,8 @@ class FleetPlan:
     pools: tuple[PlannedPool, ...]
     figures: FleetFigures  # of the whole trace
     is_enough: bool  # the limits are met
-    checked: ExactFigures | None  # of the busiest part of it, where that is small enough
     why_not: Mapping[str, str]  # kinds of GPU that cannot serve it
+    checked: ExactFigures | None = None  # of its busiest part, where that is small enough
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ def plan_fleet(
         raise InvalidRequest.of("fleet", dict(wish.gpus), f"GPUs that can serve it ({reasons})")
     pools.sort(key=lambda each: each.pool.price_s / max(1e-9, each.good_calls_s))
     say("how many replicas")
-    return _sized(wish, pools, times, why_not)
+    plan = _sized(wish, pools, times, why_not)
+    return replace(plan, checked=_checked(wish, plan.pools, times))
 
 
 def _first_options(wish: Wish) -> tuple[list[Option], dict[str, str]]:
@@ -327,13 +328,7 @@ def _sized(
         low, high = (low, middle) if is_good else (middle, high)
     chosen = with_replicas(high)
     found = figures(chosen)
-    return FleetPlan(
-        tuple(chosen),
-        found,
-        found.good_share >= wish.good_share,
-        _checked(wish, chosen, times),
-        why_not,
-    )
+    return FleetPlan(tuple(chosen), found, found.good_share >= wish.good_share, why_not)
 
 
 def _checked(wish: Wish, chosen: Sequence[PlannedPool], times: float) -> ExactFigures | None:

@@ -244,7 +244,7 @@ def _mooncake(record: Any) -> TracedProgram:
 def _of_csv(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[TracedProgram]:
     head, *rows = csv.reader(line for _, line in lines)
     names = [name.strip().lower() for name in head]
-    known = {
+    known: dict[tuple[str, ...], Callable[[str], float]] = {
         ("timestamp", "request tokens", "response tokens"): float,
         ("timestamp", "contexttokens", "generatedtokens"): _azure_s,
     }

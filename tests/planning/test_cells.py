@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fleet_surfaces import surface_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,20 +16,9 @@ from stemma.planning.fleet_simulation import FleetSimulation
 from stemma.planning.mixes import Mix, workload
 from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.planning.simulation import CPU
-from stemma.planning.surface import ROUTING, Cell, Point, Surface, quantile
+from stemma.planning.surface import ROUTING, Cell, Surface, quantile
 
 ANY = {"ttft_s": 1.0, "tpot_s": 1.0}
-
-
-def surface_of(limit: float = 10.0) -> Surface:
-    """First tokens take 0.1 s at rest, and up to 0.5 s at the limit."""
-    points = []
-    for share in (0.1, 0.4, 0.7, 0.95):
-        ttft_s = 0.1 + 0.4 * share**2
-        times = np.array([(ttft_s * part, 0.02 + 0.02 * share) for part in (0.8, 1.0, 1.2)])
-        rate = share * limit
-        points.append(Point(rate, rate, times, ttft_s, 800 * share, 500 * share, share, 0.5, 200.0))
-    return Surface(tuple(points), limit)
 
 
 def pool_of(
