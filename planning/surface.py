@@ -75,16 +75,17 @@ class Cell:
 
         for number in range(33):
             fleet.at(begin_s + number / 32 * (duration_s - begin_s), look)
-        fleet.run(
-            self.mix.starts(self.seed, total, duration_s), 2 * duration_s, counted_s=duration_s
-        )
+        fleet.run(self.mix.starts(self.seed, total, duration_s), counted_s=duration_s)
         counted = [each for each in fleet.times if begin_s <= each.asked_s < duration_s]
-        num_ended = sum(begin_s <= each.ended_s < duration_s for each in fleet.times)
+        ends = [each.ended_s for each in fleet.times if each.ended_s >= begin_s]
+        # While calls come, or until all have ended: more than can be served may not end before.
+        steady = sum(end_s < duration_s for end_s in ends) / (duration_s - begin_s)
+        drained = len(ends) / (fleet.now_s - begin_s)
         first, last = seen[0], seen[-1]
         prompt = sum(each.prompt_tokens for each in fleet.replicas)
         return Point(
             rate,
-            num_ended / (duration_s - begin_s) / self.num_engines,
+            max(steady, drained) / self.num_engines,
             np.array([(each.ttft_s, each.tpot_s) for each in counted]).reshape(-1, 2),
             float(np.mean([each.ended_s - each.asked_s for each in counted])) if counted else 0.0,
             float(np.mean([each[0] for each in seen])),

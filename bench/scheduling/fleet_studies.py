@@ -47,8 +47,9 @@ _LEASE_TOKENS = 6_000  # of KV: some twenty agents' contexts
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
 _AGENTS = 1_000_000
-_PAUSE_S = 20.0  # of an agent of the region, between two turns, on average
-_TURNS = 8
+_PAUSE_S = 5.0  # of an agent of the region, between two turns, on average
+_TURNS = 6
+_OUTPUT = 96  # tokens of a call
 _ACTIVE = 0.02, 0.12  # of all agents, at night and in the afternoon
 _SLOT_S = 60.0
 
@@ -216,7 +217,7 @@ def region(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
     """A day of a million agents, of which some are at work; replicas follow them, or do not."""
     engine = engine_of(None, "h200")
     mix = Mix("agents", f"{_TURNS} turns, pauses of {_PAUSE_S:g} s", _region_agents, _TURNS)
-    cell = Cell(engine, mix, 4, args.cell_calls, 1.5 * _TURNS * _PAUSE_S, args.seed)
+    cell = Cell(engine, mix, 2, args.cell_calls, 1.2 * _TURNS * _PAUSE_S, args.seed)
     surface = Surface.learn(cell, 4.0, jobs)
     call_s = _PAUSE_S + 2.0  # of an agent, from one call to the next
     slots = range(round(24 * 3600 / _SLOT_S))
@@ -232,7 +233,7 @@ def region(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
     ):
         found = CellFleet(
             [_region_pool(engine, surface, most, scaling)],
-            160.0,
+            _OUTPUT,
             Failures(mean_s=30 * 24 * 3600.0, repair_s=600.0, slow_share=0.005),
             args.seed,
         ).run(rates, _SLOT_S, ttft_s=1.0, tpot_s=0.05)
@@ -266,7 +267,7 @@ def _region_agent(kinds: Sequence[array[int]], rng: Random) -> Job:
     context = rng.choice(kinds) + _drawn(rng, 512)
     for turn in range(_TURNS):
         delay_s = rng.expovariate(1 / _PAUSE_S) if turn else 0.0
-        (out,) = yield [Call(context, 160, 256, "agent", delay_s=delay_s)]
+        (out,) = yield [Call(context, _OUTPUT, 256, "agent", delay_s=delay_s)]
         context = context + out + _drawn(rng, 512)
 
 
