@@ -5,6 +5,10 @@ and the same programs, of as many tokens, on simulated replicas whose steps take
 were measured to take in this run (`stemma bench step`, a core alone). `simulated / real` of the
 output tokens a second and of the median time to first token, as engines count it: from a call's
 arrival. Repeats take turns with one another; medians of each figure.
+
+With `--against steps` what is real are the steps alone: each is computed when an engine's scheduler
+plans it, and moves the fleet's clock by the CPU time that it took, so that other work on the
+machine does not count. Processes, sockets and the engines' own planning are then in neither.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +40,7 @@ from ...planning.fleet_simulation import FleetSimulation, Routing
 from ...planning.roofline import CostModel
 from ...planning.roofline_device import RooflineDevice
 from ...planning.served_model import ServedModel
-from ...planning.simulated_engine import SimulatedEngine
+from ...planning.simulated_engine import FleetDevice, SimulatedEngine
 from ...planning.traces import Call, Job, Start
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.models.model_config import read_model_config
@@ -69,10 +74,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--conversations", type=count, default=24, metavar="N", help="a load (%(default)s)")
     add("--tokens", type=count, default=8192, help="KV of each replica (default: %(default)s)")
     add("--repeats", type=count, default=3)
+    add("--against", choices=("replicas", "steps"), default="replicas")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate and report."""
+    if args.against == "steps":
+        return _run_steps(args)
     device = _device(args)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     rows: list[dict[str, Any]] = []
@@ -83,10 +91,35 @@ def run(args: argparse.Namespace) -> int:
                 for load in args.load or _LOADS:
                     said = LOADS[load](random.Random(repeat), args.conversations)
                     real = _measured(said, backend)
-                    simulated = _simulated(said, tokenizer, device, number)
+                    simulated = _simulated(said, tokenizer, [device] * number)
                     if repeat:  # the first one warms up
                         found.setdefault(load, []).append((real, simulated))
         rows += [row for load, pairs in found.items() for row in _rows(load, number, pairs)]
+    write_report("simulated", rows, args)
+    return 0
+
+
+def _run_steps(args: argparse.Namespace) -> int:
+    from ...runtime.execute.threads import configure_threads
+    from .measured_device import MeasuredDevice
+
+    configure_threads(1, None)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    devices = [
+        MeasuredDevice(args.model, args.tokens, _MAX_RUNNING) for _ in range(max(args.replicas))
+    ]
+    rows: list[dict[str, Any]] = []
+    for number in args.replicas:
+        for load in args.load or _LOADS:
+            pairs = []
+            for repeat in range(args.repeats + 1):
+                said = LOADS[load](random.Random(repeat), args.conversations)
+                model = _modelled(args, devices[0].calibration)
+                real = _simulated(said, tokenizer, devices[:number])
+                simulated = _simulated(said, tokenizer, [model] * number)
+                if repeat:  # the first one warms up
+                    pairs.append((real, simulated))
+            rows += _rows(load, number, pairs)
     write_report("simulated", rows, args)
     return 0
 
@@ -111,9 +144,15 @@ def _device(args: argparse.Namespace) -> RooflineDevice:
             "--out", folder,
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        costs = CostModel(ServedModel.of(read_model_config(args.model), "bfloat16"), _CORE)
-        calibration = Calibration.read(Path(folder) / "step.json", costs)
-    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, calibration)
+        report = Path(folder) / "step.json"
+        return _modelled(args, partial(Calibration.read, report))
+
+
+def _modelled(
+    args: argparse.Namespace, calibration: Callable[[CostModel], Calibration]
+) -> RooflineDevice:
+    costs = CostModel(ServedModel.of(read_model_config(args.model), "bfloat16"), _CORE)
+    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, calibration(costs))
 
 
 def _measured(said: Sequence[Conversation], backend: Backend) -> Outcome:
@@ -137,10 +176,10 @@ def _measured(said: Sequence[Conversation], backend: Backend) -> Outcome:
 
 
 def _simulated(
-    said: Sequence[Conversation], tokenizer: Tokenizer, device: RooflineDevice, number: int
+    said: Sequence[Conversation], tokenizer: Tokenizer, devices: Sequence[FleetDevice]
 ) -> Outcome:
-    """The same on simulated replicas."""
-    engines = [SimulatedEngine(device)] * number
+    """The same on simulated replicas, one on each device."""
+    engines = [SimulatedEngine(device) for device in devices]
     fleet = FleetSimulation(engines, Routing(lambda: policy_of("program")))
     fleet.run([Start(0.0, _job(each, tokenizer)) for each in said])
     ttft_s = statistics.median(each.ttft_s for each in fleet.times)
