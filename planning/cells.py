@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..cluster.scaling import FleetLoad, Scaler
 from .fleet_events import Autoscaling
@@ -98,7 +99,8 @@ class _PoolState:
         self.num_away = np.zeros(num_cells, dtype=np.int64)
         num_slow = rng.binomial(sizes, failures.slow_share)
         self.speed = 1 - num_slow / sizes * (1 - 1 / failures.slow_factor)
-        self.queue = np.zeros(num_cells)
+        self.queue: Floats = np.zeros(num_cells)
+        self.engines: Floats = np.zeros(num_cells)  # there, a slow one as a part of one
         self.present = float(pool.num_replicas)
         self.weights = np.zeros((len(surface.points), _MAX_DELAYS + 1))
         self.num_calls = self.num_served = self.busy_s = self.paid_s = self.hit = 0.0
@@ -122,13 +124,14 @@ class _PoolState:
         self.present += sum(num for at_s, num in self._coming if at_s <= now_s)
         self._coming = [each for each in self._coming if each[0] > now_s]
         share = self.present / self.pool.num_replicas
-        self.engines = np.maximum(0.0, self.sizes - self.num_away) * share * self.speed
+        self.engines = np.maximum(0.0, self.sizes - self.num_away) * (share * self.speed)
         self.paid_s += (self.present + sum(num for _, num in self._coming)) * slot_s
 
     @property
     def limits(self) -> Floats:
         """Calls a second that each cell serves."""
-        return self.engines * self.pool.surface.limit
+        found: Floats = self.engines * self.pool.surface.limit
+        return found
 
     def rates_at(self, level_s: float) -> Floats:
         """Calls a second of each cell, so that the next one's first token is expected in so many
@@ -137,7 +140,8 @@ class _PoolState:
         limits = self.limits
         queue_s = np.divide(self.queue, limits, out=np.zeros_like(limits), where=limits > 0)
         left = (level_s - queue_s) / self.pool.prompt_token_s
-        return self.engines * np.interp(left, tokens, rates)
+        found: Floats = self.engines * np.interp(left, tokens, rates)
+        return found
 
     def take(self, rates: Floats, slot_s: float) -> None:
         """A slot's calls at these rates."""
@@ -259,11 +263,12 @@ def _given(states: Sequence[_PoolState], rate: float) -> list[Floats]:
     return [each * (rate / total) for each in found]
 
 
-def _bin_of(delay_s: Floats) -> np.ndarray:
+def _bin_of(delay_s: Floats) -> npt.NDArray[np.int64]:
     """0: none to speak of."""
     share = np.log(np.maximum(delay_s, 1e-9) / _LEAST_DELAY_S)
     share /= np.log(_MOST_DELAY_S / _LEAST_DELAY_S)
-    return np.clip(np.ceil(share * _MAX_DELAYS), 0, _MAX_DELAYS).astype(np.int64)
+    bins: npt.NDArray[np.int64] = np.clip(np.ceil(share * _MAX_DELAYS), 0, _MAX_DELAYS).astype(int)
+    return bins
 
 
 def _delay_of(number: int) -> float:

@@ -7,10 +7,9 @@ calls' times are kept as they are: a mixture of points is then a mixture of thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +118,7 @@ class Surface:
         """By simulation of the cell, its points in the processes of `pool` where there is one."""
         limit = cell.largest_rate(first_rate)
         rates = [share * limit for share in _SHARES]
-        points = map(cell.point, rates) if pool is None else pool.map(partial(cell.point), rates)
+        points = map(cell.point, rates) if pool is None else pool.map(cell.point, rates)
         return cls(tuple(points), limit)
 
     @cached_property
@@ -130,7 +129,8 @@ class Surface:
     def at(self, rates: Floats, name: str) -> Floats:
         """A field of Point at these rates."""
         values = [getattr(each, name) for each in self.points]
-        return np.interp(rates, [0.0, *self.rates], [0.0, *values])
+        found: Floats = np.interp(rates, [0.0, *self.rates], [0.0, *values])
+        return found
 
     @cached_property
     def waiting(self) -> tuple[Floats, Floats]:
@@ -157,8 +157,3 @@ def quantile(values: Floats, weights: Floats, share: float) -> float:
     order = np.argsort(values)
     sums = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(sums, share * sums[-1])])
-
-
-def all_points(surfaces: Sequence[Surface]) -> int:
-    """How many exact runs they rest on."""
-    return sum(len(each.points) for each in surfaces)

@@ -24,8 +24,8 @@ from ...flags import count
 from ...planning.devices import GPUS, links_of
 from ...planning.mixes import MIXES, Mix
 from ...planning.roles import Fleet, Goodput, Layout, Limits, Search, layouts
+from ..harness.fleet_device import device_of
 from ..harness.report import percentile, write_report
-from ..scheduling.fleet_device import device_of
 
 _FIRST_RATE = {"chat": 16.0, "rag": 2.0, "code": 8.0}  # of an engine, from which to search
 _TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}

@@ -197,12 +197,13 @@ def _job(said: Conversation, tokenizer: Tokenizer) -> Job:
 
 
 def _rows(load: str, number: int, pairs: Sequence[tuple[Outcome, Outcome]]) -> list[dict[str, Any]]:
+    figures: dict[str, Callable[[Outcome], float]] = {
+        "output tokens/s": lambda each: each.tokens_s,
+        "TTFT p50, ms": lambda each: 1e3 * each.ttft_s,
+        "hit rate": lambda each: each.hit_rate,
+    }
     rows = []
-    for name, figure in (
-        ("output tokens/s", lambda each: each.tokens_s),
-        ("TTFT p50, ms", lambda each: 1e3 * each.ttft_s),
-        ("hit rate", lambda each: each.hit_rate),
-    ):
+    for name, figure in figures.items():
         real = statistics.median(figure(pair[0]) for pair in pairs)
         simulated = statistics.median(figure(pair[1]) for pair in pairs)
         row = {"load": load, "replicas": number, "figure": name, "real": real}

@@ -26,8 +26,8 @@ from ...planning.fleet_simulation import CallTimes, FleetSimulation
 from ...planning.mixes import MIXES, Mix
 from ...planning.simulated_engine import SimulatedEngine
 from ...planning.surface import ROUTING, Cell, Surface, quantile
+from ..harness.fleet_device import engine_of
 from ..harness.report import write_report
-from .fleet_device import engine_of
 
 _WARM_SHARE = 0.4
 _FAILURES = Failures(mean_s=30 * 24 * 3600.0, repair_s=600.0, slow_share=0.01)
@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", help="folder with config.json (default: the shape of Llama-3.1-8B)")
     add("--device", choices=[*GPUS], default="h200", help="default: %(default)s")
     add("--mix", choices=[mix.name for mix in MIXES], action="append", help="default: code")
-    add("--cell", type=count, default=8, help="engines that are learned from (%(default)s)")
+    add("--cell", type=count, default=32, help="engines that are learned from (%(default)s)")
     add("--cell-calls", type=count, default=1200, help="of each of its runs (%(default)s)")
     add("--exact", type=count, default=64, help="engines of the comparison (%(default)s)")
     add("--shares", type=float, nargs="+", default=[0.5, 0.85], help="of what they can serve")

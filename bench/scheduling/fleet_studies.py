@@ -37,8 +37,8 @@ from ...planning.simulated_engine import SimulatedEngine
 from ...planning.simulation import CPU
 from ...planning.surface import Cell, Surface, quantile
 from ...planning.traces import TRACES, Call, Job, Start
+from ..harness.fleet_device import engine_of
 from ..harness.report import write_report
-from .fleet_device import engine_of
 from .placement import ROUTINGS
 
 _POLICIES = ("round_robin a call", "prefix a call", "round_robin", "program")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from stemma.__main__ import main
+from stemma.bench.harness.fleet_device import LLAMA_8B
 from stemma.bench.harness.model import checkpoint_config
-from stemma.bench.scheduling.fleet_device import LLAMA_8B
 from stemma.cli.serve import add_parser
 from stemma.cluster.settings import MAX_REPLICAS, ClusterSettings
 from stemma.flags import Parser, from_flags

@@ -12,7 +12,7 @@ from ...planning.roofline_device import RooflineDevice
 from ...planning.served_model import ServedModel
 from ...planning.simulated_engine import SimulatedEngine
 from ...runtime.models.model_config import read_model_config
-from ..harness.model import Shape, checkpoint_config
+from .model import Shape, checkpoint_config
 
 LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128_256, 131_072)  # Llama-3.1-8B
 MAX_RUNNING = 256
