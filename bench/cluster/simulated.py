@@ -108,13 +108,13 @@ def _run_steps(args: argparse.Namespace) -> int:
     devices = [
         MeasuredDevice(args.model, args.tokens, _MAX_RUNNING) for _ in range(max(args.replicas))
     ]
+    model = _modelled(args, devices[0].calibration)
     rows: list[dict[str, Any]] = []
     for number in args.replicas:
         for load in args.load or _LOADS:
             pairs = []
             for repeat in range(args.repeats + 1):
                 said = LOADS[load](random.Random(repeat), args.conversations)
-                model = _modelled(args, devices[0].calibration)
                 real = _simulated(said, tokenizer, devices[:number])
                 simulated = _simulated(said, tokenizer, [model] * number)
                 if repeat:  # the first one warms up

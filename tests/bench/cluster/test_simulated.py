@@ -10,9 +10,11 @@ import pytest
 from stemma.__main__ import main
 
 
-def test_simulated_replicas_find_the_same_cached(tmp_path: Path) -> None:
+@pytest.mark.parametrize("against", ["replicas", "steps"])
+def test_simulated_replicas_find_the_same_cached(against: str, tmp_path: Path) -> None:
     """Times are this machine's; what is cached is the same, whatever it is."""
     flags = ["--replicas", "1", "--load", "chats", "--conversations", "3", "--repeats", "1"]
+    flags += ["--against", against]
     assert main(["bench", "simulated", *flags, "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads((tmp_path / "simulated.json").read_text())["rows"]
     found = {row["figure"]: row for row in rows}
