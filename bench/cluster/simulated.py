@@ -43,6 +43,7 @@ from ...planning.served_model import ServedModel
 from ...planning.simulated_engine import FleetDevice, SimulatedEngine
 from ...planning.traces import Call, Job, Start
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ...runtime.execute.threads import configure_threads
 from ...runtime.models.model_config import read_model_config
 from ..harness.report import write_report
 from .replicas import LOADS, Conversation, converse, served_with
@@ -100,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_steps(args: argparse.Namespace) -> int:
-    from ...runtime.execute.threads import configure_threads
     from .measured_device import MeasuredDevice
 
     configure_threads(1, None)
