@@ -39,6 +39,7 @@ from ..runtime.models.model_config import read_model_config
 from ..runtime.schedule.queue.prompt_limits import share_of_stage
 from .connect import Commands, add_model_argument, described_model
 from .encoder_report import examine_encoder, print_encoder
+from .plan_fleet import add_fleet_flags, run_fleet
 from .plan_roles import add_roles_flags, check_roles, plan_roles
 
 # That an engine has too, with the same limits.
@@ -96,6 +97,7 @@ def add_parser(commands: Commands) -> None:
     )
     _add_load_flags(parser)
     add_roles_flags(parser)
+    add_fleet_flags(parser)
     _add_adapter_flags(parser)
     _add_number(parser, "--chunked-prefill-size", 2048, "token budget of a step")
     _add_number(parser, "--max-running-requests", 128, "requests in a batch")
@@ -139,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     with described_model(args) as folder:
         encoder = read_encoder(folder)
+        if args.fleet is not None and encoder is None:
+            return run_fleet(args, folder)
         if encoder is not None:
             return _tell_encoder(args, folder, encoder)
         stages, kv_tokens = _stages(args, folder)

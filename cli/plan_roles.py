@@ -15,12 +15,12 @@ from ..planning.roles import (
     Fleet,
     Layout,
     Limits,
-    RooflineDevice,
     RoughTimes,
     Search,
     layouts,
 )
 from ..planning.roofline import CostModel
+from ..planning.roofline_device import RooflineDevice
 
 _MAX_ENGINES = 16
 # A run, at least, in times of a call alone, and of the limit: until a queue that grows exceeds it.
@@ -58,7 +58,7 @@ def add_roles_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.9,
         metavar="SHARE",
-        help="with --engines: of calls, that are to be within both (default: %(default)g)",
+        help="with --engines or --fleet: of calls, that are to be good (default: %(default)g)",
     )
 
 

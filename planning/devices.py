@@ -112,3 +112,9 @@ def links_of(device: DeviceModel) -> Mapping[str, Link]:
     if device.link_bytes_s > links[0].bytes_s:
         links.insert(0, Link("nvlink", device.link_bytes_s, 20e-6))
     return {link.name: link for link in links}
+
+
+def host_bytes_s(device: DeviceModel) -> float:
+    """Of copies between the device's memory and the host's, one way; of a CPU within its own, which
+    reads and writes each byte."""
+    return device.kv_bytes_s / 2 if device.capability is None else _PCIE_GB_S * 1e9 * _LINK_SHARE

@@ -1,9 +1,11 @@
 """Several engines behind a placement policy: real schedulers and trees over modelled devices.
 
-Time is simulated; each engine makes its steps beside the others. A policy places whole programs,
-or, as routers that do not know them must, each call by itself. What replicas have cached is what
-their trees have and what is on its way there, or all that was sent to them. With roles, some of the
-engines compute long prompts for the others, where those find that it pays (simulated_streams.py).
+Time is simulated; each engine makes its steps beside the others, and engines need not be alike. A
+policy places whole programs, or, as routers that do not know them must, each call by itself. What
+replicas have cached is what their trees have and what is on its way there, or all that was sent to
+them. With roles, some of the engines compute long prompts for the others, where those find that it
+pays (simulated_streams.py). Replicas fail, are slow for a while, come and go (fleet_events.py):
+calls that had not ended go on elsewhere behind their last token, as the router has them go on.
 """
 
 from __future__ import annotations
@@ -12,50 +14,32 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from ..cluster.placement.load import AllHabits, ProgramLoad, ReplicaLoad
-from ..cluster.placement.moves import better_home
+from ..cluster.placement.load import AllHabits, ProgramLoad
+from ..cluster.placement.moves import better_home, is_crowded
 from ..cluster.placement.policies import Newcomer, Policy
+from ..cluster.scaling import FleetLoad, Scaler
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
-from ..runtime.engine import Engine
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
-from ..runtime.schedule.cache.kv_cache import KVCacheOptions
-from ..runtime.schedule.plan import FinishedStep, Row, RowResult, StepPlan, StepResult, StreamedKV
+from ..runtime.schedule.plan import StepPlan, StreamedKV
 from ..runtime.schedule.program_record import ProgramRecord
-from ..runtime.schedule.queue.prompt_limits import DEFAULT_SLOWDOWN
-from ..runtime.schedule.request import FinishReason, Request
+from ..runtime.schedule.request import Request
 from ..runtime.schedule.sampling_params import SamplingParams
+from .fleet_events import NO_EVENTS, FleetEvents, Outage
+from .simulated_engine import SimulatedEngine
+from .simulated_replica import ReplicaState, SimulatedCall, SimulatedReplica
 from .simulation import LEASE_TTL_S
 from .traces import Call, Job, Start
 
 _TOKEN_BYTES = 4
 REBALANCE_S = 1.0
-
-
-class FleetDevice(Protocol):
-    """What each engine computes on."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Of KV."""
-
-    @property
-    def max_running_requests(self) -> int:
-        """In a batch."""
-
-    @property
-    def prefill_token_ms(self) -> float:
-        """About what a prompt's token takes."""
-
-    def step_s(self, plan: StepPlan) -> float:
-        """How long a step takes."""
 
 
 class Streams(Protocol):
@@ -71,26 +55,6 @@ class Streams(Protocol):
 
     def send(self, number: int, streams: Sequence[StreamedKV], duration_s: float) -> None:
         """A replica begins a step whose layers are sent as they are computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunking:
-    """How the engines cut prompts, as the flags of an engine say it."""
-
-    token_budget: int = 2048  # --chunked-prefill-size
-    decode_slowdown: float = DEFAULT_SLOWDOWN
-
-    def flags(self) -> list[str]:
-        """Those that are not as they are by default."""
-        flags = []
-        if self.token_budget != DEFAULT_CHUNKING.token_budget:
-            flags.append(f"--chunked-prefill-size {self.token_budget}")
-        if self.decode_slowdown != DEFAULT_CHUNKING.decode_slowdown:
-            flags.append(f"--decode-slowdown {self.decode_slowdown:g}")
-        return flags
-
-
-DEFAULT_CHUNKING = Chunking()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +88,6 @@ class Routing:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
-    """A call's listener."""
-
-    call: Call
-    job: _Job
-    output: array[int]
-    engine: SimulatedReplica
-    load: ProgramLoad
-    is_placed: bool  # by itself; else its program was
-    asked_s: float
-    first_s: float = 0.0
-    num_tokens: int = 0
-
-    def on_token(self, request: Request, result: RowResult) -> FinishReason | None:
-        if not self.num_tokens:
-            self.first_s = self.engine.fleet.now_s
-            self.engine.fleet.note_arrival(self)
-        self.num_tokens += 1
-        return FinishReason.STOP if self.num_tokens == len(self.output) else None
-
-    def on_finish(self, request: Request) -> None:
-        self.engine.fleet.note_finish(self, request)
-
-
-@dataclass(eq=False, slots=True)
 class _Job:
     """A program, and the calls that it waits for."""
 
@@ -166,122 +105,40 @@ class _Job:
     ended_s: float = 0.0
 
 
-class SimulatedReplica:
-    """An engine over a modelled device; a `Candidate` of policies."""
-
-    can_overlap = False
-    segment_cost_tokens = 32
-
-    def __init__(
-        self, fleet: FleetSimulation, number: int, device: FleetDevice, chunking: Chunking
-    ) -> None:
-        self.fleet = fleet
-        self.number = number
-        self.load = ReplicaLoad()
-        self.is_busy = False
-        self.calls: dict[int, _Call] = {}
-        self.busy_s = 0.0
-        self._device = device
-        self._duration_s = 0.0
-        coming = None if fleet.streams is None else fleet.streams.coming(number)
-        self.engine = Engine(
-            self,
-            num_pages=device.num_tokens,
-            page_size=1,
-            max_model_len=device.num_tokens,
-            token_budget=chunking.token_budget,
-            max_running_requests=device.max_running_requests,
-            decode_slowdown=chunking.decode_slowdown,
-            kv_cache=KVCacheOptions(coming=coming),
-            clock=lambda: fleet.now_s,
-        )
-
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """The modelled device."""
-        self._duration_s = self._device.step_s(plan)
-        self.busy_s += self._duration_s
-        if plan.streams and self.fleet.streams is not None:
-            self.fleet.streams.send(self.number, plan.streams, self._duration_s)
-        results = tuple([self._answer(row) for row in plan.rows])
-        return FinishedStep(StepResult(plan.step_id, results, self._duration_s))
-
-    def _answer(self, row: Row) -> RowResult:
-        if row.sampling is None:
-            return RowResult()
-        call = self.calls[row.request_id]
-        return RowResult(token_id=call.output[min(call.num_tokens, len(call.output) - 1)])
-
-    def begin_step(self) -> None:
-        """Make the next step, if there is one."""
-        if self.is_busy:
-            return
-        plan = self.engine.scheduler.plan()
-        if plan is None:
-            wake_s = self.engine.next_wake_s
-            if wake_s is not None:
-                self.fleet.at(max(wake_s, self.fleet.now_s + 1e-6), self.begin_step)
-            return
-        self.is_busy = True
-        result = self.submit(plan).result()
-        self.fleet.at(self.fleet.now_s + self._duration_s, partial(self._end_step, result))
-
-    def _end_step(self, result: StepResult) -> None:
-        self.is_busy = False
-        self.engine.scheduler.apply(result)
-        self.begin_step()
-
-    @property
-    def num_calls(self) -> int:
-        return self.load.num_calls
-
-    @property
-    def expected_tokens(self) -> float:
-        return self.load.expected_tokens
-
-    def expected_before(self, tenant: Hashable, num_tokens: float) -> float:
-        return self.load.ahead_of(tenant, num_tokens)
-
-    @property
-    def room_tokens(self) -> float:
-        return self._device.num_tokens - self.load.held_tokens
-
-    @property
-    def prompt_token_s(self) -> float:
-        return self._device.prefill_token_ms / 1000
-
-
 class FleetSimulation:
-    """One run of a trace over `num_replicas` engines."""
+    """One run of a trace over engines."""
 
     def __init__(
         self,
-        device: FleetDevice,
-        num_replicas: int,
+        engines: Sequence[SimulatedEngine],
         routing: Routing,
         *,
         seed: int = 0,
         joins_s: float = 0.0,
-        chunking: Chunking = DEFAULT_CHUNKING,
         streams: Streams | None = None,
+        events: FleetEvents = NO_EVENTS,
     ) -> None:
         """`joins_s`: when the last replica begins to take programs. `streams`: of replicas that
-        take no programs."""
+        take no programs, the last ones; with them none fails, comes or goes."""
+        assert streams is None or events is NO_EVENTS, "roles with failures are not simulated"
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
         self.num_calls = 0
         self.num_moved = 0
+        self.num_resumed = 0  # calls that went on elsewhere
         self.jobs: list[_Job] = []
         self.asked_s: list[float] = []  # of all calls
         self.times: list[CallTimes] = []  # of those that have ended
         self.streams = streams
         if streams is not None:
             streams.join(self)
-        self.replicas = [SimulatedReplica(self, n, device, chunking) for n in range(num_replicas)]
-        self._num_homes = num_replicas - (0 if streams is None else streams.num_prefill)
+        self.replicas = [SimulatedReplica(self, n, spec) for n, spec in enumerate(engines)]
+        self._homes = self.replicas[
+            : len(engines) - (0 if streams is None else streams.num_prefill)
+        ]
         self._routing = routing
         self._policy = routing.policy()
-        self._joins_s = joins_s
         self._sent = FleetTree[int]()
         self._on_the_way = FleetTree[int]()  # placed, and nothing of it computed yet
         self._habits = AllHabits()
@@ -291,6 +148,9 @@ class FleetSimulation:
         self._num_open = 0
         self._counted_s = inf
         self._num_awaited = 0  # calls that were sent before, and have not ended
+        self._homeless: list[SimulatedCall] = []  # while no replica is ready
+        self._scaler: Scaler | None = None
+        self._prepare(events, joins_s)
 
     def at(self, time_s: float, event: Callable[[], None]) -> None:
         """Have something happen then."""
@@ -308,13 +168,94 @@ class FleetSimulation:
         while self._events and self._num_open and self.now_s < until_s:
             if self.now_s >= counted_s and not self._num_awaited:
                 break
-            self.now_s, _, event = heappop(self._events)
+            time_s, _, event = heappop(self._events)
+            assert time_s >= self.now_s, "time goes backwards"
+            self.now_s = time_s
             event()
 
-    @property
-    def _present(self) -> list[SimulatedReplica]:
-        homes = self.replicas[: self._num_homes]
-        return homes if self.now_s >= self._joins_s else homes[:-1]
+    # --- who is there ---------------------------------------------------------------------------
+
+    def _prepare(self, events: FleetEvents, joins_s: float) -> None:
+        """Have all events come, and those replicas be absent that come later."""
+        late = self._homes[-1:] if joins_s else []
+        if events.scaling is not None:
+            self._scaler = events.scaling.scaler(lambda: self.now_s)
+            self._scaling = events.scaling
+            late = self._homes[events.scaling.least :]
+            self.at(REBALANCE_S, self._scale)
+        for replica in late:
+            replica.end()
+        if joins_s:
+            self.at(joins_s, partial(self._hire, late[0], 0.0))
+        for outage in events.outages:
+            self.at(outage.at_s, partial(self._fail, outage))
+        for slow in events.slowdowns:
+            replica = self.replicas[slow.replica]
+            self.at(slow.at_s, partial(setattr, replica, "slowdown", slow.factor))
+            self.at(slow.until_s, partial(setattr, replica, "slowdown", 1.0))
+        self._note_presence()
+
+    def _note_presence(self) -> None:
+        """Who takes programs: those that are ready, else those that leave."""
+        ready = [each for each in self._homes if each.state is ReplicaState.READY]
+        leaving = [each for each in self._homes if each.state is ReplicaState.LEAVING]
+        self._present = ready or leaving
+        if self._present:
+            homeless, self._homeless = self._homeless, []
+            for call in homeless:
+                self._send(call)
+
+    def _hire(self, replica: SimulatedReplica, start_s: float) -> None:
+        if replica.state is ReplicaState.ABSENT:
+            replica.start(self.now_s + start_s, self._note_presence)
+
+    def _fail(self, outage: Outage) -> None:
+        replica = self.replicas[outage.replica]
+        if replica.state is ReplicaState.ABSENT:
+            return  # it is not there to fail
+        self._lose(replica)
+        self.at(outage.until_s, partial(self._hire, replica, 0.0))
+
+    def _lose(self, replica: SimulatedReplica) -> None:
+        """It ends, with all that it has; what it had to do goes on elsewhere."""
+        calls = replica.end()
+        for job in self.jobs:
+            if job.replica is replica:
+                job.load.leave()
+                job.leases, job.replica = [], None
+                job.program = ProgramRecord(created_s=job.program.created_s)
+        self._sent.forget(replica.number)
+        self._on_the_way.forget(replica.number)
+        self._note_presence()
+        self.num_resumed += len(calls)
+        for call in calls:
+            call.load.leave()
+            self._send(call)
+
+    def _scale(self) -> None:
+        """As cluster/membership.py does once a second."""
+        assert self._scaler is not None
+        there = [each for each in self._homes if each.state is not ReplicaState.ABSENT]
+        staying = [each for each in there if each.state is not ReplicaState.LEAVING]
+        load = FleetLoad(
+            len(self._homeless) + sum(each.num_calls for each in there),
+            sum(each.load.held_tokens for each in there),
+            self._scaling.target_calls,
+            max(each.spec.device.num_tokens for each in self._homes),
+        )
+        num_wanted = self._scaler.decide(len(staying), load)
+        absent = [each for each in self._homes if each.state is ReplicaState.ABSENT]
+        for replica in absent[: max(0, num_wanted - len(staying))]:
+            self._hire(replica, self._scaling.start_s)
+        ready = [each for each in staying if each.state is ReplicaState.READY]
+        ready.sort(key=lambda each: (each.load.held_tokens, each.expected_tokens, -each.number))
+        for replica in ready[: max(0, len(staying) - num_wanted)]:
+            replica.state = ReplicaState.LEAVING
+        self._note_presence()
+        for replica in there:
+            if replica.state is ReplicaState.LEAVING and not replica.calls:
+                self._lose(replica)
+        self.at(self.now_s + REBALANCE_S, self._scale)
 
     def _rebalance(self) -> None:
         for job in self.jobs:
@@ -322,7 +263,7 @@ class FleetSimulation:
             if here is None or job.num_submitted or job.ended_s:
                 continue
             others = [each for each in self._present if each is not here]
-            there = better_home(job.load, here, others)
+            there = better_home(job.load, here, others) if is_crowded(here, others) else None
             if there is not None:
                 self._release(job)
                 here.engine.end_program(job.program)
@@ -330,6 +271,35 @@ class FleetSimulation:
                 job.load.enter(there.load, job.load.held_tokens)
                 self.num_moved += 1
         self.at(self.now_s + REBALANCE_S, self._rebalance)
+
+    # --- what replicas say ----------------------------------------------------------------------
+
+    def coming(self, number: int) -> ComingPrefixes | None:
+        """See ReplicaFleet, as of all below."""
+        return None if self.streams is None else self.streams.coming(number)
+
+    def note_step(self, replica: SimulatedReplica, plan: StepPlan, duration_s: float) -> None:
+        if plan.streams and self.streams is not None:
+            self.streams.send(replica.number, plan.streams, duration_s)
+
+    def note_arrival(self, call: SimulatedCall) -> None:
+        assert call.replica is not None and call.request is not None
+        self._on_the_way.uncover("", call.request.prompt.tobytes(), call.replica.number)
+
+    def note_finish(self, call: SimulatedCall) -> None:
+        """After the last of its siblings a call's job goes on."""
+        times = CallTimes(call.asked_s, call.first_s, self.now_s, call.num_tokens)
+        self.times.append(times)
+        self._num_awaited -= call.asked_s < self._counted_s
+        call.load.end_call(len(call.call.prompt), call.num_tokens)
+        if self._routing.by_call:
+            call.load.end()
+        job = call.job
+        assert isinstance(job, _Job)
+        job.num_open -= 1
+        job.num_submitted -= 1
+        if not job.num_open:
+            self._advance(job)
 
     # --- jobs -----------------------------------------------------------------------------------
 
@@ -351,6 +321,7 @@ class FleetSimulation:
             self._release(job)
             if job.replica is not None:
                 job.replica.engine.end_program(job.program)
+                job.replica = None
             self._num_open -= 1
             return
         if not job.kind:
@@ -382,76 +353,70 @@ class FleetSimulation:
         job.leases = []
 
     def _submit(self, job: _Job, index: int) -> None:
-        call = job.calls[index]
-        load = job.load
-        is_placed = self._routing.by_call or job.replica is None
+        """A call's time has come."""
+        call, load = job.calls[index], job.load
         if self._routing.by_call:
             load = ProgramLoad(self._habits.of(job.kind), self._clock)
-            load.max_tokens = call.max_tokens
-            replica = self._placed(call, load)
-        else:
-            if job.replica is None:
-                load.max_tokens = call.max_tokens
-                job.replica = self._placed(call, load)
-            replica = job.replica
-        load.begin_call(call.max_tokens)
         job.num_submitted += 1
         self.num_calls += 1
         self.asked_s.append(self.now_s)
         self._num_awaited += self.now_s < self._counted_s
         output = array("i", self._rng.randbytes(_TOKEN_BYTES * call.num_output))
-        record = _Call(call, job, output, replica, load, is_placed, self.now_s)
-        request = Request(
-            id=replica.engine.next_request_id(),
-            prompt=call.prompt,
-            sampling=SamplingParams(max_tokens=call.max_tokens),
-            listener=record,
-            client=call.client,
-            program=None if self._routing.by_call else job.program,
-            num_calls_after=max(0, call.num_calls_left - 1),
-        )
-        replica.calls[request.id] = record
-        replica.engine.submit(request)
         job.outputs[index] = output
+        self._send(SimulatedCall(call, job, output, load, self.now_s))
+
+    def _send(self, call: SimulatedCall) -> None:
+        """To its program's replica, or where the policy says: at first, or behind what it has
+        generated before its replica was lost."""
+        job = call.job
+        assert isinstance(job, _Job)
+        if not self._present:
+            self._homeless.append(call)
+            return
+        max_tokens = call.call.max_tokens - call.num_tokens
+        prompt = call.call.prompt
+        if call.num_tokens:
+            prompt = prompt + call.output[: call.num_tokens]
+        call.is_placed = self._routing.by_call or job.replica is None
+        if call.is_placed:
+            call.load.max_tokens = max_tokens
+            call.replica = self._placed(prompt, call.load)
+            if not self._routing.by_call:
+                job.replica = call.replica
+        else:
+            call.replica = job.replica
+        replica = call.replica
+        assert replica is not None
+        call.load.begin_call(max_tokens)
+        request = call.request = Request(
+            id=replica.engine.next_request_id(),
+            prompt=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            listener=call,
+            client=call.call.client,
+            program=None if self._routing.by_call else job.program,
+            num_calls_after=max(0, call.call.num_calls_left - 1),
+        )
+        replica.calls[request.id] = call
+        replica.engine.submit(request)
         replica.begin_step()
 
-    def note_arrival(self, record: _Call) -> None:
-        """A call has its first token: its prompt is in its replica's tree."""
-        if record.is_placed:
-            text = record.call.prompt.tobytes()
-            self._on_the_way.uncover("", text, record.engine.number)
-
-    def note_finish(self, record: _Call, request: Request) -> None:
-        """A call has ended; after the last of its siblings its job goes on."""
-        self.times.append(
-            CallTimes(record.asked_s, record.first_s, self.now_s, request.num_output_tokens)
-        )
-        self._num_awaited -= record.asked_s < self._counted_s
-        record.load.end_call(request.num_prompt_tokens, request.num_output_tokens)
-        if self._routing.by_call:
-            record.load.end()
-        job = record.job
-        job.num_open -= 1
-        job.num_submitted -= 1
-        if not job.num_open:
-            self._advance(job)
-
-    def _placed(self, call: Call, load: ProgramLoad) -> SimulatedReplica:
+    def _placed(self, prompt: array[int], load: ProgramLoad) -> SimulatedReplica:
         """The policy's choice for a program's first call, or for any."""
         started = time.thread_time()
-        text = call.prompt.tobytes()
+        text = prompt.tobytes()
         sent, on_the_way = self._sent.match("", text), self._on_the_way.match("", text)
         self.router_s += time.thread_time() - started
         cached = sent
         if self._routing.knows_caches:
-            trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self.replicas}
-            there = {n: float(tree.match_length("", call.prompt)) for n, tree in trees.items()}
+            trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self._present}
+            there = {n: float(tree.match_length("", prompt)) for n, tree in trees.items()}
             for number, count in on_the_way.items():
-                there[number] = max(count, there[number])
+                there[number] = max(count, there.get(number, 0.0))
             cached = {number: count for number, count in there.items() if count}
         started = time.thread_time()
         newcomer = Newcomer(
-            float(len(call.prompt)),
+            float(len(prompt)),
             cached,
             None,
             text,
@@ -459,9 +424,9 @@ class FleetSimulation:
         )
         replica = self._policy(newcomer, self._present)
         assert isinstance(replica, SimulatedReplica)
-        self._sent.insert("", text, replica.number, len(call.prompt))
-        self._on_the_way.cover("", text, replica.number, len(call.prompt))
-        load.enter(replica.load, len(call.prompt) - cached.get(replica.number, 0.0))
+        self._sent.insert("", text, replica.number, len(prompt))
+        self._on_the_way.cover("", text, replica.number, len(prompt))
+        load.enter(replica.load, len(prompt) - cached.get(replica.number, 0.0))
         self.router_s += time.thread_time() - started
         self.num_placed += 1
         return replica
@@ -471,6 +436,10 @@ class FleetSimulation:
     @property
     def hit_rate(self) -> float:
         """Of all prompts' tokens, over all replicas."""
-        stats = [replica.engine.scheduler.stats for replica in self.replicas]
-        prompt = sum(each.num_prompt_tokens for each in stats)
-        return sum(each.num_cached_tokens for each in stats) / max(1, prompt)
+        prompt = sum(each.prompt_tokens for each in self.replicas)
+        return sum(each.cached_tokens for each in self.replicas) / max(1, prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of the calls that have ended."""
+        return sum(each.num_tokens for each in self.times)

@@ -12,14 +12,13 @@ from functools import partial
 from math import log2
 
 from ..cluster.placement.policies import policy_of
-from ..runtime.memory.copies import BlockRestore
 from ..runtime.memory.disk.block_key import BlockLayout
 from ..runtime.memory.kv_layout import KVLayout
-from ..runtime.schedule.plan import StepPlan
 from .devices import Link
-from .fleet_simulation import DEFAULT_CHUNKING, CallTimes, Chunking, FleetSimulation, Routing
+from .fleet_simulation import CallTimes, FleetSimulation, Routing
 from .mixes import Mix
-from .roofline import CostModel
+from .roofline_device import RooflineDevice
+from .simulated_engine import DEFAULT_CHUNKING, Chunking, SimulatedEngine
 from .simulated_streams import Apart, SimulatedStreams
 
 _WARM_SHARE = 0.4  # of a run, whose calls do not count: the fleet fills
@@ -60,34 +59,18 @@ def layouts(num_engines: int) -> list[Layout]:
 
 
 @dataclass(frozen=True, slots=True)
-class RooflineDevice:
-    """What each engine computes on."""
-
-    costs: CostModel
-    num_tokens: int
-    max_running_requests: int
-
-    @property
-    def prefill_token_ms(self) -> float:
-        """Of a prompt that is long enough for the arithmetic to be the limit."""
-        return 1e3 * self.costs.step_time([(2048, 0)], 1).total_s / 2048
-
-    def step_s(self, plan: StepPlan) -> float:
-        """Its rows, and the copies of what has come from elsewhere into its pages."""
-        rows = [(len(row.input_ids), row.start) for row in plan.rows]
-        num_sampled = sum(row.sampling is not None for row in plan.rows)
-        copied = sum(len(each.pages) for each in plan.transfers if isinstance(each, BlockRestore))
-        copy_s = 2 * copied * self.costs.model.kv_bytes_per_token / self.costs.device.kv_bytes_s
-        return self.costs.step_time(rows, num_sampled).total_s + copy_s
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """So many engines, each a model on a device, and the links between them."""
 
     device: RooflineDevice
     num_engines: int
     link: Link
+    host_tokens: int = 0  # KV of each engine's host tier
+    acceptance: float = 0.0  # see SimulatedEngine
+
+    def engine(self, layout: Layout) -> SimulatedEngine:
+        """Each of them."""
+        return SimulatedEngine(self.device, layout.chunking, self.host_tokens, self.acceptance)
 
     def run(self, layout: Layout, mix: Mix, rate: float, *, seed: int, duration_s: float) -> Run:
         """Calls of so many seconds."""
@@ -98,11 +81,9 @@ class Fleet:
             apart = Apart(layout.num_prefill, self.link, BlockLayout("", "", kv))
             streams = SimulatedStreams(apart, self.num_engines)
         fleet = FleetSimulation(
-            self.device,
-            self.num_engines,
+            [self.engine(layout)] * self.num_engines,
             _ROUTING,
             seed=seed,
-            chunking=layout.chunking,
             streams=streams,
         )
         starts = mix.starts(seed, rate, duration_s)

@@ -56,10 +56,15 @@ class Device:
     slo_ttft_s: float  # limit of the first token's time for a good call
     slo_tpot_s: float  # and of the average time of each further token
     loads: Mapping[str, Load]  # by trace: about the device's capacity
+    copy_token_ms: float = 0.0  # of a token's KV, between device and host
 
     def step_s(self, plan: StepPlan) -> float:
         """How long a step takes."""
         return (self.fixed_ms + sum(map(self._row_ms, plan.rows))) / 1000
+
+    def copy_s(self, num_tokens: int) -> float:
+        """How long copies of so many tokens' KV between device and host take."""
+        return num_tokens * self.copy_token_ms / 1000
 
     def _row_ms(self, row: Row) -> float:
         num_tokens = len(row.input_ids)
@@ -70,7 +75,7 @@ class Device:
 
 
 # Step and token times: measured on 2 cores of an AMD EPYC (Zen 4). A pair is 12 KB of KV at 50 GB/s
-# for a decode row, 37 kFLOP at 600 GFLOP/s in a prompt.
+# for a decode row, 37 kFLOP at 600 GFLOP/s in a prompt; a copy of it reads and writes.
 CPU = Device(
     name="2-core CPU, llama-160m",
     fixed_ms=4.5,
@@ -93,9 +98,11 @@ CPU = Device(
         "forks": Load(360, 2.0, 9_000),
         "long_agents": Load(24, 1.0, 18_900),
     },
+    copy_token_ms=5e-4,
 )
 # From data sheets, not measured: 16 GB of weights at 4 TB/s, 16 GFLOP a token at 500 TFLOP/s; a
-# pair is 131 KB or 524 kFLOP. 20 us a decode row is a guess.
+# pair is 131 KB or 524 kFLOP, which goes to the host over PCIe at 25 GB/s. 20 us a decode row is a
+# guess.
 H200 = Device(
     name="H200, 8B",
     fixed_ms=4.5,
@@ -118,6 +125,7 @@ H200 = Device(
         "forks": Load(1200, 20.0, 30_000),
         "long_agents": Load(72, 10.0, 56_700),
     },
+    copy_token_ms=5.2e-3,
 )
 DEVICES = {"cpu": CPU, "h200": H200}
 

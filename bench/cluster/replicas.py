@@ -217,7 +217,14 @@ def served(placement: str | None, args: argparse.Namespace) -> Iterator[Backend]
         "replicas": args.replicas, "placement": placement, "max_total_tokens": args.tokens,
         "num_threads": max(1, cores // args.replicas),
     }  # fmt: skip
-    router = EngineProcess(args.model, options=options, module="stemma.cluster")
+    with served_with(args.model, options) as runtime:
+        yield runtime
+
+
+@contextlib.contextmanager
+def served_with(model: str | None, options: dict[str, object]) -> Iterator[Backend]:
+    """A router's process and a client of it; `options`: the router's and its engines'."""
+    router = EngineProcess(model, options=options, module="stemma.cluster")
     try:
         with Runtime(str(router.endpoint), timeout_s=START_S) as runtime:
             yield runtime

@@ -13,27 +13,20 @@ first limit of a mix leaves decode steps little room, the last one much.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...flags import count
 from ...planning.devices import GPUS, links_of
 from ...planning.mixes import MIXES, Mix
-from ...planning.roles import Fleet, Goodput, Layout, Limits, RooflineDevice, Search, layouts
-from ...planning.roofline import CostModel
-from ...planning.served_model import ServedModel
-from ...runtime.models.model_config import read_model_config
-from ..harness.model import Shape, checkpoint_config
+from ...planning.roles import Fleet, Goodput, Layout, Limits, Search, layouts
+from ..harness.fleet_device import device_of
 from ..harness.report import percentile, write_report
 
-_LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128_256, 131_072)  # Llama-3.1-8B
-_MAX_RUNNING = 256
 _FIRST_RATE = {"chat": 16.0, "rag": 2.0, "code": 8.0}  # of an engine, from which to search
 _TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}
 _TPOT_S = (0.010, 0.015, 0.030)
@@ -56,7 +49,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and report."""
-    fleet = Fleet(_device(args), args.engines, links_of(GPUS[args.device])[args.link])
+    fleet = Fleet(
+        device_of(args.model, args.device), args.engines, links_of(GPUS[args.device])[args.link]
+    )
     mixes = [mix for mix in MIXES if mix.name in (args.mix or [each.name for each in MIXES])]
     each = [(mix, layout) for mix in mixes for layout in layouts(args.engines)]
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -64,15 +59,6 @@ def run(args: argparse.Namespace) -> int:
     rows = [row for mix in mixes for row in _rows(mix, found, args)]
     write_report("roles", rows, args, device=args.device, mixes={m.name: m.text for m in mixes})
     return 0
-
-
-def _device(args: argparse.Namespace) -> RooflineDevice:
-    with TemporaryDirectory(prefix="stemma-bench-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(checkpoint_config(_LLAMA_8B)))
-        config = read_model_config(args.model or Path(folder))
-    costs = CostModel(ServedModel.of(config, "bfloat16"), GPUS[args.device])
-    fit = costs.model.fit(costs.device.memory_bytes, is_gpu=True, max_running_requests=_MAX_RUNNING)
-    return RooflineDevice(costs, fit.kv_tokens, _MAX_RUNNING)
 
 
 def _found(fleet: Fleet, args: argparse.Namespace, mix: Mix, layout: Layout) -> list[Goodput]:

@@ -62,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for batch in args.batches:
         prefill, decode = _steps(engine, clocks, ids, batch, args)
-        rows.append(_row(f"decode, batch {batch}", decode))
-        rows.append(_row(f"prefill, {batch} x {args.prompt_tokens} tokens", prefill))
+        tokens = args.prompt_tokens
+        middle = tokens + args.steps // 2
+        rows.append(_row(f"decode, batch {batch}", decode, (batch, 1, middle)))
+        rows.append(_row(f"prefill, {batch} x {tokens} tokens", prefill, (batch, tokens, 0)))
     write_report("step", sorted(rows, key=lambda row: str(row["step"])), args)
     return 0
 
@@ -184,8 +186,10 @@ def _in_ms(step_s: float, cpu_s: float, seconds: dict[str, float]) -> dict[str, 
     return {name: value * 1e3 for name, value in parts.items()}
 
 
-def _row(name: str, steps: list[dict[str, float]]) -> dict[str, Any]:
+def _row(name: str, steps: list[dict[str, float]], shape: tuple[int, int, int]) -> dict[str, Any]:
+    """`shape`: rows, tokens of each, and tokens before these (planning/calibration.py reads it)."""
     medians = {f"{key}, ms": statistics.median(s[key] for s in steps) for key in steps[0]}
     share = statistics.median(s["host half"] / s["step"] for s in steps)
     threads = int(os.environ["OMP_NUM_THREADS"])
-    return {"step": name, "threads": threads, **medians, "host share": share}
+    columns = dict(zip(("rows", "tokens a row", "tokens before"), shape, strict=True))
+    return {"step": name, "threads": threads, **columns, **medians, "host share": share}

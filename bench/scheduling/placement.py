@@ -19,6 +19,7 @@ from dataclasses import replace
 from ...cluster.placement.policies import Candidate, Newcomer, least_load, policy_of
 from ...flags import count
 from ...planning.fleet_simulation import FleetSimulation, Routing
+from ...planning.simulated_engine import SimulatedEngine
 from ...planning.simulation import DEVICES, Device
 from ...planning.traces import TRACES
 from ..harness.report import write_report
@@ -113,7 +114,8 @@ def _fleet(
 ) -> FleetSimulation:
     if name != "one cache":
         routing, joins_s = ROUTINGS[name], args.joins_s
-        return FleetSimulation(device, num_replicas, routing, seed=args.seed, joins_s=joins_s)
+        engines = [SimulatedEngine(device)] * num_replicas
+        return FleetSimulation(engines, routing, seed=args.seed, joins_s=joins_s)
     whole = replace(
         device,
         num_tokens=device.num_tokens * num_replicas,
@@ -123,4 +125,4 @@ def _fleet(
         prefill_pair_ms=device.prefill_pair_ms / num_replicas,
         decode_pair_ms=device.decode_pair_ms / num_replicas,
     )
-    return FleetSimulation(whole, 1, ROUTINGS["round_robin"], seed=args.seed)
+    return FleetSimulation([SimulatedEngine(whole)], ROUTINGS["round_robin"], seed=args.seed)

@@ -14,9 +14,11 @@ from stemma.cluster.placement.policies import policy_of
 from stemma.planning.devices import GPUS, Link
 from stemma.planning.fleet_simulation import CallTimes, FleetSimulation, Routing
 from stemma.planning.mixes import MIXES, Mix, workload
-from stemma.planning.roles import Fleet, Layout, Limits, RooflineDevice, Run, Search, layouts
+from stemma.planning.roles import Fleet, Layout, Limits, Run, Search, layouts
 from stemma.planning.roofline import CostModel
+from stemma.planning.roofline_device import RooflineDevice
 from stemma.planning.served_model import ServedModel
+from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.models.model_config import read_model_config
 
@@ -56,7 +58,9 @@ def test_a_mix_has_the_calls_that_its_rate_says(mix: Mix) -> None:
 def test_calls_that_count_take_as_long_in_a_run_that_ends_with_them() -> None:
     chat, times, ends = MIXES[0], [], []
     for counted_s in (2.0, inf):
-        fleet = FleetSimulation(FLEET.device, 2, Routing(lambda: policy_of("program")))
+        fleet = FleetSimulation(
+            [SimulatedEngine(FLEET.device)] * 2, Routing(lambda: policy_of("program"))
+        )
         fleet.run(chat.starts(0, 40.0, 2.0), counted_s=counted_s)
         times.append([each for each in fleet.times if each.asked_s < 2.0])
         ends.append(fleet.now_s)

@@ -11,13 +11,14 @@ import pytest
 
 from stemma.bench.scheduling.placement import ROUTINGS
 from stemma.planning.fleet_simulation import FleetSimulation
+from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.planning.simulation import CPU
 from stemma.planning.traces import TRACES
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_every_call_ends_and_no_page_is_lost(name: str) -> None:
-    fleet = FleetSimulation(CPU, 3, ROUTINGS[name])
+    fleet = FleetSimulation([SimulatedEngine(CPU)] * 3, ROUTINGS[name])
     fleet.run(TRACES["react"](0, 60, 30.0))
     assert all(job.ended_s > job.started_s for job in fleet.jobs) and fleet.num_calls == 60
     for replica in fleet.replicas:
@@ -25,7 +26,7 @@ def test_every_call_ends_and_no_page_is_lost(name: str) -> None:
         kv_cache = replica.engine.scheduler.kv_cache
         assert kv_cache.allocator.num_free + kv_cache.tree.num_pages == kv_cache.num_pages
         assert replica.load.num_calls == 0 and abs(replica.load.expected_tokens) < 1e-6
-    again = FleetSimulation(CPU, 3, ROUTINGS[name])
+    again = FleetSimulation([SimulatedEngine(CPU)] * 3, ROUTINGS[name])
     again.run(TRACES["react"](0, 60, 30.0))
     assert again.now_s == fleet.now_s, "it depends on more than the seed"
 

@@ -1,0 +1,34 @@
+"""The benchmarks of simulated fleets: what they compare, and what studies find."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stemma.__main__ import main
+from stemma.bench.scheduling.fleet_studies import _leased, _routed
+
+
+def test_it_holds_cells_against_exact_simulations(tmp_path: Path) -> None:
+    sizes = ["--cell", "2", "--cell-calls", "30", "--exact", "3", "--seconds", "40", "--jobs", "1"]
+    flags = ["--device", "l4", "--shares", "0.6", "--gpus", "1000", *sizes]
+    assert main(["bench", "fleet", *flags, "--out", str(tmp_path), "--json"]) == 0
+    rows = json.loads((tmp_path / "fleet.json").read_text())["rows"]
+    found = {(row["case"], row["figure"]): row for row in rows}
+    exactly = {figure: row for (case, figure), row in found.items() if "3 engines" in case}
+    assert 0.5 < exactly["TPOT p50, ms"]["ratio"] < 2.0
+    assert 0.5 < exactly["output tokens/s"]["ratio"] < 2.0
+    large = {figure: row["cells"] for (case, figure), row in found.items() if "1000 GPUs" in case}
+    assert large["million calls"] > 1.0 and large["s, computing"] > 0
+
+
+def test_leases_keep_what_agents_come_back_for() -> None:
+    without, leased = (_leased(0.2, 0, (1.0, is_on, False)) for is_on in (False, True))
+    assert without["way"] == "neither" and leased["way"] == "leases"
+    assert leased["hit rate"] > without["hit rate"] + 0.02
+
+
+def test_programs_are_routed_better_than_calls() -> None:
+    by_call, by_program = (_routed(0.1, 0, (4, way)) for way in ("round_robin a call", "program"))
+    assert by_program["hit rate"] > by_call["hit rate"] + 0.1
+    assert by_program["program mean s"] < by_call["program mean s"]
