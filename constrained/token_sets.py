@@ -15,11 +15,11 @@ from .vocabulary import MASK_BITS, Vocabulary
 
 
 class TokenSet:
-    """Some tokens, ascending."""
+    """Some tokens, ascending. Thread-safe."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self._ids = np.array(sorted(tokens), np.int32)
-        self._found = (ctypes.c_int32 * len(self._ids))()
+        self._room = ctypes.c_int32 * len(self._ids)
         self._own = (self._ids.ctypes.data, len(self._ids))
         self._native = library()
 
@@ -34,7 +34,7 @@ class TokenSet:
         if self._native is None:
             return self._among(mask, but_for)
         without = 0 if but_for is None else _address(but_for)
-        found = self._found
+        found = self._room()
         num = self._native.stemma_tokens_among(*self._own, _address(mask), without, found)
         return found[:num] if num else []
 
