@@ -160,6 +160,7 @@ class LoadedModel:
             vocab_size=self.model_config.vocab_size,
             kv_cache=KVCacheOptions(
                 has_leases=not config.disable_leases,
+                shares_begun_pages=not config.has_draft_model,
                 pin_share=config.pin_share,
                 num_host_pages=config.host_kv_tokens // config.tokens_a_page,
                 stored=self._stored_prefixes(),

@@ -91,7 +91,7 @@ def test_outputs_are_those_with_all_kv(
         requests = serve(loaded, JOBS)
         assert outputs_of(requests) == alone
         assert all(request.num_dropped >= request.num_text_tokens // 2 for request in requests[1:])
-        most = WINDOW + WINDOW // 2 + 2 * loaded.config.page_size
+        most = WINDOW + WINDOW // 2 + 2 * loaded.engine.scheduler.kv_cache.page_size
         most += 16 * (loaded.engine.scheduler.speculation is not None)  # right at once, at the end
         assert all(request.num_tokens <= most for request in requests)
 

@@ -63,6 +63,9 @@ class KVCacheOptions:
     stored: StoredPrefixes | None = None  # on disk
     coming: ComingPrefixes | None = None  # from other engines
     states: StateOptions | None = None  # set: the model has recurrent layers
+    # Prefixes are shared to the last token: a page that others have begun is copied. A draft model
+    # keeps its own KV by whole pages.
+    shares_begun_pages: bool = True
 
 
 class PrefixCache:

@@ -133,7 +133,7 @@ FOR_ALL_MODELS = "a CPU's kernels, pages of 16"
 PREEMPTED: dict[str, dict[str, Any]] = {
     "swapped": {"host_kv_tokens": 1024},
     "computed again": {},
-    "swapped, queued": {"host_kv_tokens": 1024, "device": "cuda"},
+    "swapped, queued": {"host_kv_tokens": 1024, "device": "cuda", "page_size": 1},
 }
 
 
