@@ -370,7 +370,8 @@ class LoadedModel:
         try:
             return None if folder is None else GrammarFiles(folder)
         except OSError as error:
-            raise InvalidRequest(f"grammar_cache: {error}", "grammar_cache") from error
+            allowed = f"a folder of the user's own, which can be written ({error})"
+            raise InvalidRequest.of("grammar_cache", str(folder), allowed) from error
 
     def _vocabulary(self) -> Vocabulary:
         written = token_bytes(self.folder, self.tokenizer)

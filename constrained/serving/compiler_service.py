@@ -494,12 +494,9 @@ class _Lane:
         little here, first."""
         if compiled.may_be_light:
             with contextlib.suppress(InvalidGrammar):  # its process says why, or takes longer
-                light = LightGrammar(
-                    compiled,
-                    compiled.bind_light(self._bind.prepared()),
-                    self._bind.prepared().num_words,
-                    self._open,
-                )
+                vocabulary = self._bind.prepared()
+                bound = compiled.bind_light(vocabulary)
+                light = LightGrammar(compiled, bound, vocabulary.num_words, self._open)
                 return _Outcome(entry, light, schema=compiled.schema)
         if compiled.dfa is None:
             return _Outcome(entry, compiled, schema=compiled.schema)

@@ -169,10 +169,8 @@ class LightOutput:
         if self._here is None:
             assert self._there is not None, "a fork before the position is known"
             return self._there.fork()
-        state = self._here.fork()
-        return LightOutput(
-            self._grammar, state, self._jump_forward, self._stop_ids, self._tokens
-        )  # fmt: skip
+        state, tokens = self._here.fork(), self._tokens
+        return LightOutput(self._grammar, state, self._jump_forward, self._stop_ids, tokens)
 
     def close(self) -> None:
         self._is_closed = True

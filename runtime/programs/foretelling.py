@@ -28,9 +28,8 @@ from ..speculate.suffix import MAX_DRAFT, Place, SuffixDrafter, SuffixText
 from ..tokenizer.detokenizer import Detokenizer
 from ..tokenizer.tokenizer import Tokenizer
 
-MIN_CHANCE = (
-    0.25  # of an output that is told; of 23 early calls on these 23 were right, see the docs
-)
+# Of an output that is told; of 23 early calls on these 23 were right (docs/how-it-works/ahead.md).
+MIN_CHANCE = 0.25
 MAX_TOLD = 4  # outputs told of one gen: each may be a call
 MAX_BYTES = 16 << 20  # of outputs: some 700,000 tokens
 END = -(1 << 30)  # behind an output's last token; ids of images are negative, too, but small

@@ -153,7 +153,7 @@ class KVCacheManager(PrefixCache):
         none, or the model has a state, which goes on from other places."""
         start = request.num_published
         num_wanted = min(request.match_limit - start, self.page_size)
-        if not self.options.shares_begun_pages or num_wanted <= 0 or self.states is not None:
+        if not self._shares_begun_pages or num_wanted <= 0:
             return None
         assert request.node is not None
         if self._num_proven(request.node) < start:
@@ -364,7 +364,7 @@ class KVCacheManager(PrefixCache):
         request.num_published = request.num_computed_tokens = request.num_scheduled_tokens = end
         if self.states is not None:
             self.states.copy_live(request, source)
-        elif self.options.shares_begun_pages and source.num_computed_tokens > end:
+        elif self._shares_begun_pages and source.num_computed_tokens > end:
             self._fork_last_page(request, source)
         same = min(num_sent, len(request.prompt) // self.page_size)
         request.num_sent_pages = same if before[:same] == request.pages[:same] else 0
@@ -433,12 +433,17 @@ class KVCacheManager(PrefixCache):
         request.num_scheduled_tokens = request.num_sent_pages = request.copied_end = 0
         return FreedPages(own + unused, node, state_slot)
 
+    @property
+    def _shares_begun_pages(self) -> bool:
+        """A page of one token is never begun; a model's state goes on from other places."""
+        may_share = self.options.shares_begun_pages and self.states is None
+        return may_share and self.page_size > 1
+
     def _has_tail(self, request: Request) -> bool:
         """Whether it has computed a part of a page that it leaves: more of it than was copied."""
         end = request.num_computed_tokens
         is_own = end > max(request.num_published, request.copied_end)
-        may_share = self.options.shares_begun_pages and self.states is None
-        return may_share and is_own and end % self.page_size > 0
+        return self._shares_begun_pages and is_own and end % self.page_size > 0
 
     def _detach_state(self, request: Request, node: Node, *, keep: bool) -> int:
         """Take a leaving request's live slot; with `keep`, what it holds stays as a checkpoint,
