@@ -22,9 +22,8 @@ from ...native_library import (
     WrongInstructionSet,
 )
 
-AVX512 = frozenset(
-    {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"}
-)
+AVX512F = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+AVX512 = AVX512F | {"avx512vbmi", "avx512_bf16", "avx512_vnni"}
 # Best first, as src/vector.h chooses.
 INSTRUCTION_SETS = (
     InstructionSet(
@@ -33,6 +32,7 @@ INSTRUCTION_SETS = (
         AVX512,
         ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512bf16", "-mavx512vnni"),
     ),
+    InstructionSet("avx512f", "x86_64", AVX512F, ("-march=x86-64-v4",)),
     InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +24,13 @@ from stemma.kernels.native.bindings import (
     why_not_native,
 )
 from stemma.kernels.registry import select_kernels
+from stemma.native_library import InstructionSet
 from stemma.runtime.execute.model_runner import resolve_dtype, why_slow
+
+
+def _of(name: str) -> InstructionSet:
+    (found,) = (each for each in INSTRUCTION_SETS if each.name == name)
+    return found
 
 
 @pytest.fixture
@@ -55,24 +65,42 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
     assert all(part in reason for part in ("avx512 (no", "avx512_bf16", "avx2 (no", "neon (no"))
 
 
-@pytest.mark.parametrize("flag", ["avx512_bf16", "avx512_vnni"])
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("avx512_bf16", "avx512f"), ("avx512_vnni", "avx512f"), ("avx512dq", "avx2")],
+)
 def test_a_cpu_that_lacks_one_instruction_has_the_next_set(
-    monkeypatch: pytest.MonkeyPatch, flag: str
+    monkeypatch: pytest.MonkeyPatch, flag: str, name: str
 ) -> None:
-    best, second, _ = INSTRUCTION_SETS
-    flags = (best.cpu_flags | second.cpu_flags) - {flag}
+    flags = frozenset().union(*(each.cpu_flags for each in INSTRUCTION_SETS)) - {flag}
     monkeypatch.setattr(native_library, "cpu_flags", lambda: flags)
-    assert LIBRARY.instructions() is second
+    assert LIBRARY.instructions().name == name
+
+
+@pytest.mark.parametrize("has", [(), ("vbmi",), ("vbmi", "vnni"), ("vnni", "bf16")])
+def test_the_sources_compile_for_whatever_of_avx512_a_cpu_has(
+    tmp_path: Path, has: tuple[str, ...]
+) -> None:
+    """As `-march=native` names it to the compiler."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("no C++ compiler for x86-64")
+    options = ["-std=c++17", "-fsyntax-only", "-march=x86-64-v4", *(f"-mavx512{x}" for x in has)]
+    source = tmp_path / "source.cpp"
+    source.write_text(f'#include "{LIBRARY.sources / "attention.cpp"}"\n')
+    subprocess.run([compiler, *options, str(source)], check=True)
 
 
 def test_a_later_set_can_be_asked_for_by_name(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, second, _ = INSTRUCTION_SETS
-    monkeypatch.setattr(native_library, "cpu_flags", lambda: best.cpu_flags | second.cpu_flags)
+    best, *later, _ = INSTRUCTION_SETS
+    flags = best.cpu_flags.union(*(each.cpu_flags for each in later))
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: flags)
     assert LIBRARY.instructions() is best
-    monkeypatch.setenv("STEMMA_CPU", "avx2")
-    assert LIBRARY.instructions() is second
+    for each in later:
+        monkeypatch.setenv("STEMMA_CPU", each.name)
+        assert LIBRARY.instructions() is each
     monkeypatch.setenv("STEMMA_CPU", "")
     assert LIBRARY.instructions() is best
 
@@ -81,7 +109,7 @@ def test_a_later_set_can_be_asked_for_by_name(
 def test_a_set_that_the_cpu_has_not_is_refused_with_those_that_it_has(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    monkeypatch.setattr(native_library, "cpu_flags", lambda: INSTRUCTION_SETS[1].cpu_flags)
+    monkeypatch.setattr(native_library, "cpu_flags", lambda: _of("avx2").cpu_flags)
     monkeypatch.setenv("STEMMA_CPU", named)
     for dtype in ("auto", "float32"):
         with pytest.raises(InvalidRequest, match=f"STEMMA_CPU='{named}'.*has: avx2; .*avx512 "):

@@ -60,7 +60,7 @@ struct Bf16KV {
 
 }  // namespace stemma
 
-#if defined(__AVX512VBMI__)
+#if defined(STEMMA_BF16_PRODUCTS)  // and VBMI
 #include "kv_bytes_avx512.h"
 #else
 #include "kv_bytes.h"

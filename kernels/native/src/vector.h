@@ -1,5 +1,6 @@
 // Sixteen lanes of float32 or int32 at a time, whatever the CPU's registers hold: one register of
 // AVX512, two of AVX2 (with FMA and F16C), four of NEON. The kernels are written once, over these.
+// STEMMA_BF16_PRODUCTS: the CPU multiplies pairs of bfloat16 by itself.
 //
 //     Floats, Ints    16 lanes
 //     Halfwords       16 numbers of 16 bits
@@ -25,7 +26,11 @@ inline Mask lanes_below(int64_t count) {
 }  // namespace stemma
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+#define STEMMA_BF16_PRODUCTS
 #include "vector_avx512.h"
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "vector_avx512f.h"
+#include "vector_parts.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "vector_avx2.h"
 #include "vector_parts.h"
@@ -33,5 +38,5 @@ inline Mask lanes_below(int64_t count) {
 #include "vector_neon.h"
 #include "vector_parts.h"
 #else
-#error "the kernels need AVX512 with BF16, AVX2 with FMA and F16C, or NEON of 64-bit ARM"
+#error "the kernels need AVX512, AVX2 with FMA and F16C, or NEON of 64-bit ARM"
 #endif
