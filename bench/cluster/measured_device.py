@@ -6,15 +6,16 @@ simulated fleet of such devices is a real one but for processes and sockets.
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
-from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...planning.calibration import Calibration
-from ...planning.roofline import CostModel
+from ...runtime.execute.threads import configure_threads
 from ...runtime.models.model_config import read_model_config
 from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
 from ...runtime.schedule.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ _REPEATS = 7
 # Rows, tokens of each, tokens before these: decode steps, and prompts, around those of the loads.
 _SHAPES = (
     (1, 1, 400), (4, 1, 400), (16, 1, 400), (24, 1, 400),
-    (1, 64, 300), (1, 128, 300), (1, 256, 0), (2, 512, 0), (4, 512, 0),
+    (1, 32, 400), (1, 64, 300), (1, 128, 300), (1, 256, 0), (2, 512, 0), (4, 512, 0),
 )  # fmt: skip
 
 
@@ -83,9 +84,40 @@ class MeasuredDevice:
         times = [self.step_s(StepPlan(number, rows)) for number in range(2 + _REPEATS)]
         return statistics.median(times[2:])
 
-    def calibration(self, costs: CostModel) -> Calibration:
-        """What its steps take, over what `costs` says."""
-        shapes: Sequence[tuple[int, int, int]] = _SHAPES
+    def measured(self) -> dict[tuple[int, int, int], float]:
+        """Seconds that steps of the loads' shapes take, as `Calibration.of` takes them."""
         room = self.num_tokens
-        fitting = [each for each in shapes if each[0] * (each[1] + each[2]) <= room]
-        return Calibration.of({each: self.rows_s(*each) for each in fitting}, costs)
+        return {each: self.rows_s(*each) for each in _SHAPES if each[0] * sum(each[1:]) <= room}
+
+
+def measured_side_by_side(
+    model: Path, num_tokens: int, max_running_requests: int, number: int
+) -> dict[tuple[int, int, int], float]:
+    """What steps take on one of so many cores while the others make the same ones: geometric
+    means. Cores of one machine share its memory's bandwidth, so that is more than on a core
+    alone."""
+    spawned = multiprocessing.get_context("spawn")
+    begin = spawned.Barrier(number)
+    with ProcessPoolExecutor(number, spawned, _share, (begin,)) as processes:
+        device = (model, num_tokens, max_running_requests)
+        tasks = [processes.submit(_measured_beside_others, *device) for _ in range(number)]
+        found = [task.result() for task in tasks]
+    return {shape: statistics.geometric_mean([each[shape] for each in found]) for shape in found[0]}
+
+
+_begin: Barrier | None = None  # of the processes that measure side by side
+
+
+def _share(begin: Barrier) -> None:
+    global _begin
+    _begin = begin
+
+
+def _measured_beside_others(
+    model: Path, num_tokens: int, max_running_requests: int
+) -> dict[tuple[int, int, int], float]:
+    configure_threads(1, None)
+    device = MeasuredDevice(model, num_tokens, max_running_requests)
+    assert _begin is not None
+    _begin.wait()
+    return device.measured()

@@ -1,10 +1,10 @@
 """A simulated fleet held against real replicas of this machine: throughput and times.
 
 One replica and two, a core each, behind the real router, under loads of `stemma bench replicas`;
-and the same programs, of as many tokens, on simulated replicas whose steps take what a replica's
-were measured to take in this run (`stemma bench step`, a core alone). `simulated / real` of the
-output tokens a second and of the median time to first token, as engines count it: from a call's
-arrival. Repeats take turns with one another; medians of each figure.
+and the same programs, of as many tokens, which come when the real ones came, on simulated replicas
+whose steps take what steps were measured to take in this run, on as many cores at once. `simulated
+/ real` of the output tokens a second and of the median time to first token, as engines count it:
+from a call's arrival. Repeats take turns with one another; medians of each figure.
 
 With `--against steps` what is real are the steps alone: each is computed when an engine's scheduler
 plans it, and moves the fleet's clock by the CPU time that it took, so that other work on the
@@ -17,16 +17,13 @@ import argparse
 import contextlib
 import random
 import statistics
-import subprocess
-import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -34,6 +31,7 @@ from tokenizers import Tokenizer
 from ...cluster.placement.policies import policy_of
 from ...flags import count
 from ...frontend.client.backend import Backend
+from ...frontend.dsl.state import ProgramState
 from ...planning.calibration import Calibration
 from ...planning.devices import DeviceModel, Rates
 from ...planning.fleet_simulation import FleetSimulation, Routing
@@ -46,6 +44,7 @@ from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.execute.threads import configure_threads
 from ...runtime.models.model_config import read_model_config
 from ..harness.report import write_report
+from .measured_device import MeasuredDevice, measured_side_by_side
 from .replicas import LOADS, Conversation, converse, served_with
 
 _LOADS = ("agents", "chats", "documents")
@@ -64,6 +63,7 @@ class Outcome:
     tokens_s: float
     ttft_s: float  # median
     hit_rate: float
+    came_s: Sequence[float] = ()  # each conversation, behind the run's begin
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -82,17 +82,18 @@ def run(args: argparse.Namespace) -> int:
     """Measure, simulate and report."""
     if args.against == "steps":
         return _run_steps(args)
-    device = _device(args)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     rows: list[dict[str, Any]] = []
     for number in args.replicas:
         found: dict[str, list[tuple[Outcome, Outcome]]] = {}
+        steps = measured_side_by_side(args.model, args.tokens, _MAX_RUNNING, number)
+        device = _modelled(args, steps)
         with _replicas(args, number) as backend:
             for repeat in range(args.repeats + 1):
                 for load in args.load or _LOADS:
                     said = LOADS[load](random.Random(repeat), args.conversations)
                     real = _measured(said, backend)
-                    simulated = _simulated(said, tokenizer, [device] * number)
+                    simulated = _simulated(said, tokenizer, [device] * number, real.came_s)
                     if repeat:  # the first one warms up
                         found.setdefault(load, []).append((real, simulated))
         rows += [row for load, pairs in found.items() for row in _rows(load, number, pairs)]
@@ -101,14 +102,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_steps(args: argparse.Namespace) -> int:
-    from .measured_device import MeasuredDevice
-
     configure_threads(1, None)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     devices = [
         MeasuredDevice(args.model, args.tokens, _MAX_RUNNING) for _ in range(max(args.replicas))
     ]
-    model = _modelled(args, devices[0].calibration)
+    model = _modelled(args, devices[0].measured())
     rows: list[dict[str, Any]] = []
     for number in args.replicas:
         for load in args.load or _LOADS:
@@ -135,24 +134,12 @@ def _replicas(args: argparse.Namespace, number: int) -> Iterator[Backend]:
         yield backend
 
 
-def _device(args: argparse.Namespace) -> RooflineDevice:
-    """A core, by the steps that it was measured to make."""
-    with TemporaryDirectory(prefix="stemma-bench-") as folder:
-        command = [
-            sys.executable, "-P", "-m", "stemma", "bench", "step", "--model", str(args.model),
-            "--batches", "1", "4", "16", "--steps", "24", "--num-threads", "1", "--json",
-            "--out", folder,
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        report = Path(folder) / "step.json"
-        return _modelled(args, partial(Calibration.read, report))
-
-
 def _modelled(
-    args: argparse.Namespace, calibration: Callable[[CostModel], Calibration]
+    args: argparse.Namespace, measured: Mapping[tuple[int, int, int], float]
 ) -> RooflineDevice:
+    """A core, by the steps that it was measured to make."""
     costs = CostModel(ServedModel.of(read_model_config(args.model), "bfloat16"), _CORE)
-    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, calibration(costs))
+    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, Calibration.of(measured, costs))
 
 
 def _measured(said: Sequence[Conversation], backend: Backend) -> Outcome:
@@ -160,28 +147,53 @@ def _measured(said: Sequence[Conversation], backend: Backend) -> Outcome:
     backend.flush_cache()
     began_s = time.perf_counter()
     with ThreadPoolExecutor(len(said)) as users:
-        states = list(users.map(lambda each: converse.run(said=each, backend=backend), said))
+        held = list(users.map(partial(_held, backend), said))
     wall_s = time.perf_counter() - began_s
-    metas = [
-        state.get_meta_info(f"t{turn}")
-        for state, each in zip(states, said, strict=True)
-        for turn in range(len(each.texts))
+    all_metas = [
+        [state.get_meta_info(f"t{turn}") for turn in range(len(each.texts))]
+        for (state, _), each in zip(held, said, strict=True)
     ]
+    metas = [meta for of_one in all_metas for meta in of_one]
     prompt = sum(int(meta["prompt_tokens"]) for meta in metas)
     return Outcome(
         sum(int(meta["completion_tokens"]) for meta in metas) / wall_s,
         statistics.median(float(meta["time_to_first_token_s"]) for meta in metas),
         sum(int(meta["cached_tokens"]) for meta in metas) / prompt,
+        [
+            max(0.0, ended_s - began_s - _since_arrival_s(of_one))
+            for (_, ended_s), of_one in zip(held, all_metas, strict=True)
+        ],
     )
 
 
+def _held(backend: Backend, said: Conversation) -> tuple[ProgramState, float]:
+    """What came of a conversation, and when it ended."""
+    state = converse.run(said=said, backend=backend)
+    return state, time.perf_counter()
+
+
+def _since_arrival_s(metas: Sequence[Mapping[str, Any]]) -> float:
+    """From the arrival of a program's first call at the engine to the end of its last one."""
+    first, last = metas[0], metas[-1]
+    return float(last["start_s"]) + float(last["latency_s"]) - float(first["start_s"])
+
+
 def _simulated(
-    said: Sequence[Conversation], tokenizer: Tokenizer, devices: Sequence[FleetDevice]
+    said: Sequence[Conversation],
+    tokenizer: Tokenizer,
+    devices: Sequence[FleetDevice],
+    came_s: Sequence[float] = (),
 ) -> Outcome:
-    """The same on simulated replicas, one on each device."""
+    """The same on simulated replicas, one on each device; `came_s`: when each conversation comes;
+    none: all at once."""
     engines = [SimulatedEngine(device) for device in devices]
     fleet = FleetSimulation(engines, Routing(lambda: policy_of("program")))
-    fleet.run([Start(0.0, _job(each, tokenizer)) for each in said])
+    fleet.run(
+        [
+            Start(at_s, _job(each, tokenizer))
+            for at_s, each in zip(came_s or [0.0] * len(said), said, strict=True)
+        ]
+    )
     ttft_s = statistics.median(each.ttft_s for each in fleet.times)
     return Outcome(fleet.num_output_tokens / fleet.now_s, ttft_s, fleet.hit_rate)
 
