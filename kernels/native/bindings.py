@@ -32,6 +32,9 @@ INSTRUCTION_SETS = (
         AVX512,
         ("-march=x86-64-v4", "-mavx512vbmi", "-mavx512bf16", "-mavx512vnni"),
     ),
+    InstructionSet(
+        "avx512_vnni", "x86_64", AVX512F | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")
+    ),
     InstructionSet("avx512f", "x86_64", AVX512F, ("-march=x86-64-v4",)),
     InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),

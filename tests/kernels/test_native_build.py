@@ -67,7 +67,7 @@ def test_a_cpu_without_the_instructions_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("flag", "name"),
-    [("avx512_bf16", "avx512f"), ("avx512_vnni", "avx512f"), ("avx512dq", "avx2")],
+    [("avx512_bf16", "avx512_vnni"), ("avx512_vnni", "avx512f"), ("avx512dq", "avx2")],
 )
 def test_a_cpu_that_lacks_one_instruction_has_the_next_set(
     monkeypatch: pytest.MonkeyPatch, flag: str, name: str

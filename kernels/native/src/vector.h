@@ -25,10 +25,15 @@ inline Mask lanes_below(int64_t count) {
 
 }  // namespace stemma
 
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define STEMMA_AVX512
+#endif
+
+#if defined(STEMMA_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && \
+    defined(__AVX512VNNI__)
 #define STEMMA_BF16_PRODUCTS
 #include "vector_avx512.h"
-#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#elif defined(STEMMA_AVX512)
 #include "vector_avx512f.h"
 #include "vector_parts.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -39,4 +44,10 @@ inline Mask lanes_below(int64_t count) {
 #include "vector_parts.h"
 #else
 #error "the kernels need AVX512, AVX2 with FMA and F16C, or NEON of 64-bit ARM"
+#endif
+
+#if defined(STEMMA_AVX512) && defined(__AVX512VNNI__)
+#include "byte_products_vnni.h"
+#else
+#include "byte_products.h"
 #endif
