@@ -190,7 +190,7 @@ def test_a_phase_is_its_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(gpu, "_sections", noted)
     report(tmp_path, "--phase", "first", "--skip", "checks", "--only", "extend")
-    assert asked == ["ceilings", "risks", "decode", "step", "extend"]
+    assert asked == ["ceilings", "risks", "prefill", "dependent", "decode", "step", "extend"]
 
 
 def test_the_first_row_says_which_kernel_is_wrong(
