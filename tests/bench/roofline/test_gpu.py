@@ -487,7 +487,7 @@ def test_a_wrong_section_and_a_missing_gpu_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "gpu", "--only", "nothing", "--out", str(tmp_path)]) == 1
-    assert "one of ceilings, risks, checks" in capsys.readouterr().err
+    assert "one of ceilings, risks, prefill" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["bench", "gpu", "--only", "tree", "--out", str(tmp_path)]) == 1
         assert "needs a GPU" in capsys.readouterr().err
