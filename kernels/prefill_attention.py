@@ -129,10 +129,9 @@ class _PrefillAttention:
             return self._plan(rows, kv_layer, num_heads, options, padded_tokens)
         beginnings = tuple(_beginnings(rows, begun))
         others = tuple(_between(beginnings, int(rows.query_start[-1])))
-        inner = None
+        inner: DevicePlan | None = None
         if others:
-            inner = self._plan(_without(rows, begun), kv_layer, num_heads, options)
-            assert isinstance(inner, DevicePlan), "an accelerator's"
+            inner = self._plan_of(_without(rows, begun), kv_layer, num_heads, options)
 
         def bind(lists: DeviceArrays, page_table: Tensor) -> _Plan:
             rest = None if inner is None else inner.bind(lists, page_table)
@@ -158,9 +157,19 @@ class _PrefillAttention:
             queries = [q[tokens] for tokens in plan.others]
             together = queries[0] if len(queries) == 1 else torch.cat(queries)
             found = self._attend(together, kv_layer, plan.rest)
-            for tokens, part in zip(plan.others, found.split([len(x) for x in queries])):
-                out[tokens] = part
+            first = 0
+            for tokens, own in zip(plan.others, queries, strict=True):
+                out[tokens] = found[first : first + len(own)]
+                first += len(own)
         return out
+
+    def _plan_of(
+        self, rows: AttentionRows, kv_layer: KVLayer, num_heads: int, options: AttentionOptions
+    ) -> DevicePlan:
+        """The backend's own."""
+        plan = self._plan(rows, kv_layer, num_heads, options)
+        assert isinstance(plan, DevicePlan), "an accelerator's"
+        return plan
 
     def _begun(
         self, rows: AttentionRows, kv_layer: KVLayer, num_heads: int, options: AttentionOptions
@@ -195,8 +204,7 @@ class _PrefillAttention:
                     "%s", self._choice.name, one.num_tokens, str(refusal).partition("\n")[0],
                 )  # fmt: skip
                 self._refused.add(shape)
-        own = self._plan(one.rows, kv_layer, q.shape[1], plan.options)
-        assert isinstance(own, DevicePlan)
+        own = self._plan_of(one.rows, kv_layer, q.shape[1], plan.options)
         lists = {name: torch.from_numpy(x).to(q.device) for name, x in own.arrays.items()}
         return self._attend(q, kv_layer, own.bind(lists, plan.page_table))
 

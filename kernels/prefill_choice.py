@@ -245,6 +245,6 @@ _OURS = "ours"
 
 def key_of(shape: PromptShape, device_name: str) -> str:
     """What a measurement holds for."""
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     versions = torch.__version__, cudnn, triton_version(), *torch_kernels()
     return ", ".join(map(str, (device_name, *versions, *astuple(shape))))

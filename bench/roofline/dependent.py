@@ -7,6 +7,7 @@ both ways must give the same bits. Off in the engine until these rows say what i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -37,7 +38,8 @@ def _chain(ctx: Context, num_rows: int) -> Iterator[Row]:
     results = {name: torch.zeros_like(start) for name in ("plain", "dependent")}
 
     def run(name: str) -> None:
-        x, residual = None, start.clone()
+        x: Tensor | None = None
+        residual = start.clone()
         for layer in layers:
             x, residual = layer(x, residual)
         assert x is not None
@@ -77,7 +79,8 @@ def _layer(ctx: Context, num_rows: int, seed: int) -> Layer:
     cos, sin = rotary(ctx.random(2, num_rows, 1, heads.dim // 2))
 
     def weight(rows: int, width: int, number: int) -> Tensor:
-        return ctx.random(rows, width, seed=8 * seed + number) * width**-0.5
+        numbers = ctx.random(rows, width, seed=8 * seed + number)
+        return numbers.mul_(1 / math.sqrt(width))
 
     norms = [ctx.random(hidden, seed=8 * seed + number) for number in (0, 1)]
     projection = weight((heads.query + 2 * heads.kv) * heads.dim, hidden, 2)
