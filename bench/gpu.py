@@ -28,8 +28,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench gpu`."""
     add = parser.add_argument
     add("--only", nargs="+", metavar="SECTION",
-        help="ceilings (always run), risks, checks, decode, step, tree, extend, peers, small, "
-             "experts, latent, scans, stall, serving (default: all)")  # fmt: skip
+        help="ceilings (always run), risks, prefill, dependent, checks, decode, step, "
+             "tree, extend, peers, small, experts, latent, scans, stall, serving "
+             "(default: all)")  # fmt: skip
     add(
         "--phase",
         choices=("first", "kernels", "serving"),

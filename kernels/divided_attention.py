@@ -36,7 +36,7 @@ from .registry import KernelChoice, Kernels
 # float32 32 MB (guesses).
 _BLOCK_QUERIES, _BLOCK_KEYS = 128, 2048
 _NO_SEGMENT_PAYS = 1 << 30
-_DIVIDED = ("paged_attention", "latent_attention")  # as the doctor names them
+_DIVIDED = ("paged_attention", "prefill_attention", "latent_attention")  # as the doctor names them
 
 
 def with_divided_attention(kernels: Kernels, communicator: Communicator) -> Kernels:

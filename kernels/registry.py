@@ -437,6 +437,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
             _why_triton(device),
             {
                 "linear": ("torch", "cuBLAS has the fastest products"),
+                "prefill_attention": ("triton", "or torch's, measured when a model is loaded"),
                 "select_keys": ("torch", "a few calls a row; such steps are not captured"),
                 **dict.fromkeys(("scale_in_place", "add_in_place"), ("torch", "one kernel each")),
                 "join_columns": ("torch", "one call"),
@@ -477,6 +478,7 @@ _OPS = (
     "update_pages",
     "page_copy",
     "paged_attention",
+    "prefill_attention",
     "store_latent",
     "latent_attention",
     "select_keys",

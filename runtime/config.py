@@ -30,12 +30,14 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Quantization = Literal["none", "int8", "w8a8", "int4"]
 Role = Literal["both", "prefill", "decode"]
 Kernels = Literal["auto", "cpu", "triton", "reference"]
+PrefillAttention = Literal["auto", "triton", "torch"]
 LOAD_FORMATS: tuple[LoadFormat, ...] = get_args(LoadFormat)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 ROLES: tuple[Role, ...] = get_args(Role)
 KVTransport = Literal["auto", "nixl", "zmq"]
 KV_TRANSPORTS: tuple[KVTransport, ...] = get_args(KVTransport)
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+PREFILL_ATTENTIONS: tuple[PrefillAttention, ...] = get_args(PrefillAttention)
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 DEFAULT_MAX_LORA_RANK = 64  # where no adapter is there at the start to tell
 MAX_LORA_RANK = 4096
@@ -100,6 +102,11 @@ class EngineConfig:
     kernels: Kernels = flag(
         "auto", choices=KERNELS,
         help="the fastest there, torch calls only, a GPU's own or an error, or the plain reference",
+    )
+    prefill_attention: PrefillAttention = flag(
+        "auto", choices=PREFILL_ATTENTIONS,
+        help="of long prompts on a GPU by our kernels, by torch's (cuDNN, FlashAttention), or by "
+        "the faster ones, measured when the model is loaded (default: %(default)s)",
     )
     deterministic: bool = flag(
         False, "compute a request to the same bits whatever runs beside it, is cached or computed "
@@ -350,6 +357,8 @@ class EngineConfig:
         if self.device == "cpu":
             fits = self.kernels != "triton"
             _require("kernels", self.kernels, fits, "another with device=cpu")
+            asked = self.prefill_attention
+            _require("prefill_attention", asked, asked == "auto", "auto with device=cpu")
         name = "cp_size" if self.cp_size > 1 else "tp_size"
         num_sharing = getattr(self, name)
         fits = num_sharing % self.ep_size == 0

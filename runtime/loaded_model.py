@@ -122,6 +122,7 @@ class LoadedModel:
                 max_step_tokens=config.chunked_prefill_size,
                 graph_max_tokens=config.cuda_graph_max_tokens,
                 kernels="deterministic" if config.deterministic else config.kernels,
+                prefill_attention=config.prefill_attention,
                 load_format=config.load_format,
                 kv_cache_dtype=config.kv_cache_dtype,
                 quantization=config.quantization,

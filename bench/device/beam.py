@@ -15,7 +15,7 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=count, default=256, metavar="N")
     add("--output-tokens", type=count, default=64, metavar="N")
     add("--rounds", type=count, default=5)
-    add("--page-size", type=count, default=1)
+    add("--page-size", type=count, metavar="N", help="tokens a KV page (default: the engine's)")
     add("--num-threads", type=count, metavar="N")
 
 
@@ -93,16 +93,16 @@ def _row(name: str, times: list[float], alone_s: float, args: argparse.Namespace
 
 def _engine(args: argparse.Namespace) -> Engine:
     width = max(args.beams)
-    tokens = args.prompt_tokens + (width + 1) * (args.output_tokens + args.page_size)
     config = EngineConfig(
         model=args.model,
         page_size=args.page_size,
         speculate="off",  # nothing is guessed in a search
-        max_total_tokens=4 * tokens,
         max_running_requests=width,
         chunked_prefill_size=args.prompt_tokens + width,
     )
-    return LoadedModel(config).engine
+    of_branch = args.output_tokens + config.tokens_a_page
+    tokens = args.prompt_tokens + (width + 1) * of_branch
+    return LoadedModel(replace(config, max_total_tokens=4 * tokens)).engine
 
 
 @dataclass

@@ -19,9 +19,11 @@ from . import (
     attention,
     ceilings,
     checks,
+    dependent,
     experts,
     latent,
     peers,
+    prefill,
     risks,
     scans,
     serving,
@@ -62,11 +64,13 @@ def _ceilings(ctx: Context) -> Iterator[Row]:
 
 
 SECTIONS: dict[str, Plan] = {
-    "ceilings": Plan(_ceilings, 60),
+    "ceilings": Plan(_ceilings, 45),
     "risks": Plan(risks.risks, 60),  # its first row says whether kernels are right
+    "prefill": Plan(prefill.prefill, 30),  # this and the next decide what an engine runs
+    "dependent": Plan(dependent.dependent, 30),
     "checks": Plan(checks.checks, 150, num_shards=6),  # most of it is compiling
     "decode": Plan(attention.decode, 60),
-    "step": Plan(steps.steps, 240),
+    "step": Plan(steps.steps, 225),
     "tree": Plan(attention.tree, 60),
     "extend": Plan(attention.extend, 60),
     "peers": Plan(peers.peers, 90),
@@ -79,7 +83,7 @@ SECTIONS: dict[str, Plan] = {
 }
 # A whole run as calls of under ten minutes each.
 PHASES = {
-    "first": ("risks", "checks", "decode", "step"),
+    "first": ("risks", "prefill", "dependent", "checks", "decode", "step"),
     "kernels": ("tree", "extend", "peers", "small", "experts", "latent", "scans", "stall"),
     "serving": ("serving",),
 }

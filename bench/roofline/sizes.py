@@ -132,6 +132,8 @@ class Sizes:
     tree_own: int
     extend_tokens: int
     mixed_prefix: int  # tokens cached before the chunk of the mixed step
+    prompt_tokens: tuple[int, ...]  # of prompts computed by torch's kernels, too
+    chain_layers: int  # decode layers whose launches are recorded together
     small_tokens: tuple[int, ...]  # rows of the small ops
     small_bytes: int  # that their calls, each on its own data, should move in total
     small_calls: int  # at most
@@ -165,6 +167,8 @@ FULL = Sizes(
     tree_own=256,
     extend_tokens=8192,
     mixed_prefix=4096,
+    prompt_tokens=(2048, 8192, 32_768),
+    chain_layers=8,
     small_tokens=(1, 64),
     small_bytes=512 * 2**20,
     small_calls=256,
@@ -213,6 +217,8 @@ TINY = Sizes(
     tree_own=3,
     extend_tokens=12,
     mixed_prefix=4,
+    prompt_tokens=(12,),
+    chain_layers=1,
     small_tokens=(1,),
     small_bytes=4096,
     small_calls=1,
@@ -249,5 +255,6 @@ CPU = replace(
     gemm_side=1024,
     decode_batch=8,
     extend_tokens=1024,
+    prompt_tokens=(1024,),
 )
 SIZES = {sizes.name: sizes for sizes in (FULL, TINY, CPU)}

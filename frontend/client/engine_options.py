@@ -32,6 +32,7 @@ class EngineOptions(TypedDict, total=False):
     pp_size: int
     cp_size: int
     kernels: str
+    prefill_attention: str
     cuda_graph_max_tokens: int
     deterministic: bool
     disable_overlap: bool

@@ -32,6 +32,15 @@ def kv_cache_dtypes(device: torch.device, dtype: torch.dtype) -> tuple[KVCacheDt
     return kv_cache_dtypes_of_gpu(dtype.itemsize, capability)
 
 
+def triton_version() -> str | None:
+    """None: it is not installed, or does not load."""
+    try:
+        from .language import triton
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on tensors of any device."""
     try:

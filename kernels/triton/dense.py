@@ -16,6 +16,7 @@ from ..ops import Activation, Linear, QueryKeyNorm, RMSNorm, Weight
 from ..quantized_tensors import QuantizedWeight
 from ..reference.dense import widen
 from . import quantized_linear
+from .dependent_launch import await_inputs, launch_options
 from .language import tl, triton
 
 # A program's elements, at least, where rows are shorter: two vectors of 8 for each of 64 threads.
@@ -73,7 +74,7 @@ def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     if out.numel():
         _act_and_mul[num_tokens, triton.cdiv(size, _ACT_BLOCK)](
             gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, ACTIVATION=ACTIVATIONS[activation],
-            num_warps=4,
+            num_warps=4, **launch_options(out.device),
         )  # fmt: skip
     return out
 
@@ -94,6 +95,7 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
             _rms_norm[(triton.cdiv(len(x), num_rows),)](
                 x, residual, weight, y, len(x), eps,
                 SIZE=size, BLOCK=block, ROWS=num_rows, num_warps=num_warps,
+                **launch_options(x.device),
             )  # fmt: skip
         return y
 
@@ -129,6 +131,7 @@ def _norm_slices(heads: Tensor, first: int, num: int, weight: Tensor, eps: float
             heads[:, first:], weight, num_tokens * num_slices, eps,
             STRIDE=num_all_heads * head_dim, NUM_SLICES=num_slices,
             SIZE=size, BLOCK=block, ROWS=num_rows, num_warps=min(16, num_rows * block // 512),
+            **launch_options(heads.device),
         )  # fmt: skip
 
 
@@ -159,9 +162,10 @@ def _gives_wide_products(weight: Tensor) -> bool:
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm(
     x, residual, weight, y, num_rows, eps,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS whole rows a program, in registers between the sum and its use."""
+    await_inputs(IS_DEPENDENT)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     at = rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
@@ -183,9 +187,10 @@ def _rms_norm(
 def _rms_norm_slices(
     x, weight, num_rows, eps,
     STRIDE: tl.constexpr, NUM_SLICES: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS whole slices a program, in place; row r is slice r % NUM_SLICES of its token."""
+    await_inputs(IS_DEPENDENT)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     starts = (rows // NUM_SLICES).to(tl.int64) * STRIDE + (rows % NUM_SLICES) * SIZE
@@ -201,8 +206,12 @@ def _rms_norm_slices(
 
 
 @triton.jit
-def _act_and_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def _act_and_mul(
+    gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """BLOCK results of one token a program."""
+    await_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < SIZE

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..ops import KVLayer
 from ..reference.kv_store import LARGEST, as_bytes
+from .dependent_launch import await_inputs, launch_options
 from .language import tl, triton
 
 # Pairs rotated by a program: in 16 bits a vector of 16 bytes of either half for 64 threads.
@@ -37,7 +38,7 @@ def rotate_and_store(
         heads, cos, sin, values, scales, slots, num_slots,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, NUM_BLOCKS=num_blocks, BLOCK=block,
         KV_BLOCK=kv_block, HEAD_DIM=head_dim, HALF=rotary_dim // 2, LARGEST=largest,
-        num_warps=_NUM_WARPS,
+        num_warps=_NUM_WARPS, **launch_options(heads.device),
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def store_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, slots: Tensor) -> None:
     _store_kv[len(k), triton.cdiv(num_kv_heads, block)](
         k, v, k.stride(0), v.stride(0), values, scales, slots, num_slots,
         NUM_KV_HEADS=num_kv_heads, BLOCK=block, HEAD_DIM=head_dim, LARGEST=largest,
-        num_warps=_NUM_WARPS,
+        num_warps=_NUM_WARPS, **launch_options(k.device),
     )  # fmt: skip
 
 
@@ -77,9 +78,10 @@ def _rotate_and_store(
     heads, cos, sin, values, scales, slots, num_slots,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
-    LARGEST: tl.constexpr,
+    LARGEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first NUM_BLOCKS programs of a token process its queries, the others keys and values."""
+    await_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     first = heads + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
@@ -105,8 +107,10 @@ def _rotate_and_store(
 def _store_kv(
     k, v, k_stride, v_stride, values, scales, slots, num_slots,
     NUM_KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, LARGEST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of one token's keys and values a program."""
+    await_inputs(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + token)

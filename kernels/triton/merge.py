@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .attention_tiles import padded_head_dim
+from .dependent_launch import await_inputs, launch_options
 from .language import tl, triton
 
 # Below every score, and finite: the difference of two of them is 0 and not NaN.
@@ -42,7 +43,7 @@ def merge_partials(
         partial_start, num_tokens, partials, partial_sums, sink_logits, out,
         min(most_tokens, len(partial_start) - 1),
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_P=8, BLOCK_H=max(1, min(4, 1024 // block_d)),
-        BLOCK_D=block_d, num_warps=4,
+        BLOCK_D=block_d, num_warps=4, **launch_options(out.device),
     )  # fmt: skip
 
 
@@ -68,9 +69,11 @@ def _merge_partials(
     partial_start, num_tokens, partials, partial_sums, sink_logits, out, most_tokens,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program processes every num_programs-th pair of a token and BLOCK_H heads: if the token has
     partial results, their weighted sum, BLOCK_P at a time; zeros if it is padding."""
+    await_inputs(IS_DEPENDENT)
     HEAD_BLOCKS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     offs_p = tl.arange(0, BLOCK_P)
     offs_d = tl.arange(0, BLOCK_D)

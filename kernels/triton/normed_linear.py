@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..ops import Activation, NormedLinear, Weight
 from .dense import ACTIVATIONS, activate
+from .dependent_launch import await_inputs, launch_options
 from .language import tl, triton
 
 MAX_TOKENS = 16
@@ -54,7 +55,7 @@ class _FusedLinear:
             x, residual, total, self.norm_weight, self.weight, self.bias, out, len(residual),
             self.eps, ROWS=num_rows, WIDTH=width, ACTIVATION=self.activation, BLOCK_N=block_n,
             BLOCK_M=MAX_TOKENS, BLOCK_K=128 if residual.itemsize == 2 else 32,
-            num_warps=4, num_stages=4,
+            num_warps=4, num_stages=4, **launch_options(out.device),
         )  # fmt: skip
         return out
 
@@ -77,9 +78,11 @@ def _product(
     x, residual, total, norm_weight, weight, bias, out, num_tokens, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N weight rows, all tokens]; with ACTIVATION half of the rows are gates, the others the
     ups of the same columns. The first program writes the sums."""
+    await_inputs(IS_DEPENDENT)
     IS_GATED: tl.constexpr = ACTIVATION is not None
     COLUMNS: tl.constexpr = ROWS // 2 if IS_GATED else ROWS
     BLOCK_COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N

@@ -27,6 +27,7 @@ from ..ops import DeviceArrays, DevicePlan, KVLayer
 from ..quantized_tensors import QuantizedKV
 from . import work_list
 from .attention_tiles import padded_head_dim, tile_of, tile_rows
+from .dependent_launch import await_inputs, launch_options
 from .device_multiprocessor import multiprocessor_of
 from .language import tl, triton
 from .merge import add_sinks, merge_partials, num_programs
@@ -158,7 +159,7 @@ def _attend(
         VALUE_UNIT=_VALUE_UNIT if is_quantized else 1.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=padded_head_dim(head_dim),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(q.device),
     )  # fmt: skip
 
 
@@ -280,11 +281,13 @@ def _attend_items(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, NUM_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr, IS_QUANTIZED: tl.constexpr, VALUE_UNIT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program processes every num_programs-th unit (an item by a KV head), back and forth.
 
     Units are sorted longest first; going back and forth balances the programs' work.
     """
+    await_inputs(IS_DEPENDENT)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TILE_HEADS: tl.constexpr = min(GROUP, BLOCK_M)
     HEAD_TILES: tl.constexpr = NUM_KV_HEADS * ((GROUP + TILE_HEADS - 1) // TILE_HEADS)

@@ -31,7 +31,7 @@ from ..checkpoint.loader import LoadFormat, open_weights
 from ..checkpoint.lora.adapter import Adapter, AdapterModule, ModuleShape
 from ..checkpoint.quantized.quantizing import Quantization
 from ..checkpoint.weight_source import WeightSource
-from ..config import DEFAULT_GRAPH_MAX_TOKENS
+from ..config import DEFAULT_GRAPH_MAX_TOKENS, PrefillAttention
 from ..memory.asynchronous_transfer import AsynchronousKVTransfer
 from ..memory.copies import PageFork, TierCopy, Transfer
 from ..memory.device_pool import DeviceKVPool
@@ -67,6 +67,7 @@ from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
 from .layer_streams import KVSink, LayerStreams
 from .neighbours import Neighbours
+from .prefill import with_prefill
 from .staging import NUM_BUFFERS
 from .synchronous import SynchronousSteps
 
@@ -106,6 +107,7 @@ class ModelRunner:
         max_step_tokens: int = 2048,
         graph_max_tokens: int = DEFAULT_GRAPH_MAX_TOKENS,
         kernels: KernelMode | Kernels = "auto",
+        prefill_attention: PrefillAttention = "auto",
         load_format: LoadFormat = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         quantization: Quantization | Literal["none"] = "none",
@@ -169,6 +171,19 @@ class ModelRunner:
         if ranks.context is not None:
             _require_divisible(model_config, device=str(device), num_adapters=num_adapter_slots)
             self.kernels = with_divided_attention(self.kernels, ranks.context)
+        sizes = graph_sizes(min(graph_max_tokens, max_step_tokens))
+        if self.accelerator is not None:
+            self.kernels = with_prefill(
+                self.kernels,
+                prefill_attention,
+                model_config,
+                self.accelerator,
+                dtype=self.dtype,
+                kv_cache_dtype=kv_cache_dtype,
+                page_size=page_size,
+                max_step_tokens=max_step_tokens,
+                graph_max_tokens=max(sizes, default=0),
+            )
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
         known = self.kernels.kv_cache_dtypes
         require_kv_cache_dtype(kv_cache_dtype, known, dtype_name(self.dtype), str(device))
@@ -194,7 +209,6 @@ class ModelRunner:
                 device=self.device,
                 allocate=_pageable if self.accelerator is None else self.accelerator.pinned,
             )
-        sizes = graph_sizes(min(graph_max_tokens, max_step_tokens))
         if self.accelerator is None:
             self._load(Path(model_folder), load_format, quantization, on_progress)
         else:

@@ -22,6 +22,7 @@ from stemma.kernels.triton.ahead_of_time.budgets import BUDGETS
 from stemma.kernels.triton.ahead_of_time.compilation import Row
 from stemma.kernels.triton.ahead_of_time.resources import (
     Resources,
+    awaits_inputs,
     loop_instructions,
     widest_load_bytes,
 )
@@ -224,6 +225,39 @@ def test_the_instructions_of_the_longest_inner_loop_with_products_are_counted() 
 """
     assert loop_instructions(code) == 4
     assert loop_instructions(code.replace("HMMA", "FFMA")) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "awaits"),
+    [
+        ("S2R R0, SR_TID.X ;\nACQBULK ;\nLDG.E R2, [R4] ;", True),
+        ("ACQBULK ;\nPREEXIT ;\n@P0 EXIT ;\nSTG.E [R4], R2 ;", True),
+        ("LDG.E.128 R2, [R4] ;\nACQBULK ;", False),
+        ("@P1 LDGSTS.E.BYPASS.128 [R2], [R4] ;\nACQBULK ;", False),
+        ("@P0 STG.E [R4], R2 ;\nACQBULK ;", False),
+        ("@P0 BRA `(.L_x_1) ;\nACQBULK ;", False),  # some programs may pass it by
+        ("LDC R1, c[0x0][0x28] ;\nLDG.E R2, [R4] ;", False),
+    ],
+)
+def test_a_kernel_awaits_its_inputs_ahead_of_all_else(code: str, awaits: bool) -> None:
+    assert awaits_inputs(code) == awaits
+
+
+def test_a_dependent_kernel_that_does_not_wait_is_a_breach_and_so_is_a_wait_without_need() -> None:
+    budget = budgets.as_budget(TAKEN)
+    assert budgets.breaches(replace(TAKEN, is_dependent=True, awaits_inputs=True), budget) == []
+    for is_dependent in (True, False):
+        wrong = replace(TAKEN, is_dependent=is_dependent, awaits_inputs=not is_dependent)
+        (said,) = budgets.breaches(wrong, budget)
+        assert f"awaits_inputs: {not is_dependent}" in said
+
+
+def test_decode_layers_kernels_are_compiled_as_dependent_ones_too(compiled: Rows) -> None:
+    dependent = {row["kernel"] for row in compiled.values() if row["is_dependent"]}
+    assert dependent == {
+        "_attend_items", "_merge_partials", "_rotate_and_store", "_store_kv", "_rms_norm",
+        "_rms_norm_slices", "_act_and_mul", "_product",
+    }  # fmt: skip
 
 
 TAKEN = Resources(

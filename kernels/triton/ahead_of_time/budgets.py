@@ -33,6 +33,9 @@ def breaches(resources: Resources, budget: Mapping[str, Any]) -> list[str]:
         for name in ("blocks_per_sm", "widest_load_bytes")
         if (had := getattr(resources, name)) < budget[name]
     ]
+    if resources.is_dependent != resources.awaits_inputs:
+        told = "is" if resources.is_dependent else "is not"
+        found.append(f"{told} launched as dependent, but awaits_inputs: {resources.awaits_inputs}")
     if PRODUCTS.index(resources.products) < PRODUCTS.index(budget["products"]):
         found.append(f"products by {resources.products}, not {budget['products']}")
     return found

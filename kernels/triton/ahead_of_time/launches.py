@@ -42,6 +42,7 @@ from .. import (
     state_scan,
     token_mask,
 )
+from ..dependent_launch import dependent_launches
 
 Bits = Literal[8, 4]
 
@@ -139,6 +140,7 @@ def all_launches() -> list[Launch]:
         *_sampling(),
         *_kv_store(),
         *_dense(),
+        *_dependent(),
         *_inputs(),
     ]
 
@@ -582,6 +584,26 @@ def _act_and_mul(dtype: torch.dtype, activation: Activation) -> None:
 
 def _gather_rows(dtype: torch.dtype) -> None:
     dense.gather_rows(empty(128256, 4096, dtype=dtype), _ints(NUM_TOKENS))
+
+
+def _dependent() -> Iterator[Launch]:
+    """What a decode layer launches, dependent on the launch before it."""
+    bf16, llama = torch.bfloat16, MODELS[128]
+    for name, run in {
+        "attention bf16 128": partial(_attend, bf16, llama),
+        "rotate_and_store bf16 128": partial(_rotate_and_store, bf16, 128, None),
+        "store_kv bf16": partial(_store_kv, bf16, None),
+        "rms_norm bf16 4096": partial(_rms_norm, bf16, 4096),
+        "query_key_norm bf16 128": partial(_query_key_norm, bf16),
+        "act_and_mul bf16 silu": partial(_act_and_mul, bf16, "silu"),
+        "normed_linear bf16 28672": partial(_normed_linear, bf16, 28672, "silu"),
+    }.items():
+        yield Launch(f"dependent {name}", partial(_dependently, run))
+
+
+def _dependently(run: Callable[[], object]) -> None:
+    with dependent_launches():
+        run()
 
 
 def _inputs() -> Iterator[Launch]:

@@ -26,6 +26,9 @@ _LINE = re.compile(r"^\.(L_\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
 _BRANCH = re.compile(r"\bBRA\b.*`\(\.(L_\w+)\)")
 _PRODUCT = re.compile(r"MMA[ .]")  # HMMA, HGMMA, IMMA, QMMA, UTCHMMA and their like
 _BULK_COPY = "cp.async.bulk.tensor"
+_WAIT = re.compile(r"\bACQBULK\b")  # griddepcontrol.wait
+# What may not be ahead of it: reads and writes of global memory, and ways around it.
+_EARLY = re.compile(r"\b(?:LDG|STG|LDGSTS|LD|ST|ATOMG?|RED|UBLKCP|UTMA\w+|BRA|BRX|CALL|EXIT)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,15 @@ class Resources:
     widest_load_bytes: int  # of one thread's load from global memory; 0: none
     # Of a warp, in machine code: the longest loop with products and no loop inside; 0: none.
     loop_instructions: int
+    is_dependent: bool = False  # launched so, see `dependent_launch`
+    awaits_inputs: bool = False  # before all else it waits for the kernel before
 
 
 def resources_of(compiled: Any) -> Resources:
     """The resources of one triton CompiledKernel."""
     registers, spilled = _registers_and_spills(compiled.asm["cubin"])
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]
+    machine_code = _machine_code(compiled.asm["cubin"])
     names, constants = compiled.src.fn.arg_names, compiled.src.constants
     return Resources(
         kernel=metadata.name,
@@ -66,7 +72,9 @@ def resources_of(compiled: Any) -> Resources:
         ),
         products=_products(ptx),
         widest_load_bytes=widest_load_bytes(ptx),
-        loop_instructions=loop_instructions(_machine_code(compiled.asm["cubin"])),
+        loop_instructions=loop_instructions(machine_code),
+        is_dependent=bool(metadata.launch_pdl),
+        awaits_inputs=awaits_inputs(machine_code),
     )
 
 
@@ -92,6 +100,13 @@ def loop_instructions(machine_code: str) -> int:
         ),
         default=0,
     )
+
+
+def awaits_inputs(machine_code: str) -> bool:
+    """Whether a kernel waits for the one before it ahead of all that it reads and writes, on every
+    way through it."""
+    before, *behind = _WAIT.split(machine_code, maxsplit=1)
+    return bool(behind) and _EARLY.search(before) is None
 
 
 def widest_load_bytes(ptx: str) -> int:

@@ -190,7 +190,7 @@ def test_a_phase_is_its_sections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(gpu, "_sections", noted)
     report(tmp_path, "--phase", "first", "--skip", "checks", "--only", "extend")
-    assert asked == ["ceilings", "risks", "decode", "step", "extend"]
+    assert asked == ["ceilings", "risks", "prefill", "dependent", "decode", "step", "extend"]
 
 
 def test_the_first_row_says_which_kernel_is_wrong(
@@ -487,7 +487,7 @@ def test_a_wrong_section_and_a_missing_gpu_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "gpu", "--only", "nothing", "--out", str(tmp_path)]) == 1
-    assert "one of ceilings, risks, checks" in capsys.readouterr().err
+    assert "one of ceilings, risks, prefill" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["bench", "gpu", "--only", "tree", "--out", str(tmp_path)]) == 1
         assert "needs a GPU" in capsys.readouterr().err

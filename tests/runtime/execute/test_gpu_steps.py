@@ -19,12 +19,15 @@ import torch
 from device_plans import device_kernels
 from fakes import FakeListener
 from step_plans import GREEDY, Feed, PlanDriver
+from torch.nn.attention import SDPBackend
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
 from stemma.errors import InvalidRequest
+from stemma.kernels import prefill_attention
+from stemma.kernels.prefill_attention import PrefillChoice, with_prefill_attention
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute import accelerator as accelerators
 from stemma.runtime.execute import model_runner
@@ -137,14 +140,7 @@ def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
     loaded = load(device="cuda", **options)
     if options.get("max_total_tokens"):  # small enough that requests are preempted
         monkeypatch.setattr(loaded.engine.scheduler.admission, "_require_room", lambda *_: None)
-    for request, expected in zip(serve(loaded), truth, strict=True):
-        assert request.output_ids == expected.output_ids
-        assert request.finish_reason is expected.finish_reason
-        assert request.scores == pytest.approx(expected.scores, abs=1e-9)
-        assert _logprobs_of(request) == _logprobs_of(expected)
-        if request.hidden is not None:
-            assert expected.hidden is not None
-            assert request.hidden.pooled() == pytest.approx(expected.hidden.pooled(), abs=1e-9)
+    assert_same(serve(loaded), truth)
     if options.get("max_total_tokens"):
         assert loaded.engine.scheduler.stats.num_preemptions > 0, "the pool was not small enough"
     steps = loaded.runner.steps
@@ -152,6 +148,43 @@ def test_tokens_scores_and_embeddings_are_those_of_the_cpu(
         "disable_overlap", False
     )
     assert (steps.forward.num_graphs > 0) == (options.get("cuda_graph_max_tokens") != 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"page_size": 16, "chunked_prefill_size": 24}, {"cuda_graph_max_tokens": 0}],
+    ids=str,
+)
+def test_prompts_that_torchs_kernel_attends_for_give_the_same(
+    load: Load, truth: Sequence[Request], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole ones and the first chunks of others; some behind a cached prefix are not its."""
+    lengths: list[int] = []
+    attend = prefill_attention.attend_whole
+
+    def noted(q: torch.Tensor, *args: Any) -> torch.Tensor:
+        lengths.append(len(q))
+        return attend(q, *args)
+
+    choice = PrefillChoice("torch", SDPBackend.MATH, min_tokens=8, unit_tokens=4)
+    monkeypatch.setattr(prefill_attention, "attend_whole", noted)
+    monkeypatch.setattr(
+        model_runner, "with_prefill", lambda own, *_, **__: with_prefill_attention(own, choice)
+    )
+    loaded = load(device="cuda", **options)
+    assert_same(serve(loaded), truth)
+    assert lengths
+
+
+def assert_same(found: Sequence[Request], truth: Sequence[Request]) -> None:
+    for request, expected in zip(found, truth, strict=True):
+        assert request.output_ids == expected.output_ids
+        assert request.finish_reason is expected.finish_reason
+        assert request.scores == pytest.approx(expected.scores, abs=1e-9)
+        assert _logprobs_of(request) == _logprobs_of(expected)
+        if request.hidden is not None:
+            assert expected.hidden is not None
+            assert request.hidden.pooled() == pytest.approx(expected.hidden.pooled(), abs=1e-9)
 
 
 def _logprobs_of(request: Request) -> list[Any]:
