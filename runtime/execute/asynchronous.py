@@ -26,7 +26,7 @@ from .accelerator import Accelerator, Event
 from .graphs import GraphForward
 from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
 from .neighbours import Neighbours
-from .sampler import Sampler
+from .sampler import NO_DRAWS, Sampler
 from .staging import NUM_BUFFERS, ReadBack, Staging
 from .vocabulary import WholeVocabulary
 
@@ -88,13 +88,12 @@ class AsynchronousSteps:
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._vocab_size)
-        sampling = readout.arrays()
-        prepared = self.forward.prepare(inputs, wanted, sampling if readout.is_plain else None)
+        draws = NO_DRAWS if readout.changes_logits else readout.draws()
+        prepared = self.forward.prepare(inputs, wanted, draws)
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
         arrays = {**prepared.arrays, "page_updates": updates}
-        if not prepared.draws:
-            arrays |= sampling
+        arrays |= readout.arrays(prepared.is_drawn)
         if plan.state_accepts:
             assert self._drafted is not None, "the step before had no drafts"
             arrays["accepted"] = accepted_drafts(plan, self._drafted)
@@ -113,16 +112,15 @@ class AsynchronousSteps:
         neighbours, residual = self._neighbours, None
         if neighbours is not None and neighbours.has_previous:
             residual = neighbours.receive(inputs.num_tokens)
-        hidden, logits, answers = self.forward(prepared, staged, residual)
+        hidden, logits, drawn = self.forward(prepared, staged, residual)
         if neighbours is not None and neighbours.has_next:
             neighbours.send(hidden[: inputs.num_tokens])
             return PassedRows(self._accelerator.event())
         if self._states is not None:
             self._states.copy(plan.state_saves)
-        if answers is None:
-            answers = readout.launch(
-                self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
-            )
+        answers = readout.launch(
+            self._vocabulary, self._model, hidden, logits, staged, self.forward.previous, drawn
+        )
         self._is_sampled = readout.is_sampled
         return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)
 

@@ -70,6 +70,8 @@ class ForwardBatch:
     # [T, hidden_size], which the pass changes: the residual stream behind the layers of other
     # stages; None: this is the first.
     residual: Tensor | None = None
+    # [T, hidden_size], in which the pass leaves its result; None: in a new tensor
+    out: Tensor | None = None
     on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index
     kept: LayerStates | None = None  # which the pass fills; None: nobody reads them
     observed: Observer | None = None  # the same

@@ -66,11 +66,11 @@ class VariedDecoder:
             x = layer(x, inputs, rotary, batch)
         if self._ends is not None:
             x = self._ends.join(x, batch)
-        return self._norm(x)
+        return self._norm(x, out=batch.out)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder`."""
-        return self._vocab.logits(hidden)
+        return self._vocab.logits(hidden, out)
 
 
 class _Layer(Protocol):
