@@ -32,7 +32,7 @@ from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.state_pool import StatePool
-from ..models.forward_batch import ForwardBatch
+from ..models.forward_batch import ForwardBatch, OnLayer
 from ..models.language_model import LanguageModel
 from ..models.layers.stage import ALL_LAYERS, Stage
 from .accelerator import Accelerator
@@ -242,14 +242,19 @@ class GraphForward:
         }
 
     def __call__(
-        self, prepared: PreparedForward, staged: Staged, residual: Tensor | None = None
+        self,
+        prepared: PreparedForward,
+        staged: Staged,
+        residual: Tensor | None = None,
+        on_layer: OnLayer | None = None,
     ) -> ForwardResult:
-        """residual: from the stage before."""
+        """residual: from the stage before. on_layer: of a step that is not padded, see
+        `ForwardBatch`."""
         self.drafted = None
         if prepared.padded_tokens is None:
             plans = self._bound(prepared, staged)
             self.drafted = plans.recurrence if prepared.has_drafts else None
-            hidden = self._forward(staged, plans, residual)
+            hidden = self._forward(staged, plans, residual, on_layer=on_layer)
             logits = self._logits_of(hidden, staged) if prepared.num_sampled else None
             return ForwardResult(hidden, logits, None)
         own = None
@@ -289,13 +294,19 @@ class GraphForward:
         return _Graph(inputs, self._accelerator.capture(run), plans)
 
     def _forward(
-        self, at: Staged, plans: _Plans, residual: Tensor | None, out: Tensor | None = None
+        self,
+        at: Staged,
+        plans: _Plans,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+        on_layer: OnLayer | None = None,
     ) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
             num_tokens=at["num_tokens"], residual=residual, out=out,
+            on_layer=on_layer,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 

@@ -65,7 +65,7 @@ from .drafts import Drafts
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
-from .layer_streams import KVSink, LayerStreams
+from .layer_streams import KVSink, LayerStreams, LayerWaits
 from .neighbours import Neighbours
 from .staging import NUM_BUFFERS
 from .synchronous import SynchronousSteps
@@ -477,6 +477,7 @@ class ModelRunner:
             self._inputs,
             forward,
             AsynchronousKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
+            LayerWaits(self.kv_layout, self.config, accelerator),
             accelerator,
             vocab_size=self.config.vocab_size,
             states=self.states,

@@ -68,7 +68,7 @@ class Decoder:
             if images is not None and index < len(images.features):
                 x[images.places] += images.features[index]
             if batch.on_layer is not None:
-                batch.on_layer(index - 1)
+                batch.on_layer(index - 1 - self._first_layer)
             if batch.kept is not None and index in batch.kept.layers:
                 # By kernels alone: a recorded pass has nothing else.
                 state = self._gather(residual, batch.kept.rows)

@@ -127,7 +127,12 @@ def truth(load: Load) -> list[Request]:
         {"cuda_graph_max_tokens": 5, "page_size": 16, "chunked_prefill_size": 24},
         {"disable_overlap": True, "chunked_prefill_size": 16},
         {"page_size": 16, "max_total_tokens": 160, "chunked_prefill_size": 32},
-        {"max_total_tokens": 130, "host_kv_tokens": 512, "chunked_prefill_size": 32},
+        {
+            "max_total_tokens": 130,
+            "host_kv_tokens": 512,
+            "chunked_prefill_size": 32,
+            "cuda_graph_max_tokens": 8,
+        },
     ],
     ids=str,
 )
