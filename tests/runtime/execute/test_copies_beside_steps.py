@@ -23,6 +23,7 @@ from stemma.runtime.execute.accelerator import InterpretedAccelerator, PassedEve
 from stemma.runtime.execute.model_runner import ModelRunner
 from stemma.runtime.memory.asynchronous_transfer import Moment
 from stemma.runtime.memory.copies import PageFork, Transfer
+from stemma.runtime.models.layers.stage import Stage, config_of_stage
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import PageUpdate, Row, RowResult, StepPlan
 from stemma.runtime.schedule.sampling_params import SamplingParams
@@ -98,8 +99,9 @@ def runner_on(
     **options: Any,
 ) -> ModelRunner:
     monkeypatch.setattr(model_runner, "accelerator_for", lambda device: accelerator)
+    options = {"model_config": read_model_config(folder), **options}
     return ModelRunner(
-        folder, read_model_config(folder), dtype="float64", device="cuda", kernels=kernels,
+        folder, dtype="float64", device="cuda", kernels=kernels,
         num_pages=16, page_size=8, num_host_pages=8, max_running_requests=2, max_model_len=96,
         **options,
     )  # fmt: skip
@@ -136,6 +138,23 @@ def test_a_step_is_held_before_its_layers_for_what_they_read(
     first = [name for name, _ in log].index("steps are held")
     assert "copy in steps" not in [name for name, _ in log[:first]]
     assert result.transfer_s is not None and result.transfer_s >= 0
+
+
+def test_layers_of_a_stage_count_from_its_first(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last five of six."""
+    accelerator = TwoOrders()
+    config = config_of_stage(read_model_config(deep), (1, 6))
+    stage = {"model_config": config, "stage": Stage(first_layer=1), "graph_max_tokens": 0}
+    runner = runner_on(accelerator, deep, logging_kernels(accelerator.log), monkeypatch, **stage)
+    row = Row(0, 0, 0, (5,), PageUpdate(0, (3,)))
+    accelerator.log.clear()
+    load = Transfer("load", array("i", [6]), array("i", [1]))
+    runner.execute(StepPlan(0, (row,), transfers=(load,)))
+    held, layer = "steps are held", "attention"
+    names = [name for name, _ in accelerator.log if name in (held, layer)]
+    assert names == [*[held, layer] * 4, layer]
 
 
 def test_copies_within_the_device_are_made_at_once_for_all_layers(
