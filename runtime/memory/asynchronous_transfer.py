@@ -165,7 +165,7 @@ class _Run:
 
     def of_parts(self, staged: Tensor) -> tuple[Tensor, ...]:
         """The bytes of each part of a block [block_bytes]."""
-        return staged.split([each.stop - each.start for each in self.in_block])
+        return torch.split(staged, [each.stop - each.start for each in self.in_block])
 
 
 _Layerwise = Callable[[int, _Run], None]

@@ -58,7 +58,7 @@ class PinnedKVPool:
         self.runs = layout.runs(MAX_RUNS)
         sizes = [num_pages * self.page_size * bytes_per_token(layout, run) for run in self.runs]
         self._memory = zeros((sum(sizes),), torch.device("cpu"))
-        self.pages = tuple(part.view(num_pages, -1) for part in self._memory.split(sizes))
+        self.pages = tuple(part.view(num_pages, -1) for part in torch.split(self._memory, sizes))
         if device_pool.parts[0][0].is_cuda:
             weakref.finalize(self, pin(self._memory)).atexit = False
 
