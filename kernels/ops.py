@@ -45,11 +45,22 @@ class Linear(Protocol):
         ...
 
 
+class OutputLinear(Protocol):
+    """y = x @ weight.T in float32, or float64 for float64."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, hidden_size] -> [T, vocab_size], contiguous: `out`, or a new tensor."""
+        ...
+
+
 class RMSNorm(Protocol):
     """y = x / sqrt(mean(x^2) + eps) * weight, the mean in float32 or better."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size], a new tensor; x is not changed.
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size], contiguous: `out`, which is neither input, or a new
+        tensor; x is not changed.
 
         With `residual` [T, hidden_size], adds x to it IN PLACE and returns the norm of the sum.
         """
@@ -63,9 +74,8 @@ class MakeLinear(Protocol):
 
 
 class MakeOutputLinear(Protocol):
-    def __call__(self, weight: Weight) -> Linear:
-        """weight [vocab_size, hidden_size] -> a linear whose result is float32, or float64 for
-        float64."""
+    def __call__(self, weight: Weight) -> OutputLinear:
+        """weight [vocab_size, hidden_size]; may keep or copy it."""
         ...
 
 
@@ -619,8 +629,11 @@ class Observe(Protocol):
 
 
 class Sample(Protocol):
-    def __call__(self, logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-        """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device.
+    def __call__(
+        self, logits: Tensor, rows: SamplingRows, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a token a row: token_ids [N] int64 and is_finite [N] bool, on the logits' device:
+        `out`, or new tensors.
 
         logits [N, vocab_size] float32 or float64, contiguous; -inf masks a token. The draw is
         defined in docs/how-it-works/sampling.md, in float64, and the same on every backend.

@@ -12,7 +12,7 @@ from ...runtime.schedule.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...kernels.ops import Linear, MakeOutputLinear, Weight
+    from ...kernels.ops import MakeOutputLinear, OutputLinear, Weight
     from ...kernels.registry import Kernels
     from ...runtime.execute.model_runner import ModelRunner
 
@@ -70,11 +70,11 @@ class Scorer:
         return Row(0, 0, start, tuple(ids), update, **wanted)
 
     def _watching(self, make: MakeOutputLinear) -> MakeOutputLinear:
-        def make_watched(weight: Weight) -> Linear:
+        def make_watched(weight: Weight) -> OutputLinear:
             linear = make(weight)
 
-            def watched(x: Tensor) -> Tensor:
-                logits = linear(x)
+            def watched(x: Tensor, out: Tensor | None = None) -> Tensor:
+                logits = linear(x, out)
                 self._seen.append(logits.clone())
                 return logits
 

@@ -28,12 +28,12 @@ from ..harness.prompts import plain_ids, random_prompt
 from ..harness.report import write_report
 
 if TYPE_CHECKING:
-    from ...kernels.ops import Linear
     from ...kernels.registry import Kernels
     from ...runtime.engine import Engine
     from ...runtime.execute.model_runner import ModelRunner
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 LINEAR, ATTENTION, DEVICE = "linears", "attention", "device"
 
@@ -94,7 +94,7 @@ class _Clocks:
     def kernels(self, kernels: Kernels, is_replaying: bool) -> Kernels:
         """The same kernels, timed."""
 
-        def timed_maker(make: Callable[P, Linear]) -> Callable[P, Linear]:
+        def timed_maker(make: Callable[P, Callable[Q, R]]) -> Callable[P, Callable[Q, R]]:
             return lambda *args, **kwargs: self.time(LINEAR, make(*args, **kwargs))
 
         return replace(

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Linear, Weight
+from ..ops import Activation, Linear, OutputLinear, Weight
 from ..quantized_tensors import QuantizedWeight
-from ..reference.dense import act_and_mul
+from ..reference.dense import act_and_mul, placed
 from . import quantized_linear
 
 _PACKED_DTYPES = (torch.bfloat16, torch.float32)
@@ -34,10 +34,10 @@ class PackedLinears:
             return quantized_linear.make_linear(weight, bias, self._dtype)
         return _packed(weight, bias)
 
-    def make_output_linear(self, weight: Weight) -> Linear:
+    def make_output_linear(self, weight: Weight) -> OutputLinear:
         """Logits: rounded to the dtype of x, then converted to float32."""
         linear = self.make_linear(weight, None)
-        return lambda x: linear(x).float()
+        return lambda x, out=None: placed(linear(x).float(), out)
 
     def make_gated_linear(
         self, weight: Weight, bias: Tensor | None, activation: Activation = "silu"

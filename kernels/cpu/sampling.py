@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..gumbel import WORDS_PER_BLOCK, FloatArray, Int64Array, gumbel, gumbel_of_all
+from ..reference.dense import placed
 from ..sampling_rows import SamplingRows
 
 LogitsArray = npt.NDArray[np.floating]
@@ -41,7 +42,9 @@ class Truncation(NamedTuple):
         return self.top_k or (_FIRST_TOP_P if self.top_p < 1.0 else 0)
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, rows: SamplingRows, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     values: LogitsArray = logits.numpy()
     # numpy's argmax is 7 times faster than torch's (which does not vectorise it); both take the
     # first best, and a NaN before all.
@@ -52,7 +55,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     if len(drawn):
         picked = logits[drawn] if len(drawn) < len(values) else logits
         token_ids[drawn] = _draw(picked, rows, drawn)
-    return torch.from_numpy(token_ids), torch.from_numpy(is_finite)
+    into_ids, into_finite = out or (None, None)
+    return (
+        placed(torch.from_numpy(token_ids), into_ids),
+        placed(torch.from_numpy(is_finite), into_finite),
+    )
 
 
 def kept_tokens(logits: LogitsArray, cut: Truncation, best: LogitsArray) -> Int64Array | None:

@@ -18,9 +18,9 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     weight_at, size = wide_weight.data_ptr(), weight.shape[0]
     run = kernel("stemma_rms_norm")
 
-    def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def rms_norm(x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         assert x.is_contiguous() and wide_weight is not None
-        y = torch.empty_like(x)
+        y = torch.empty_like(x) if out is None else out
         residual_at = None if residual is None else residual.data_ptr()
         run(x.data_ptr(), residual_at, weight_at, eps, y.data_ptr(), x.shape[0], size)
         return y

@@ -20,7 +20,16 @@ from torch import Tensor
 from ...errors import InvalidRequest
 from ..attention_rows import AttentionRows
 from ..model_options import DEFAULT_OPTIONS, AttentionOptions
-from ..ops import Activation, GatedLinearWithLora, HeadLinear, KVLayer, Linear, Lora, Weight
+from ..ops import (
+    Activation,
+    GatedLinearWithLora,
+    HeadLinear,
+    KVLayer,
+    Linear,
+    Lora,
+    OutputLinear,
+    Weight,
+)
 from ..quantized_tensors import QuantizedWeight, head_dim_of
 from . import latent_attention, linear, paged_attention, quantized_linear
 from . import lora as low_rank
@@ -39,7 +48,7 @@ class FixedLinears:
         self._require_packed(weight)
         return linear.make_linear(weight, bias)
 
-    def make_output_linear(self, weight: Weight) -> Linear:
+    def make_output_linear(self, weight: Weight) -> OutputLinear:
         self._require_packed(weight)
         return linear.make_output_linear(weight)
 

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ..ops import Activation, GatedLinearWithLora, Linear, Lora, Weight
+from ..ops import Activation, GatedLinearWithLora, Linear, Lora, OutputLinear, Weight
 from ..quantized_tensors import QuantizedWeight
 from ..reference import dense as reference
 from ..reference.lora import gated_linear_with_lora_of
@@ -42,7 +42,7 @@ def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
     return _Packed(weight, bias, PLAIN, weight.shape[0], weight.dtype)
 
 
-def make_output_linear(weight: Weight) -> Linear:
+def make_output_linear(weight: Weight) -> OutputLinear:
     """The float32 sums, not rounded."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_output_linear(weight)
@@ -110,9 +110,8 @@ class _Packed(PackedLinear):
         super().__init__(record, num_outputs, dtype)
         self._run = kernel("stemma_linear")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty((x.shape[0], self._num_outputs), dtype=self._dtype)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        x, y = x.contiguous(), self._result(len(x), out)
         self._run(self._address, x.data_ptr(), y.data_ptr(), x.shape[0])
         return y
 

@@ -27,8 +27,13 @@ class PackedLinear(ABC):
         self._set(record, num_outputs, dtype)
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in_features] bfloat16 -> [T, num_outputs]"""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, in_features] bfloat16 -> [T, num_outputs]: `out`, or a new tensor"""
+
+    def _result(self, num_tokens: int, out: Tensor | None) -> Tensor:
+        if out is not None:
+            return out
+        return torch.empty((num_tokens, self._num_outputs), dtype=self._dtype)
 
     def halves(self) -> Self:
         """A gated layer that returns the plain sums, [T, 2 * size] float32, gates first."""

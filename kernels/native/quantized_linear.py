@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cpu.linear import PackedLinears
-from ..ops import Activation, Linear
+from ..ops import Activation, Linear, OutputLinear
 from ..quantized_tensors import QuantizedWeight
 from ..reference.quantized import rounds_activations
 from .arena import packed_weights
@@ -55,7 +55,7 @@ def make_linear(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
     return PackedQuantized(weight, bias, PLAIN)
 
 
-def make_output_linear(weight: QuantizedWeight) -> Linear:
+def make_output_linear(weight: QuantizedWeight) -> OutputLinear:
     """The float32 sums, not rounded."""
     if not can_pack(weight):
         return _torch_calls.make_output_linear(weight)
@@ -129,10 +129,10 @@ class PackedQuantized(PackedLinear):
         self._row_bytes = row_bytes
         self._run = kernel("stemma_quantized_linear")
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         x = x.contiguous()
         num_rows = x.shape[0]
-        y = torch.empty((num_rows, self._num_outputs), dtype=self._dtype)
+        y = self._result(num_rows, out)
         rounded = torch.empty(num_rows * self._row_bytes, dtype=torch.uint8)
         self._run(self._address, x.data_ptr(), y.data_ptr(), num_rows, rounded.data_ptr())
         return y

@@ -16,6 +16,7 @@ from ..ops import (
     Linear,
     MakeQueryKeyNorm,
     MakeRMSNorm,
+    OutputLinear,
     QueryKeyNorm,
     RMSNorm,
     Weight,
@@ -30,11 +31,11 @@ def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
     return linear
 
 
-def make_output_linear(weight: Weight) -> Linear:
-    def output_linear(x: Tensor) -> Tensor:
+def make_output_linear(weight: Weight) -> OutputLinear:
+    def output_linear(x: Tensor, out: Tensor | None = None) -> Tensor:
         if isinstance(weight, Tensor):
-            return widen(F.linear(x, weight))
-        return quantized_product(x, weight, None)
+            return placed(widen(F.linear(x, weight)), out)
+        return placed(quantized_product(x, weight, None), out)
 
     return output_linear
 
@@ -70,12 +71,12 @@ def act_and_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
 
 
 def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
-    def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def rms_norm(x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if residual is not None:
             x = residual.add_(x)
         wide = widen(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (normed.to(weight.dtype) * weight).to(x.dtype)
+        return placed((normed.to(weight.dtype) * weight).to(x.dtype), out)
 
     return rms_norm
 
@@ -117,6 +118,11 @@ def gather_share(table: Tensor, index: Tensor, first: int) -> Tensor:
     is_other = (own < 0) | (own >= len(table))
     rows = table.index_select(0, own.masked_fill(is_other, 0))
     return rows.masked_fill_(is_other.view(-1, *[1] * (table.dim() - 1)), 0.0)
+
+
+def placed(x: Tensor, out: Tensor | None) -> Tensor:
+    """x where it is wanted; None: where it is."""
+    return x if out is None else out.copy_(x)
 
 
 def widen(x: Tensor) -> Tensor:

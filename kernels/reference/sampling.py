@@ -16,9 +16,12 @@ from torch import Tensor
 
 from ..gumbel import FloatArray, Int64Array, gumbel
 from ..sampling_rows import AdjustedRows, SamplingRows
+from .dense import placed
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, rows: SamplingRows, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     values: FloatArray = logits.double().cpu().numpy()
     token_ids = np.empty(len(values), dtype=np.int64)
     is_finite = np.empty(len(values), dtype=bool)
@@ -33,9 +36,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         seed = np.array([int(rows.seed[i])]).view(np.uint64)
         noise = gumbel(seed, np.array([int(rows.position[i])], dtype=np.uint64), kept)
         token_ids[i] = kept[np.argmax(row_logits[kept] / temperature + noise)]
+    into_ids, into_finite = out or (None, None)
     return (
-        torch.from_numpy(token_ids).to(logits.device),
-        torch.from_numpy(is_finite).to(logits.device),
+        placed(torch.from_numpy(token_ids).to(logits.device), into_ids),
+        placed(torch.from_numpy(is_finite).to(logits.device), into_finite),
     )
 
 

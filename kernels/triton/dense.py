@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import Activation, Linear, QueryKeyNorm, RMSNorm, Weight
+from ..ops import Activation, Linear, OutputLinear, QueryKeyNorm, RMSNorm, Weight
 from ..quantized_tensors import QuantizedWeight
-from ..reference.dense import widen
+from ..reference.dense import placed, widen
 from . import quantized_linear
 from .dependent_launch import await_inputs, launch_options
 from .language import tl, triton
@@ -41,16 +41,18 @@ def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
     return linear
 
 
-def make_output_linear(weight: Weight) -> Linear:
+def make_output_linear(weight: Weight) -> OutputLinear:
     """Logits: the float32 sums if torch returns them, else rounded, then converted."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.make_linear(weight, None, torch.float32)
-    if weight.dtype is torch.float32 or not _gives_wide_products(weight):
-        return lambda x: widen(F.linear(x, weight))
     transposed = weight.T
+    if weight.dtype is torch.float32:
+        return lambda x, out=None: torch.mm(x, transposed, out=out)
+    if not _gives_wide_products(weight):
+        return lambda x, out=None: placed(widen(F.linear(x, weight)), out)
 
-    def output_linear(x: Tensor) -> Tensor:
-        return torch.mm(x, transposed, out_dtype=torch.float32)
+    def output_linear(x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mm(x, transposed, out_dtype=torch.float32, out=out)
 
     return output_linear
 
@@ -88,9 +90,9 @@ def make_rms_norm(weight: Tensor, eps: float) -> RMSNorm:
     num_rows = max(1, _MIN_TILE // block)
     num_warps = min(16, num_rows * block // 512)
 
-    def rms_norm(x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def rms_norm(x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         assert x.is_contiguous() and (residual is None or residual.is_contiguous())
-        y = torch.empty_like(x)
+        y = torch.empty_like(x) if out is None else out
         if len(x):
             _rms_norm[(triton.cdiv(len(x), num_rows),)](
                 x, residual, weight, y, len(x), eps,
@@ -153,8 +155,9 @@ def _gives_wide_products(weight: Tensor) -> bool:
     """Whether torch multiplies this dtype into float32 here; tested, since few backends do."""
     try:
         ones = weight.new_ones(16, 16)
-        product = torch.mm(ones, ones.T, out_dtype=torch.float32)
-        return product.dtype is torch.float32 and bool((product == 16).all())
+        product = torch.zeros(16, 16, dtype=torch.float32, device=weight.device)
+        torch.mm(ones, ones.T, out_dtype=torch.float32, out=product)
+        return bool((product == 16).all())
     except (RuntimeError, TypeError):
         return False
 

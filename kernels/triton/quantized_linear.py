@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..input_order import over_ordered_inputs
-from ..ops import Linear
+from ..ops import OutputLinear
 from ..quantized_tensors import QuantizedWeight
 from .language import tl, triton
 from .weight_tiles import MAX_BLOCK_K, TiledWeight, integer_sums, row_sums
@@ -56,7 +56,7 @@ def choose_tile(num_tokens: int, dtype: torch.dtype) -> Tile:
 
 def make_linear(
     weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype | None = None
-) -> Linear:
+) -> OutputLinear:
     """A product in `dtype`, None for its input's."""
     if weight.input_order is not None:
         return over_ordered_inputs(weight, lambda plain: make_linear(plain, bias, dtype))
@@ -72,10 +72,11 @@ class _WeightOnlyLinear:
         self._weight, self._bias, self._dtype = weight, bias, dtype
         self._block_k = weight.block_k
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         x, weight = x.contiguous(), self._weight
         num_tokens = len(x)
-        out = x.new_empty(num_tokens, weight.num_rows, dtype=self._dtype or x.dtype)
+        if out is None:
+            out = x.new_empty(num_tokens, weight.num_rows, dtype=self._dtype or x.dtype)
         if not num_tokens:
             return out
         tile = choose_tile(num_tokens, x.dtype)
@@ -107,11 +108,12 @@ class _IntegerLinear:
     def __init__(self, weight: TiledWeight, bias: Tensor | None, dtype: torch.dtype | None) -> None:
         self._weight, self._bias, self._dtype = weight, bias, dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self._weight
         numbers, x_scales = round_rows(x.contiguous())
         num_tokens = len(x)
-        out = x.new_empty(num_tokens, weight.num_rows, dtype=self._dtype or x.dtype)
+        if out is None:
+            out = x.new_empty(num_tokens, weight.num_rows, dtype=self._dtype or x.dtype)
         if not num_tokens:
             return out
         tile = choose_tile(num_tokens, x.dtype)

@@ -37,7 +37,9 @@ _NO_TOKEN = tl.constexpr(2**31 - 1)
 _NO_KEY = tl.constexpr(-(2**31))
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, rows: SamplingRows, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """`ops.Sample` of float32 logits [N, vocab_size], contiguous."""
     assert logits.dtype == torch.float32 and logits.is_contiguous(), "contiguous float32 logits"
     num_rows, vocab_size = logits.shape
@@ -56,8 +58,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     lowest_key = empty(num_rows, dtype=torch.int32)
     list_size = empty(num_rows, num_spans, dtype=torch.int32)
     listed = empty(num_rows, num_spans, SPAN, dtype=torch.int16)
-    token_ids = empty(num_rows, dtype=torch.int64)
-    is_finite = empty(num_rows, dtype=torch.bool)
+    if out is None:
+        out = empty(num_rows, dtype=torch.int64), empty(num_rows, dtype=torch.bool)
+    token_ids, is_finite = out
     _survey[(num_spans, num_rows)](
         logits,
         rows.temperature,

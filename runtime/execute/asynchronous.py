@@ -23,10 +23,11 @@ from ..memory.state_pool import StatePool
 from ..models.language_model import LanguageModel
 from ..schedule.plan import StepPlan, StepResult
 from .accelerator import Accelerator, Event
-from .graphs import GraphForward
+from .graphs import GraphForward, PreparedForward
 from .inputs import InputBuilder, accepted_drafts, page_updates, wanted_logits
+from .layer_streams import LayerByLayer, LayerWaits
 from .neighbours import Neighbours
-from .sampler import Sampler
+from .sampler import NO_DRAWS, Sampler
 from .staging import NUM_BUFFERS, ReadBack, Staging
 from .vocabulary import WholeVocabulary
 
@@ -43,6 +44,7 @@ class AsynchronousSteps:
         inputs: InputBuilder,
         forward: GraphForward,
         transfer: AsynchronousKVTransfer,
+        waits: LayerWaits,
         accelerator: Accelerator,
         *,
         vocab_size: int,
@@ -59,6 +61,7 @@ class AsynchronousSteps:
         self._vocabulary = WholeVocabulary(kernels)
         self._inputs = inputs
         self._transfer = transfer
+        self._waits = waits
         self._accelerator = accelerator
         self._vocab_size = vocab_size
         self._staging = Staging(accelerator, num_buffers)
@@ -69,36 +72,49 @@ class AsynchronousSteps:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> AsynchronousStep:
         with self._accelerator.queue():
-            copies = self._copy(plan.transfers) if plan.transfers else None
-            queued = self._compute(plan) if plan.rows else None
-        return AsynchronousStep(plan, copies, queued)
+            timed = self._copy(plan.transfers) if plan.transfers else None
+            copies = None if timed is None else timed.copies
+            queued = self._compute(plan, copies) if plan.rows else None
+            if copies is not None and queued is None:
+                self._accelerator.hold_for(copies.pool_is_done)
+        return AsynchronousStep(plan, timed, queued)
 
     def _copy(self, transfers: Sequence[TierCopy]) -> TimedCopies:
         """Queue copies beside the steps that are being computed, none of which writes what they
-        read or uses what they write; the step to come waits until the pool is as it needs it."""
+        read or uses what they write."""
         with self._accelerator.copying():
             begun = self._accelerator.event()
             copies = self._transfer.run(transfers)
-            timed = TimedCopies(copies, begun, self._accelerator.event())
-        self._accelerator.hold_for(copies.pool_is_done)
-        return timed
+            return TimedCopies(copies, begun, self._accelerator.event())
 
-    def _compute(self, plan: StepPlan) -> AsynchronousRows | PassedRows:
+    def _awaited(
+        self, copies: AsynchronousCopies, prepared: PreparedForward
+    ) -> LayerByLayer | None:
+        """Let the step wait until the pool is as it needs it: before its layers, or, None, where
+        they are one launch, before all."""
+        if prepared.padded_tokens is None:
+            return self._waits.begin(copies)
+        self._accelerator.hold_for(copies.pool_is_done)
+        return None
+
+    def _compute(
+        self, plan: StepPlan, copies: AsynchronousCopies | None
+    ) -> AsynchronousRows | PassedRows:
         inputs = self._inputs.build(plan)
         inputs.check_sources(self._is_sampled)
         wanted = wanted_logits(plan, inputs.layout)
         readout = Sampler(plan, wanted, self._vocab_size)
-        sampling = readout.arrays()
-        prepared = self.forward.prepare(inputs, wanted, sampling if readout.is_plain else None)
+        draws = NO_DRAWS if readout.changes_logits else readout.draws()
+        prepared = self.forward.prepare(inputs, wanted, draws)
         updates = page_updates(plan.rows)
         # NOTE: the forward pass's arrays come first, so that a graph finds them at fixed offsets.
         arrays = {**prepared.arrays, "page_updates": updates}
-        if not prepared.draws:
-            arrays |= sampling
+        arrays |= readout.arrays(prepared.is_drawn)
         if plan.state_accepts:
             assert self._drafted is not None, "the step before had no drafts"
             arrays["accepted"] = accepted_drafts(plan, self._drafted)
         self._drafted = inputs.state_rows if inputs.state_rows.num_drafts.any() else None
+        awaited = None if copies is None else self._awaited(copies, prepared)
         begun = self._accelerator.event()
         staged = self._staging.stage(arrays)
         # Not in the graph: the number of page updates varies with the cached prefix, and so does
@@ -113,16 +129,16 @@ class AsynchronousSteps:
         neighbours, residual = self._neighbours, None
         if neighbours is not None and neighbours.has_previous:
             residual = neighbours.receive(inputs.num_tokens)
-        hidden, logits, answers = self.forward(prepared, staged, residual)
+        on_layer = None if awaited is None else awaited.layer_is_done
+        hidden, logits, drawn = self.forward(prepared, staged, residual, on_layer)
         if neighbours is not None and neighbours.has_next:
             neighbours.send(hidden[: inputs.num_tokens])
             return PassedRows(self._accelerator.event())
         if self._states is not None:
             self._states.copy(plan.state_saves)
-        if answers is None:
-            answers = readout.launch(
-                self._vocabulary, self._model, hidden, logits, staged, self.forward.previous
-            )
+        answers = readout.launch(
+            self._vocabulary, self._model, hidden, logits, staged, self.forward.previous, drawn
+        )
         self._is_sampled = readout.is_sampled
         return AsynchronousRows(readout, ReadBack(self._accelerator, answers), begun)
 

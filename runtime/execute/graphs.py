@@ -7,15 +7,16 @@ The arrays are in one buffer of fixed layout, into which a step's arrays are cop
     a step of 21 tokens   |token_ids 21 + 3|sources 21 + 3|...|attention's lists, as for 24 tokens|
 
 Padding tokens attend to nothing, and write their KV to a spare page that no row has. The pass ends
-with the logits of the rows that sample. Small sizes have a second graph, for steps of rows that
-decode and draw without more ado: it draws their tokens too, and lacks the launches of attention
-that such steps have nothing for. A decode step is then this one launch.
+with the tokens drawn from the logits as they are; a step that changes logits draws behind it, from
+what the graph leaves. Hidden states, logits and tokens are written where all graphs leave theirs.
+Small sizes have a second graph, without the launches of attention that decode steps have nothing
+for. A decode step is then this one launch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -31,10 +32,12 @@ from ...kernels.sampling_rows import SamplingRows
 from ..checkpoint.config.model_config import ModelConfig
 from ..memory.device_pool import DeviceKVPool
 from ..memory.state_pool import StatePool
-from ..models.forward_batch import ForwardBatch
+from ..models.forward_batch import ForwardBatch, OnLayer
 from ..models.language_model import LanguageModel
+from ..models.layers.stage import ALL_LAYERS, Stage
 from .accelerator import Accelerator
 from .inputs import NO_SOURCE, StepInputs, WantedLogits, plan_attentions
+from .sampler import NO_DRAWS, Drawn
 from .staging import Field, Staged, num_bytes_of
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,11 +48,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 _STEPS = ((8, 8), (256, 32), (512, 64), (1024, 128), (2048, 256))
 _SMALL = (1, 2, 4)
 
-# Steps of up to so many tokens have a graph that draws. What it saves, some 2 us a layer and five
-# launches, is little beside larger steps (a guess), and each graph takes time at the start.
-MAX_DRAWN_TOKENS = 64
+# Steps of up to so many tokens have a light graph. What it saves, some 2 us a layer, is little
+# beside larger steps (a guess), and each graph takes time at the start.
+MAX_LIGHT_TOKENS = 64
 
-# Of rows that only fill a graph: the best of the first token's logits.
+# Of rows that only fill a graph: the best of the first token's logits, which is two passes less.
 _DRAWS_OF_PADDING = {
     "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0,
 }  # fmt: skip
@@ -81,15 +84,16 @@ class PreparedForward:
     padded_tokens: int | None  # None: the step is not padded, nor captured
     num_sampled: int
     has_drafts: bool
-    draws: bool  # whether the graph draws the tokens, and leaves no logits
+    is_light: bool  # nothing is wide for attention, and the graph lacks that
+    is_drawn: bool  # the graph makes the step's draws
 
 
 class ForwardResult(NamedTuple):
     """Valid until the next pass."""
 
-    hidden: Tensor  # [>= T, hidden_size]; of a graph that draws it holds anything
+    hidden: Tensor  # [>= T, hidden_size]
     logits: Tensor | None  # [N, vocab_size] of the rows that sample; None if no row does
-    drawn: dict[str, Tensor] | None  # the answers of a graph that draws, as the sampler names them
+    drawn: Drawn | None  # of these rows; None: the pass did not draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,9 @@ class GraphForward:
         sizes: tuple[int, ...],
         num_adapter_slots: int = 0,
         states: StatePool | None = None,
-        has_logits: bool = True,
+        stage: Stage = ALL_LAYERS,
     ) -> None:
-        """states: of a model with recurrent layers. has_logits: False: other stages have the layers
-        behind."""
+        """states: of a model with recurrent layers. stage: which layers the model has."""
         self._model = model
         self._kernels = kernels
         self._pool = pool
@@ -140,10 +143,10 @@ class GraphForward:
         self._config = config
         self._max_rows = table_shape[0]
         self._num_adapter_slots = num_adapter_slots
-        self._has_logits = has_logits
+        self._has_logits = has_logits = stage.is_last
         self._states: tuple[RecurrentState, ...] = () if states is None else states.layers
         self.drafted: object | None = None  # the recurrence's plan of a last step with drafts
-        # By (size, with adapters, draws).
+        # By (size, with adapters, light).
         self._graphs: dict[tuple[int, bool, bool], _Graph] = {}
         self.sizes = sizes
         device = accelerator.device
@@ -155,6 +158,10 @@ class GraphForward:
         largest = sizes[-1] if sizes else 0
         wide = torch.promote_types(dtype, torch.float32)
         self._hidden = torch.empty((largest, config.hidden_size), dtype=dtype, device=device)
+        # What a graph reads of the stages before, and may write over.
+        self._residual = self._hidden
+        if stage.is_last and not stage.is_first:
+            self._residual = torch.empty_like(self._hidden)
         num_logits = min(largest, self._max_rows) if has_logits else 0
         self._logits = torch.empty((num_logits, config.vocab_size), dtype=wide, device=device)
 
@@ -163,10 +170,10 @@ class GraphForward:
         return len(self._graphs)
 
     def prepare(
-        self, inputs: StepInputs, wanted: WantedLogits, draws: Arrays | None = None
+        self, inputs: StepInputs, wanted: WantedLogits, draws: Arrays = NO_DRAWS
     ) -> PreparedForward:
-        """Lay out the step's arrays, padded if a size fits. draws: the sampler's arrays if nothing
-        but plain draws is asked of the step."""
+        """Lay out the step's arrays, padded if a size fits. draws: the sampler's, if they are from
+        the logits as they are."""
         tokens = wanted.sampled_tokens
         if tokens is None:
             tokens = np.arange(len(wanted.sampled_rows))
@@ -186,16 +193,8 @@ class GraphForward:
         )
         if not all(isinstance(plan, DevicePlan) and plan.is_replayable for plan in attention):
             padded = None  # the plan contains this step's integers: it cannot be replayed
-        light = [plan.light for plan in attention if isinstance(plan, DevicePlan)]
-        is_decode = wanted.sampled_tokens is None and None not in light
-        if draws is not None and padded is not None and is_decode and self.draws_at(padded):
-            attention = tuple(
-                replace(plan, arrays=arrays)
-                for plan, arrays in zip(attention, light, strict=True)
-                if isinstance(plan, DevicePlan) and arrays is not None
-            )
-        else:
-            draws = None
+        light = None if padded is None or not self.has_light(padded) else _light(attention)
+        attention = attention if light is None else light
         adapters = None
         if inputs.adapters is not None:
             adapters = self._kernels.plan_lora(inputs.adapters, self._num_adapter_slots, padded)
@@ -210,7 +209,7 @@ class GraphForward:
             "sampled_tokens": _padded(tokens, num_rows, 0),
             "num_tokens": np.array([inputs.num_tokens], dtype=np.int32),
         }
-        if draws is not None:
+        if padded is not None and self._has_logits:
             arrays |= self._padded_draws(draws, num_rows)
         plans = {_name_of(kind): plan for kind, plan in enumerate(attention)}
         others = {"adapters": adapters, "recurrence": recurrence}
@@ -226,38 +225,44 @@ class GraphForward:
             padded,
             num_sampled,
             has_drafts,
-            draws is not None,
+            is_light=light is not None,
+            is_drawn=padded is not None and len(draws["rows"]) > 0,
         )
 
-    def draws_at(self, size: int) -> bool:
-        """Whether steps of this padded size, of a token each row, may have a graph that draws."""
+    def has_light(self, size: int) -> bool:
+        """Whether there is a light graph of this padded size: decode steps reach it."""
         is_reached = self._padded_size(min(size, self._max_rows)) == size
-        return self._has_logits and size <= MAX_DRAWN_TOKENS and is_reached
+        return size <= MAX_LIGHT_TOKENS and is_reached
 
     def _padded_draws(self, draws: Arrays, num_rows: int) -> Arrays:
-        rows = {
-            f"sampling.{name}": _padded(draws[f"sampling.{name}"], num_rows, filler)
-            for name, filler in _DRAWS_OF_PADDING.items()
+        fillers = {**_DRAWS_OF_PADDING, "rows": self._max_rows}
+        return {
+            f"graph_draws.{name}": _padded(draws[name], num_rows, filler)
+            for name, filler in fillers.items()
         }
-        return {**rows, "sampled_rows": _padded(draws["sampled_rows"], num_rows, self._max_rows)}
 
     def __call__(
-        self, prepared: PreparedForward, staged: Staged, residual: Tensor | None = None
+        self,
+        prepared: PreparedForward,
+        staged: Staged,
+        residual: Tensor | None = None,
+        on_layer: OnLayer | None = None,
     ) -> ForwardResult:
-        """residual: from the stage before."""
+        """residual: from the stage before. on_layer: of a step that is not padded, see
+        `ForwardBatch`."""
         self.drafted = None
         if prepared.padded_tokens is None:
             plans = self._bound(prepared, staged)
             self.drafted = plans.recurrence if prepared.has_drafts else None
-            hidden = self._forward(staged, plans, residual)
+            hidden = self._forward(staged, plans, residual, on_layer=on_layer)
             logits = self._logits_of(hidden, staged) if prepared.num_sampled else None
             return ForwardResult(hidden, logits, None)
         own = None
-        if residual is not None:  # a graph computes it where it leaves its results
-            own = self._hidden[: prepared.padded_tokens]
+        if residual is not None:
+            own = self._residual[: prepared.padded_tokens]
             own[: len(residual)].copy_(residual)
             own[len(residual) :].zero_()
-        key = (prepared.padded_tokens, prepared.adapters is not None, prepared.draws)
+        key = (prepared.padded_tokens, prepared.adapters is not None, prepared.is_light)
         graph = self._graphs.get(key)
         if graph is None:
             self._graphs[key] = self._captured(prepared, staged, own)
@@ -265,13 +270,8 @@ class GraphForward:
             graph.inputs.buffer.copy_(staged.buffer[: len(graph.inputs.buffer)])
             graph.replay()
         hidden, num_rows = self._hidden[: prepared.padded_tokens], prepared.num_sampled
-        if prepared.draws:
-            drawn = {
-                "token_ids": self._token_ids[:num_rows],
-                "is_finite": self._is_finite[:num_rows],
-            }
-            return ForwardResult(hidden, None, drawn)
-        return ForwardResult(hidden, self._logits[:num_rows] if num_rows else None, None)
+        logits = self._logits[:num_rows] if num_rows else None
+        return ForwardResult(hidden, logits, self._drawn(num_rows) if prepared.is_drawn else None)
 
     def _padded_size(self, num_tokens: int) -> int | None:
         place = bisect_left(self.sizes, num_tokens)
@@ -286,37 +286,43 @@ class GraphForward:
         plans = self._bound(prepared, inputs)
 
         def run() -> None:
-            hidden = self._forward(inputs, plans, residual)
-            if prepared.draws:
-                self._draw(hidden, inputs)
-                return
+            out = self._hidden[: prepared.padded_tokens]
+            hidden = self._forward(inputs, plans, residual, out)
             if self._has_logits:
-                logits = self._logits_of(hidden, inputs)
-                self._logits[: len(logits)].copy_(logits)
-            if hidden is not residual:
-                self._hidden[: len(hidden)].copy_(hidden)
+                self._draw(hidden, inputs)
 
         return _Graph(inputs, self._accelerator.capture(run), plans)
 
-    def _forward(self, at: Staged, plans: _Plans, residual: Tensor | None) -> Tensor:
+    def _forward(
+        self,
+        at: Staged,
+        plans: _Plans,
+        residual: Tensor | None,
+        out: Tensor | None = None,
+        on_layer: OnLayer | None = None,
+    ) -> Tensor:
         token_ids = self._kernels.take_inputs(at["token_ids"], at["sources"], self.previous)
         batch = ForwardBatch(
             token_ids, at["positions"], at["slots"], self._pool.layers, plans.attention,
             plans.adapters, self._states, plans.recurrence, self._pool.index_keys,
-            num_tokens=at["num_tokens"], residual=residual,
+            num_tokens=at["num_tokens"], residual=residual, out=out,
+            on_layer=on_layer,
         )  # fmt: skip
         return self._model.forward(token_ids, batch.positions, batch)
 
     def _draw(self, hidden: Tensor, at: Staged) -> None:
-        """As `Sampling.launch` does of rows without more ado."""
-        rows = SamplingRows(**{name: at[f"sampling.{name}"] for name in _DRAWS_OF_PADDING})
-        token_ids, is_finite = self._kernels.sample(self._logits_of(hidden, at), rows)
-        self.previous.index_copy_(0, at["sampled_rows"], token_ids)
-        self._token_ids[: len(token_ids)].copy_(token_ids)
-        self._is_finite[: len(is_finite)].copy_(is_finite)
+        """As `Sampling.launch` does, from logits as they are."""
+        rows = SamplingRows(**{name: at[f"graph_draws.{name}"] for name in _DRAWS_OF_PADDING})
+        num_rows = len(rows.temperature)
+        logits, drawn = self._logits[:num_rows], self._drawn(num_rows)
+        self._kernels.sample(self._logits_of(hidden, at, logits), rows, drawn)
+        self.previous.index_copy_(0, at["graph_draws.rows"], drawn.token_ids)
 
-    def _logits_of(self, hidden: Tensor, at: Staged) -> Tensor:
-        return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]))
+    def _drawn(self, num_rows: int) -> Drawn:
+        return Drawn(self._token_ids[:num_rows], self._is_finite[:num_rows])
+
+    def _logits_of(self, hidden: Tensor, at: Staged, out: Tensor | None = None) -> Tensor:
+        return self._model.compute_logits(hidden.index_select(0, at["sampled_tokens"]), out)
 
     def _bound(self, prepared: PreparedForward, at: Staged) -> _Plans:
         attention = tuple(
@@ -334,6 +340,14 @@ class GraphForward:
             return plan
         lists: Mapping[str, Tensor] = {name: at[f"{prefix}.{name}"] for name in plan.arrays}
         return plan.bind(lists, self.page_table)
+
+
+def _light(attention: Iterable[object]) -> tuple[object, ...] | None:
+    """The plans without room for what is wide; None: something is."""
+    plans = [plan for plan in attention if isinstance(plan, DevicePlan)]
+    if any(plan.light is None for plan in plans):
+        return None
+    return tuple(replace(plan, arrays=plan.light or plan.arrays) for plan in plans)
 
 
 def _name_of(kind: int) -> str:

@@ -1,23 +1,28 @@
-"""Sends KV to other engines layer by layer, while the layers behind are computed.
+"""What is done of a step layer by layer, while other layers are computed: KV is sent to other
+engines, and copies of KV into the pool are awaited.
 
 After each layer of a step its KV of the streamed tokens is copied out of the pool and handed over;
-the sending is another thread's. What a model does not tell of its layers is sent behind the last.
+the sending is another thread's. On an accelerator a step that is launched call by call begins when
+the first layers' KV has arrived from other tiers, and waits on the device before further layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checkpoint.config.model_config import ModelConfig
+from ..memory.asynchronous_transfer import AsynchronousCopies
 from ..memory.block_copy import Bytes, Slots, slots_of
 from ..memory.device_pool import DeviceKVPool
+from ..memory.kv_layout import KVLayout
 from ..memory.peers.wire import MAX_PIECE_BYTES, StreamKey
 from ..memory.whole_kv import WholeKV
 from ..schedule.plan import StreamedKV
+from .accelerator import Accelerator
 
 
 class KVSink(Protocol):
@@ -47,15 +52,14 @@ class LayerStreams:
         self._memory: list[Bytes] = [each.numpy() for part in pool.parts for each in part]
         self._of_layer: dict[int, list[int]] = {}  # of the decoder's layers: their pieces
         layout, piece = pool.layout, 0
-        own = config.attention_layers
+        names = model_layers(layout, config)
         for part in layout.parts:
-            for layer in layout.layers_of(part):  # a draft model's are behind the model's own
-                name = own[layer] if layer < len(own) else config.num_layers + layer
-                self._of_layer.setdefault(name, []).append(piece)
+            for layer in layout.layers_of(part):
+                self._of_layer.setdefault(names[layer], []).append(piece)
                 piece += 1
         self._numbers = range(piece) if numbers is None else numbers
 
-    def begin(self, streams: Sequence[StreamedKV]) -> LayersToSend:
+    def begin(self, streams: Sequence[StreamedKV]) -> LayerByLayer:
         """Of a step, whose residual stream has not been received yet: the KV of the stages before
         is passed on first."""
         messages = self._messages
@@ -73,7 +77,7 @@ class LayerStreams:
             if messages is not None and messages.has_next:
                 messages.send(None)
 
-        return LayersToSend(list(self._of_layer), send, end)
+        return LayerByLayer(self._of_layer, send, end)
 
     def _slots(self, stream: StreamedKV) -> Slots:
         first = stream.start % self._page_size
@@ -101,27 +105,50 @@ class LayerStreams:
             self._messages.send((key, piece, start, kv))
 
 
-class LayersToSend:
-    """One step's layers, each of which is sent once: when the model has computed it, or at the
-    end."""
+class LayerWaits:
+    """Of a pool on an accelerator: what lets a step wait for copies as late as it may."""
+
+    def __init__(self, layout: KVLayout, config: ModelConfig, accelerator: Accelerator) -> None:
+        self._names = model_layers(layout, config)
+        self._accelerator = accelerator
+
+    def begin(self, copies: AsynchronousCopies) -> LayerByLayer:
+        """Of the next step: what is queued now comes behind the first layers' copies."""
+        hold = self._accelerator.hold_for
+        first, *later = copies.layers
+        hold(first.moment)
+        moments = {self._names[each.first_layer] - 1: each.moment for each in later}
+        return LayerByLayer(moments, lambda layer: hold(moments[layer]), lambda: None)
+
+
+class LayerByLayer:
+    """One step's layers, for each of which something is done once: when the model has computed it,
+    or at the end."""
 
     def __init__(
-        self, layers: Sequence[int], send: Callable[[int], None], on_end: Callable[[], None]
+        self, layers: Iterable[int], act: Callable[[int], None], on_end: Callable[[], None]
     ) -> None:
         self._left = dict.fromkeys(layers)
-        self._send, self._on_end = send, on_end
+        self._act, self._on_end = act, on_end
 
     def layer_is_done(self, layer: int) -> None:
         """The model has computed a layer, and will not change its KV."""
         if layer in self._left:
             del self._left[layer]
-            self._send(layer)
+            self._act(layer)
 
     def end(self) -> None:
         """The model has computed all of them."""
         for layer in list(self._left):
             self.layer_is_done(layer)
         self._on_end()
+
+
+def model_layers(layout: KVLayout, config: ModelConfig) -> list[int]:
+    """Which of the model's layers each of the pool's is; a draft model's are behind all."""
+    own = config.attention_layers
+    behind = range(config.num_layers + len(own), config.num_layers + layout.num_layers)
+    return [*own, *behind]
 
 
 def _copied(pool: Bytes, slots: Slots) -> npt.NDArray[np.uint8]:

@@ -65,7 +65,7 @@ from .drafts import Drafts
 from .dtype_name import dtype_name
 from .graphs import GraphForward, graph_sizes
 from .inputs import InputBuilder
-from .layer_streams import KVSink, LayerStreams
+from .layer_streams import KVSink, LayerStreams, LayerWaits
 from .neighbours import Neighbours
 from .prefill import with_prefill
 from .staging import NUM_BUFFERS
@@ -80,7 +80,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 _GREEDY = SamplingParams(temperature=0.0)
-_TOLD = SamplingParams(temperature=0.0, logprobs=0)
 _PENALISED = SamplingParams(repetition_penalty=1.1, logprobs=1)
 
 
@@ -355,16 +354,17 @@ class ModelRunner:
 
     def _capture(self, forward: GraphForward, on_graph: GraphProgress | None) -> None:
         """Largest first, so that the others reuse its memory; each size also with adapters, if they
-        are served, and small ones also with draws."""
+        are served, and small ones also as decode steps."""
         kinds = (0, 1) if self._num_adapter_slots else (0,)
         wanted = [
-            (size, adapter, draws)
+            (make, size, adapter)
             for size in reversed(forward.sizes)
             for adapter in kinds
-            for draws in ((False, True) if forward.draws_at(size) else (False,))
+            for make in (self._prompts_of, self._decodes_of)
+            if make == self._prompts_of or forward.has_light(size)
         ]
-        for done, (size, adapter, draws) in enumerate(wanted, 1):
-            plan = self._decodes_of(size, adapter) if draws else self._prompts_of(size, adapter)
+        for done, (make, size, adapter) in enumerate(wanted, 1):
+            plan = make(size, adapter)
             if plan is None:
                 continue  # no step of this size fits the pool
             self.execute(plan)
@@ -372,8 +372,8 @@ class ModelRunner:
                 on_graph(done, len(wanted))
 
     def _decodes_of(self, size: int, adapter: int) -> StepPlan | None:
-        """As many rows of a token each as are padded to this size, for a graph that draws; None if
-        they do not fit."""
+        """As many rows of a token each as are padded to this size, for a light graph; None if they
+        do not fit."""
         num_rows = min(size, len(self._inputs.page_table.entries))
         rows = (
             Row(row, row, 0, (0,), PageUpdate(0, (row,)), sampling=_GREEDY, adapter=adapter)
@@ -382,8 +382,7 @@ class ModelRunner:
         return StepPlan(0, tuple(rows)) if num_rows <= self.num_pages else None
 
     def _prompts_of(self, num_tokens: int, adapter: int = 0) -> StepPlan | None:
-        """As few prompts as possible with this many tokens in all, which no graph draws; None if
-        they do not fit."""
+        """As few prompts as possible with this many tokens in all; None if they do not fit."""
         rows: list[Row] = []
         first_page = 0
         while num_tokens > 0:
@@ -392,7 +391,7 @@ class ModelRunner:
             pages = tuple(range(first_page, first_page + num_pages))
             first_page, num_tokens = first_page + num_pages, num_tokens - length
             place = len(rows)
-            row = Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_TOLD)
+            row = Row(place, place, 0, (0,) * length, PageUpdate(0, pages), sampling=_GREEDY)
             rows.append(row._replace(adapter=adapter))
         fits = first_page <= self.num_pages and len(rows) <= len(self._inputs.page_table.entries)
         return StepPlan(0, tuple(rows)) if fits else None
@@ -484,7 +483,7 @@ class ModelRunner:
             sizes=sizes,
             num_adapter_slots=self._num_adapter_slots,
             states=self.states,
-            has_logits=self._stage.is_last,
+            stage=self._stage,
         )
         return AsynchronousSteps(
             self.model,
@@ -492,6 +491,7 @@ class ModelRunner:
             self._inputs,
             forward,
             AsynchronousKVTransfer(self.pool, host_pool, self.kernels.make_page_copy, accelerator),
+            LayerWaits(self.kv_layout, self.config, accelerator),
             accelerator,
             vocab_size=self.config.vocab_size,
             states=self.states,

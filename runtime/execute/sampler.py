@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,11 @@ from .vocabulary import Vocabulary
 Arrays = dict[str, npt.NDArray[Any]]
 Answers = Mapping[str, npt.NDArray[Any]]
 
+# The draws of a step that makes none.
+NO_DRAWS: Arrays = {
+    **sampling_arrays((), np.zeros(0, dtype=np.int64)),
+    "rows": np.zeros(0, dtype=np.int64),
+}
 NON_FINITE = "the model produced non-finite logits"
 NON_FINITE_STATES = "the model produced non-finite hidden states"
 NOTHING_ALLOWED = "the grammar allows no token"
@@ -39,6 +44,13 @@ _NOTHING = RowResult()
 _SCORED_AT_ONCE = 256
 # Of these, positions whose top tokens are found at a time (a key of 8 bytes a logit).
 _TOLD_AT_ONCE = 32
+
+
+class Drawn(NamedTuple):
+    """A step's draws, as `ops.Sample` gives them."""
+
+    token_ids: Tensor  # [N] int64
+    is_finite: Tensor  # [N] bool
 
 
 class Tensors(Protocol):
@@ -58,16 +70,21 @@ class Sampler:
         self.is_sampled = np.zeros(len(plan.rows), dtype=bool)
         self.is_sampled[list(wanted.sampled_rows)] = True
 
-    def arrays(self) -> Arrays:
-        """What `launch` needs on the device."""
+    def arrays(self, is_drawn: bool = False) -> Arrays:
+        """What `launch` needs on the device; is_drawn: it is given the draws."""
         parts = [part.arrays() for part in (self._sampling, self._scoring) if part is not None]
+        if self._sampling is not None and not is_drawn:
+            parts.append(_named("draws", self._sampling.draws()))
         return {name: array for part in parts for name, array in part.items()}
 
+    def draws(self) -> Arrays:
+        """The fields of SamplingRows, and `rows`, those of the plan: N of each, which may be 0."""
+        return NO_DRAWS if self._sampling is None else self._sampling.draws()
+
     @property
-    def is_plain(self) -> bool:
-        """Whether nothing is asked of the step but draws from the logits as they are."""
-        is_drawn = self._sampling is not None and self._sampling.is_plain
-        return is_drawn and self._scoring is None and not self._pooled
+    def changes_logits(self) -> bool:
+        """Whether they are not drawn from as they are."""
+        return self._sampling is not None and self._sampling.changes_logits
 
     def launch(
         self,
@@ -77,14 +94,16 @@ class Sampler:
         logits: Tensor | None,
         staged: Tensors,
         previous: Tensor,
+        drawn: Drawn | None = None,
     ) -> dict[str, Tensor]:
         """hidden [>= T, hidden_size]; logits [N, vocab_size] of the rows that sample, changed IN
         PLACE; previous [P] int64: the tokens sampled by the rows of the previous step, overwritten
-        with this step's."""
+        with this step's. drawn: what was drawn from the logits as they are, and is in `previous`
+        already; None: the draws are made here."""
         answers: dict[str, Tensor] = {}
         if self._sampling is not None:
             assert logits is not None
-            answers |= self._sampling.launch(vocabulary, logits, staged, previous)
+            answers |= self._sampling.launch(vocabulary, logits, staged, previous, drawn)
         if self._scoring is not None:
             answers |= self._scoring.launch(vocabulary, model, hidden, staged)
         if self._pooled:
@@ -143,13 +162,17 @@ class Sampling:
         ]
 
     @property
-    def is_plain(self) -> bool:
-        """See `Sampler.is_plain`."""
-        return not (self._wanted or self._beams or self._adjusted or self._masked)
+    def changes_logits(self) -> bool:
+        """See `Sampler.changes_logits`."""
+        return bool(self._beams or self._adjusted or self._masked)
+
+    def draws(self) -> Arrays:
+        """See `Sampler.draws`."""
+        rows = np.array(self._indices, dtype=np.int64)
+        return {**sampling_arrays(self._params, self._positions), "rows": rows}
 
     def arrays(self) -> Arrays:
-        arrays = _named("sampling", sampling_arrays(self._params, self._positions))
-        arrays["sampled_rows"] = np.array(self._indices, dtype=np.int64)
+        arrays: Arrays = {}
         if self._wanted:
             arrays["wanted"] = np.array(self._wanted, dtype=np.int64)
         if self._beams:
@@ -170,8 +193,14 @@ class Sampling:
         return arrays
 
     def launch(
-        self, vocabulary: Vocabulary, logits: Tensor, staged: Tensors, previous: Tensor
+        self,
+        vocabulary: Vocabulary,
+        logits: Tensor,
+        staged: Tensors,
+        previous: Tensor,
+        drawn: Drawn | None,
     ) -> dict[str, Tensor]:
+        assert drawn is None or not self.changes_logits
         # The model's own logits, before they are changed.
         said = logits.index_select(0, staged["wanted"]) if self._wanted else None
         if self._beams:  # what changes logits changes log-probabilities there
@@ -187,11 +216,13 @@ class Sampling:
         if self._beams:
             changed, count = logits.index_select(0, beams), max(self._num_best)
             answers["best_ids"], answers["best_logprobs"] = vocabulary.best(changed, count)
-        rows = SamplingRows(**_fields(SamplingRows, "sampling", staged))
-        token_ids, is_finite = vocabulary.sample(logits, rows)
-        # A failed row's token is never shown, but a plan made ahead may refer to it.
-        previous.index_copy_(0, staged["sampled_rows"], token_ids)
-        answers |= {"token_ids": token_ids, "is_finite": is_finite}
+        if drawn is None:
+            rows = SamplingRows(**_fields(SamplingRows, "draws", staged))
+            drawn = Drawn(*vocabulary.sample(logits, rows))
+            # A failed row's token is never shown, but a plan made ahead may refer to it.
+            previous.index_copy_(0, staged["draws.rows"], drawn.token_ids)
+        token_ids = drawn.token_ids
+        answers |= drawn._asdict()
         if said is not None:
             chosen = token_ids.index_select(0, staged["wanted"])
             answers["logprobs"] = vocabulary.logprobs(said, chosen)

@@ -1,7 +1,8 @@
 """The KV pool in host memory, the tier behind the device's.
 
-For a CPU's pool it has the same layout, so that copies need no conversion. For a GPU's a page is
-contiguous, so that consecutive pages cross the bus in one copy of all layers.
+For a CPU's pool it has the same layout, so that copies need no conversion. For a GPU's some layers
+of a page are contiguous, so that consecutive pages cross the bus in one copy of these layers, and
+the first layers before the others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ import torch
 from torch import Tensor
 
 from .device_pool import DeviceKVPool, zeroed_parts, zeros
+from .kv_layout import KVLayout
+
+# A step begins when the first run of layers is there, and each run is launches and copies of its
+# own: with four a step waits for a quarter of what it reads (a guess).
+MAX_RUNS = 4
 
 
 class HostKVPool:
@@ -40,22 +46,34 @@ class HostKVPool:
 class PinnedKVPool:
     """The same for a GPU: pinned, so all its memory is taken at once.
 
-    pages  [num_pages, page_bytes] uint8; a page is part after part, each
-           [layers that have it, num_vectors, page_size, vector_bytes]
+    runs[r]   layers that are copied together
+    pages[r]  [num_pages, bytes of a page in these layers] uint8; a page is part after part, each
+              [layers that have it, num_vectors, page_size, vector_bytes]
     """
 
     def __init__(self, device_pool: DeviceKVPool, num_pages: int) -> None:
         self.num_pages = num_pages
         self.page_size = device_pool.page_size
-        page_bytes = device_pool.layout.bytes_per_token * self.page_size
-        self.pages = zeros((num_pages, page_bytes), torch.device("cpu"))
+        layout = device_pool.layout
+        self.runs = layout.runs(MAX_RUNS)
+        sizes = [num_pages * self.page_size * bytes_per_token(layout, run) for run in self.runs]
+        self._memory = zeros((sum(sizes),), torch.device("cpu"))
+        self.pages = tuple(part.view(num_pages, -1) for part in torch.split(self._memory, sizes))
         if device_pool.parts[0][0].is_cuda:
-            weakref.finalize(self, pin(self.pages)).atexit = False
+            weakref.finalize(self, pin(self._memory)).atexit = False
 
     @property
     def num_bytes(self) -> int:
         """Size of all pages in bytes."""
-        return self.pages.nbytes
+        return self._memory.nbytes
+
+
+def bytes_per_token(layout: KVLayout, run: range) -> int:
+    """In a run of layers."""
+    numbers = [len(layout.layers_of(part)[layout.within(part, run)]) for part in layout.parts]
+    return sum(
+        number * part.bytes_per_token for number, part in zip(numbers, layout.parts, strict=True)
+    )
 
 
 def pin(memory: Tensor) -> Callable[[], object]:

@@ -15,7 +15,9 @@ Torch-free.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise, starmap
 
 from ...errors import InvalidRequest
 from ...kernels.kv_cache_dtype import INT4_STEP, KVCacheDtype
@@ -68,6 +70,17 @@ class KVLayout:
     def layers_of(self, part: KVPart) -> tuple[int, ...]:
         """The layers that have the part, ascending."""
         return tuple(range(self.num_layers)) if part.layers is None else part.layers
+
+    def runs(self, most: int) -> tuple[range, ...]:
+        """All layers in order, in `most` runs of like length, or one each if they are fewer."""
+        count = min(most, self.num_layers)
+        ends = [self.num_layers * number // count for number in range(count + 1)]
+        return tuple(starmap(range, pairwise(ends)))
+
+    def within(self, part: KVPart, run: range) -> slice:
+        """Of `layers_of` a part, those of a run of layers."""
+        layers = self.layers_of(part)
+        return slice(bisect_left(layers, run.start), bisect_left(layers, run.stop))
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str, kv_cache_dtype: KVCacheDtype = "auto") -> KVLayout:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from copy import copy
 
+import torch
 from torch import Tensor
 
 from .decoder_layers import decoder_layer
@@ -67,7 +68,7 @@ class Decoder:
             if images is not None and index < len(images.features):
                 x[images.places] += images.features[index]
             if batch.on_layer is not None:
-                batch.on_layer(index - 1)
+                batch.on_layer(index - 1 - self._first_layer)
             if batch.kept is not None and index in batch.kept.layers:
                 # By kernels alone: a recorded pass has nothing else.
                 state = self._gather(residual, batch.kept.rows)
@@ -75,7 +76,9 @@ class Decoder:
                 batch.kept.of[index] = state
         assert x is not None, "it has layers"
         if self._norm is not None:
-            return self._norm(x, residual)
+            return self._norm(x, residual, batch.out)
+        if batch.out is not None:
+            return torch.add(residual, x, out=batch.out)
         self._add(residual, x)
         return residual
 
@@ -95,6 +98,7 @@ class Decoder:
         first._layers = self._layers[:num_layers]
         return first
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size] -> [N, vocab_size] float32 (float64 for a float64 model)."""
-        return self._vocab.logits(hidden)
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [N, hidden_size] -> [N, vocab_size] float32 (float64 for a float64 model): `out`,
+        or a new tensor."""
+        return self._vocab.logits(hidden, out)

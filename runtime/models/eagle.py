@@ -71,6 +71,6 @@ class EagleHead:
         self._add(residual, output)
         return residual
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder.compute_logits`."""
-        return self._vocabulary.logits(hidden)
+        return self._vocabulary.logits(hidden, out)

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...kernels.ops import Linear
+from ...kernels.ops import OutputLinear
+from ...kernels.reference.dense import placed
 from ..checkpoint.draft_heads import Eagle3
 from .decoder_layers import attention_of
 from .forward_batch import ForwardBatch
@@ -76,7 +77,7 @@ class Eagle3Head:
         self._norm = norm_of(build, f"{prefix}norm", size)
         self._rotary = LayerRotary(build)
         self._add, self._join = build.kernels.add_in_place, build.kernels.join_columns
-        self._output: Linear | None = None
+        self._output: OutputLinear | None = None
         if head.has_output:
             weight = source.take_weight(["lm_head"], [head.vocab_size], size)
             self._output = build.kernels.make_output_linear(weight)
@@ -107,17 +108,17 @@ class Eagle3Head:
         self._add(residual, self._feed_forward(self._middle_norm(attended, residual), batch))
         return residual
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder.compute_logits`."""
         normed = self._norm(hidden)
         if self._output is None:
-            return self._vocabulary.logits(normed)
-        logits = self._output(normed)
+            return self._vocabulary.logits(normed, out)
         if self._token_ids is None:
-            return logits
+            return self._output(normed, out)
+        logits = self._output(normed)
         of_all = logits.new_full((len(logits), self._vocab_size), -math.inf)
         of_all[:, self._token_ids] = logits
-        return of_all
+        return placed(of_all, out)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         if self._table is None:

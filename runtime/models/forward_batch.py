@@ -42,6 +42,10 @@ class Observer(Protocol):
         head_dim], rotated, not to be kept."""
 
 
+OnLayer = Callable[[int], None]
+"""Called behind each of a model's layers, with its index, before the next one begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """All of a model's input to `forward`. T tokens, R rows.
@@ -70,6 +74,8 @@ class ForwardBatch:
     # [T, hidden_size], which the pass changes: the residual stream behind the layers of other
     # stages; None: this is the first.
     residual: Tensor | None = None
-    on_layer: Callable[[int], None] | None = None  # called behind each layer, with its index
+    # [T, hidden_size], in which the pass leaves its result; None: in a new tensor
+    out: Tensor | None = None
+    on_layer: OnLayer | None = None
     kept: LayerStates | None = None  # which the pass fills; None: nobody reads them
     observed: Observer | None = None  # the same

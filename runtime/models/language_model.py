@@ -22,7 +22,7 @@ class LanguageModel(Protocol):
         """See `Decoder.forward`."""
         ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder.compute_logits`."""
         ...
 

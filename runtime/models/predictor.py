@@ -62,6 +62,7 @@ class Predictor:
         self._add(residual, self._layer(None, residual, rotary, batch))
         return self._norm(residual) if self._hands_on_normed else residual
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder.compute_logits`."""
-        return self._vocabulary.logits(hidden if self._hands_on_normed else self._norm(hidden))
+        normed = hidden if self._hands_on_normed else self._norm(hidden)
+        return self._vocabulary.logits(normed, out)

@@ -62,15 +62,18 @@ class VariedDecoder:
             own = list(self._inputs(input_ids, x, batch))
         if self._ends is not None:
             x = self._ends.split(x, batch)
-        for layer, rotary, inputs in zip(self._layers, rotaries, own, strict=True):
+        layers = zip(self._layers, rotaries, own, strict=True)
+        for index, (layer, rotary, inputs) in enumerate(layers):
             x = layer(x, inputs, rotary, batch)
+            if batch.on_layer is not None:
+                batch.on_layer(index)
         if self._ends is not None:
             x = self._ends.join(x, batch)
-        return self._norm(x)
+        return self._norm(x, out=batch.out)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Decoder`."""
-        return self._vocab.logits(hidden)
+        return self._vocab.logits(hidden, out)
 
 
 class _Layer(Protocol):

@@ -50,7 +50,8 @@ def plan_attention(
         return TokenPlan(lists["table_rows"], lists["num_keys"], page_table, rows.page_size)
 
     arrays = {"table_rows": table_rows, "num_keys": num_keys}
-    return DevicePlan(arrays, bind, light=arrays)
+    has_wide = bool((num_queries > 1).any())
+    return DevicePlan(arrays, bind, light=None if has_wide else arrays)
 
 
 def paged_attention(

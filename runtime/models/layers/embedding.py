@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....kernels.ops import Linear, Weight
+from ....kernels.ops import OutputLinear, Weight
+from ....kernels.reference.dense import placed
 from ...checkpoint.parts import WHOLE, Part, Range
 from ...checkpoint.weight_parts import part_of
 from .build import ModelBuild
@@ -42,7 +43,7 @@ class VocabEmbedding:
         self._scale = build.kernels.scale_in_place
         # Rounded to the dtype, as in Gemma's training: sqrt(3072) is 55.5 in bfloat16.
         self._multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
-        self._output: Linear | None = None
+        self._output: OutputLinear | None = None
         table, is_tied = None, config.tie_word_embeddings
         if stage.is_first or (stage.is_last and is_tied):
             table, is_tied = self._take_table(build)
@@ -103,18 +104,19 @@ class VocabEmbedding:
             return self._gather(self._table, input_ids)
         return self._ranks.sum(self._gather_share(self._table, input_ids, self._share[0]))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], or this rank's share of the vocabulary unless ranks
-        gather them, float32, or float64 for a float64 model."""
+        gather them, float32, or float64 for a float64 model; `out`, or a new tensor."""
         assert self._output is not None, "it is the last stage's"
-        logits = self._output(hidden)
+        gather = self._gather_columns
+        logits = self._output(hidden, None if gather is not None else out)
         if self._bias is not None:
             logits += self._bias
         if self._logits_divisor != 1.0:
             logits /= self._logits_divisor
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return logits if self._gather_columns is None else self._gather_columns(logits)
+        return logits if gather is None else placed(gather(logits), out)
 
 
 def vocab_share(vocab_size: int, ranks: Ranks) -> Range | None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....kernels.ops import RMSNorm as RMSNormKernel
-from ....kernels.reference.dense import widen
+from ....kernels.reference.dense import placed, widen
 from ...checkpoint.parts import Range
 from .build import ModelBuild
 from .ranks import head_share
@@ -20,8 +20,11 @@ from .rotary import halves_apart
 class Norm(Protocol):
     """Of hidden states."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x, which is normed."""
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """[T, size] -> [T, size], `out` or a new tensor; `residual` [T, size] becomes residual + x,
+        which is normed."""
         ...
 
 
@@ -54,9 +57,11 @@ class RMSNorm:
         self.weight, self.eps = _weight(build, name, size), build.config.rms_norm_eps
         self._run = build.kernels.make_rms_norm(self.weight, self.eps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[T, size] -> [T, size]; `residual` [T, size] becomes residual + x."""
-        return self._run(x, residual)
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See `Norm`."""
+        return self._run(x, residual, out)
 
 
 class LayerNorm:
@@ -72,12 +77,15 @@ class LayerNorm:
         self._eps = build.config.rms_norm_eps
         self._add = build.kernels.add_in_place
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """See `Norm`."""
         if residual is not None:
             self._add(residual, x)
             x = residual
-        return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+        y = F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+        return placed(y, out)
 
 
 class HeadLayerNorm:

@@ -188,9 +188,13 @@ def test_as_much_is_computed_with_large_pages_as_with_small_ones(has_overlap: bo
             text = rng.choice(texts)
             prompt = text[: rng.randrange(1, len(text) + 1)]
             prompt += [rng.randrange(1, 30) for _ in range(rng.randrange(1, 20))]
+            num_before = harness.executor.num_computed
             request = harness.submit(prompt, max_tokens=rng.randrange(1, 9))
             harness.run()
             assert_right(request)
+            # What usage tells is right to the token: all but the last one are cached or computed.
+            num_own = harness.executor.num_computed - num_before
+            assert request.num_cached_tokens + num_own == request.num_tokens - 1
             texts.append([*request.token_ids])
         num_computed.append(harness.executor.num_computed)
         assert (harness.engine.describe()["forked_tokens"] > 0) == (page_size > 1)
