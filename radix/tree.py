@@ -66,6 +66,7 @@ class RadixTree:
         self.roots: dict[Hashable, Node] = {}
         self.use_order = UseOrder()
         self.num_nodes = 0  # without the roots
+        self.num_splits = 0  # since the start: nothing else changes the path to a locked node
         self.num_pages = 0  # pages owned by the tree
         self.evictable_pages = 0  # in nodes neither locked nor leased
         self.leased_pages = 0  # in nodes that are leased but not locked
@@ -434,6 +435,7 @@ class RadixTree:
         if self.journal is not None:
             self.journal.note_split(node, upper)
         return upper
+        self.num_splits += 1
 
     def _use(self, path: list[Node]) -> None:
         """Makes the nodes of a path, given from the top, the most recently used ones."""

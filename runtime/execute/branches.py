@@ -18,7 +18,7 @@ from .inputs import PageTable
 def flattened(plan: StepPlan, table: PageTable, segment_cost_tokens: int) -> StepPlan:
     """The plan with a row for each branch; their page tables are made, and the rows' updates
     applied. What a row's branches share with it is a segment where that pays (see
-    `tree_order.shared_segments`)."""
+    `TreeOrder.segments`)."""
     if not any(row.branches for row in plan.rows):
         return plan
     table.apply(plan.rows)

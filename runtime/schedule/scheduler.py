@@ -69,6 +69,7 @@ class Scheduler:
     `max_plans_in_flight` are. `running` is in the policy's order: the last is the next to be
     preempted.
     """
+from .tree_order import TreeOrder
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Scheduler:
         num_layers: int = 1,
         num_stages: int = 1,
     ) -> None:
-        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
+        """`segment_cost_tokens`: see `TreeOrder.segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
@@ -150,6 +151,7 @@ class Scheduler:
         self.adapters = adapters
 
     @property
+        self._tree_order = TreeOrder(kv_cache.tree)
     def running(self) -> list[Request]:
         """The requests that run, in the policy's order: the last is the next to be preempted."""
         return self._running.requests
@@ -275,7 +277,9 @@ class Scheduler:
         self.beams.advance()
         for request in self.deadlines.expire():
             self._finish(request, FinishReason.ERROR)
-        draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
+        draft = StepDraft(
+            self.kv_cache, self._tree_order, self.segment_cost_tokens, self._mask_words
+        )
         continued = self._in_flight.continued
         draft.fill(self._share_out(continued), continued)
         while not draft.rows and self._preempt_reported():
