@@ -50,7 +50,7 @@ def folded(plan: StepPlan, results: Sequence[RowResult], table: PageTable) -> tu
     for row in plan.rows:
         result = next(each)
         if row.branches:
-            result = replace(result, branches=tuple([next(each) for _ in row.branches]))
+            result = result._replace(branches=tuple([next(each) for _ in row.branches]))
             table.exchange(row.table_row, exchanges_by_draws(row, result))
         rows.append(result)
     return tuple(rows)

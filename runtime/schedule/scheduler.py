@@ -517,12 +517,12 @@ from .tree_order import TreeOrder
             if outcome.error is not None:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
-                request.num_computed_tokens = row.known_end
+                end = request.num_computed_tokens = row.known_end
                 if request.stream is not None:
-                    request.stream.prove(row.known_end)
-                num_tokens = row.known_end - row.start
+                    request.stream.prove(end)
+                num_tokens = end - row.start
                 cost = num_tokens if num_tokens > 1 else row_tokens
-                self.shares.charge(request, cost + row.num_tokens - num_tokens)
+                self.shares.charge(request, cost + (row.num_tokens - num_tokens))
         if errors:
             self._fail_rows(planned, errors)
         for request, checkpoint in zip(planned.requests, planned.checkpoints):
