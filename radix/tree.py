@@ -97,6 +97,8 @@ class RadixTree:
 
     def match_length_below(self, node: Node, token_ids: Sequence[int]) -> int:
         """The number of tokens that match_below() would find; changes nothing."""
+        if not node.children:
+            return 0
         return self._descend(node, self._pack(token_ids))[1] - node.end
 
     def begun_page(
