@@ -166,6 +166,9 @@ class FleetSimulation:
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
         while self._events and self._num_open and self.now_s < until_s:
+        for time_s in (until_s, counted_s):  # the clock stops there, whoever has events when
+            if time_s < inf:
+                self.at(time_s, _nothing)
             if self.now_s >= counted_s and not self._num_awaited:
                 break
             time_s, _, event = heappop(self._events)
@@ -191,8 +194,8 @@ class FleetSimulation:
             self.at(outage.at_s, partial(self._fail, outage))
         for slow in events.slowdowns:
             replica = self.replicas[slow.replica]
-            self.at(slow.at_s, partial(setattr, replica, "slowdown", slow.factor))
-            self.at(slow.until_s, partial(setattr, replica, "slowdown", 1.0))
+            self.at(slow.at_s, partial(replica.slow_down, slow.factor))
+            self.at(slow.until_s, partial(replica.slow_down, 1.0))
         self._note_presence()
 
     def _note_presence(self) -> None:
@@ -409,8 +412,7 @@ class FleetSimulation:
         self.router_s += time.thread_time() - started
         cached = sent
         if self._routing.knows_caches:
-            trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self._present}
-            there = {n: float(tree.match_length("", prompt)) for n, tree in trees.items()}
+            there = {r.number: float(r.tree.packed_match_length("", text)) for r in self._present}
             for number, count in on_the_way.items():
                 there[number] = max(count, there.get(number, 0.0))
             cached = {number: count for number, count in there.items() if count}
@@ -443,3 +445,7 @@ class FleetSimulation:
     def num_output_tokens(self) -> int:
         """Of the calls that have ended."""
         return sum(each.num_tokens for each in self.times)
+
+
+def _nothing() -> None:
+    """An event at which nothing happens."""

@@ -157,8 +157,13 @@ class RadixTree:
         self, namespace: Hashable, token_ids: Sequence[int], limit: int | None = None
     ) -> int:
         """The number of tokens that match() would find; changes nothing."""
+        return self.packed_match_length(namespace, self._pack(token_ids, limit))
+
+    def packed_match_length(self, namespace: Hashable, query: bytes) -> int:
+        """match_length() of the bytes of an `array('i')`, in whole pages: for who asks many trees
+        for one prompt."""
         root = self.roots.get(namespace)
-        return 0 if root is None else self._descend(root, self._pack(token_ids, limit))[1]
+        return 0 if root is None else self._descend(root, query)[1]
 
     def insert(
         self,
@@ -430,6 +435,7 @@ class RadixTree:
         node.key = node.token_ids[: self.page_size].tobytes()
         upper.children[node.key] = node
         self.num_nodes += 1
+        self.num_splits += 1
         if node.checkpoints and self.checkpoints is not None:
             self.checkpoints.note_split(node, upper)
         if node.older is not None:
@@ -437,7 +443,6 @@ class RadixTree:
         if self.journal is not None:
             self.journal.note_split(node, upper)
         return upper
-        self.num_splits += 1
 
     def _use(self, path: list[Node]) -> None:
         """Makes the nodes of a path, given from the top, the most recently used ones."""
