@@ -25,6 +25,7 @@ from ..cluster.placement.load import AllHabits, ProgramLoad
 from ..cluster.placement.moves import better_home, is_crowded
 from ..cluster.placement.policies import Newcomer, Policy
 from ..cluster.scaling import FleetLoad, Scaler
+from ..errors import InvalidRequest
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
@@ -119,8 +120,11 @@ class FleetSimulation:
         events: FleetEvents = NO_EVENTS,
     ) -> None:
         """`joins_s`: when the last replica begins to take programs. `streams`: of replicas that
-        take no programs, the last ones; with them none fails, comes or goes."""
-        assert streams is None or events is NO_EVENTS, "roles with failures are not simulated"
+        take no programs, the last ones; with them none fails, comes or goes. Raises InvalidRequest
+        where both are asked for."""
+        if streams is not None and events != NO_EVENTS:
+            allowed = "none beside roles; simulate failures of engines that do both, or roles alone"
+            raise InvalidRequest.of("events", events, allowed)
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
@@ -162,13 +166,13 @@ class FleetSimulation:
         self._counted_s = counted_s
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
+        for time_s in (until_s, counted_s):  # the clock stops there, whoever has events when
+            if time_s < inf:
+                self.at(time_s, _nothing)
         self._num_open = len(starts)
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
         while self._events and self._num_open and self.now_s < until_s:
-        for time_s in (until_s, counted_s):  # the clock stops there, whoever has events when
-            if time_s < inf:
-                self.at(time_s, _nothing)
             if self.now_s >= counted_s and not self._num_awaited:
                 break
             time_s, _, event = heappop(self._events)
