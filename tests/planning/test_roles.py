@@ -54,7 +54,7 @@ def test_failures_beside_roles_are_refused_by_name() -> None:
     streams = SimulatedStreams(Apart(1, FAST, BlockLayout("", "", kv)), 2)
     engines = [SimulatedEngine(FLEET.device)] * 2
     events = FleetEvents(outages=(Outage(0, 1.0),))
-    with pytest.raises(InvalidRequest, match="events=.*none beside roles; simulate failures of"):
+    with pytest.raises(InvalidRequest, match=r"events=.*none beside roles; simulate failures of"):
         FleetSimulation(engines, ROUTING, streams=streams, events=events)
 
 
