@@ -57,6 +57,7 @@ _ENGINE_FLAGS = (
 
 _STAGES_NEED = {"engines": 1, "enable_lora": False}
 _SHARES_NEED = {"engines": 1}
+_FLEETS_NEED = {"engines": 1, "tp_size": 1, "pp_size": 1, "cp_size": 1, "enable_lora": False}
 
 
 def add_parser(commands: Commands) -> None:
@@ -141,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     with described_model(args) as folder:
         encoder = read_encoder(folder)
-        if args.fleet is not None and encoder is None:
+        if args.fleet is not None:
+            if encoder is not None:
+                raise InvalidRequest.of("fleet", args.fleet, "none for an encoder")
             return run_fleet(args, folder)
         if encoder is not None:
             return _tell_encoder(args, folder, encoder)
@@ -215,6 +218,10 @@ def _check(args: argparse.Namespace) -> None:
         for name, only in needs.items() if getattr(args, size) > 1 else ():
             if getattr(args, name) != only:
                 raise InvalidRequest.of(name, getattr(args, name), f"{only} with {size} > 1")
+    for name, only in _FLEETS_NEED.items() if args.fleet is not None else ():
+        if getattr(args, name) != only:
+            allowed = f"{only} with fleet, which finds groups and roles itself, without adapters"
+            raise InvalidRequest.of(name, getattr(args, name), allowed)
     for name in ("prompt_tokens", "output_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest.of(name, getattr(args, name), "an integer >= 1")

@@ -25,6 +25,7 @@ from ..cluster.placement.load import AllHabits, ProgramLoad
 from ..cluster.placement.moves import better_home, is_crowded
 from ..cluster.placement.policies import Newcomer, Policy
 from ..cluster.scaling import FleetLoad, Scaler
+from ..errors import InvalidRequest
 from ..radix.fleet import FleetTree
 from ..radix.leases import Lease
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
@@ -119,8 +120,11 @@ class FleetSimulation:
         events: FleetEvents = NO_EVENTS,
     ) -> None:
         """`joins_s`: when the last replica begins to take programs. `streams`: of replicas that
-        take no programs, the last ones; with them none fails, comes or goes."""
-        assert streams is None or events is NO_EVENTS, "roles with failures are not simulated"
+        take no programs, the last ones; with them none fails, comes or goes. Raises InvalidRequest
+        where both are asked for."""
+        if streams is not None and events != NO_EVENTS:
+            allowed = "none beside roles; simulate failures of engines that do both, or roles alone"
+            raise InvalidRequest.of("events", events, allowed)
         self.now_s = 0.0
         self.router_s = 0.0  # CPU seconds of placing
         self.num_placed = 0
@@ -162,6 +166,9 @@ class FleetSimulation:
         self._counted_s = counted_s
         for start in starts:
             self.at(start.at_s, partial(self._start, start))
+        for time_s in (until_s, counted_s):  # the clock stops there, whoever has events when
+            if time_s < inf:
+                self.at(time_s, _nothing)
         self._num_open = len(starts)
         if self._routing.moves:
             self.at(REBALANCE_S, self._rebalance)
@@ -191,8 +198,8 @@ class FleetSimulation:
             self.at(outage.at_s, partial(self._fail, outage))
         for slow in events.slowdowns:
             replica = self.replicas[slow.replica]
-            self.at(slow.at_s, partial(setattr, replica, "slowdown", slow.factor))
-            self.at(slow.until_s, partial(setattr, replica, "slowdown", 1.0))
+            self.at(slow.at_s, partial(replica.slow_down, slow.factor))
+            self.at(slow.until_s, partial(replica.slow_down, 1.0))
         self._note_presence()
 
     def _note_presence(self) -> None:
@@ -409,8 +416,7 @@ class FleetSimulation:
         self.router_s += time.thread_time() - started
         cached = sent
         if self._routing.knows_caches:
-            trees = {r.number: r.engine.scheduler.kv_cache.tree for r in self._present}
-            there = {n: float(tree.match_length("", prompt)) for n, tree in trees.items()}
+            there = {r.number: float(r.tree.packed_match_length("", text)) for r in self._present}
             for number, count in on_the_way.items():
                 there[number] = max(count, there.get(number, 0.0))
             cached = {number: count for number, count in there.items() if count}
@@ -443,3 +449,7 @@ class FleetSimulation:
     def num_output_tokens(self) -> int:
         """Of the calls that have ended."""
         return sum(each.num_tokens for each in self.times)
+
+
+def _nothing() -> None:
+    """An event at which nothing happens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..kernels.model_options import AttentionOptions
@@ -35,6 +35,12 @@ class AttentionLayers:
         tokens."""
         keys = before + num_tokens
         return keys if self.num_visible is None else min(keys, self.num_visible + num_tokens - 1)
+
+    def num_seen(self, befores: Sequence[int]) -> int:
+        """The keys that lone queries see, added up; `befores`: tokens before each of them."""
+        if self.num_visible is None:
+            return sum(befores) + len(befores)
+        return sum([min(before + 1, self.num_visible) for before in befores])
 
     def num_pairs(self, num_tokens: int, before: int) -> int:
         """The sum over the queries of the keys that each sees."""

@@ -14,6 +14,7 @@ from .formats import DTYPE_BYTES
 from .model_shape import AttentionLayers
 from .served_model import ServedModel
 
+_MAX_KNOWN = 65_536  # sizes of steps whose times are kept
 _PART_BYTES = 4  # of a number of a part of attention: float32
 
 
@@ -59,24 +60,33 @@ class CostModel:
     def step_time(self, rows: Rows, num_sampled: int) -> StepTime:
         """num_sampled of the rows sample. If adapters are served, each row has one, with as many
         different ones as there are slots."""
-        num_tokens = self._num_own(sum(num for num, _ in rows))
+        num_tokens = self._num_own(sum([num for num, _ in rows]))
+        key = (num_tokens, num_sampled, len(rows))
+        found = self._known_times.get(key)
+        if found is None:
+            if len(self._known_times) >= _MAX_KNOWN:
+                self._known_times.clear()
+            found = self._known_times[key] = self._without_attention(*key)
+        attention_s = self._attention_s(rows)
+        return StepTime(found.reading_s, found.computing_s, attention_s, found.overhead_s)
+
+    @cached_property
+    def _known_times(self) -> dict[tuple[int, int, int], StepTime]:
+        """What the last steps took besides attention: many are as large as one before."""
+        return {}
+
+    def _without_attention(self, num_tokens: int, num_sampled: int, num_rows: int) -> StepTime:
         reading_s = computing_s = 0.0
-        for read_s, compute_s in self._products_s(num_tokens, num_sampled, len(rows)):
+        for read_s, compute_s in self._products_s(num_tokens, num_sampled, num_rows):
             if read_s >= compute_s:
                 reading_s += read_s
             else:
                 computing_s += compute_s
         device, layers = self.device, self.model.config.num_layers
         overhead_s = device.step_s + layers * device.layer_s + num_sampled * device.row_s
-        return StepTime(
-            reading_s,
-            computing_s,
-            self._attention_s(rows),
-            overhead_s
-            + self._num_adapted * device.adapter_s
-            + self._sums_s(num_tokens)
-            + self._exchanges_s(num_tokens),
-        )
+        overhead_s += self._num_adapted * device.adapter_s
+        overhead_s += self._sums_s(num_tokens) + self._exchanges_s(num_tokens)
+        return StepTime(reading_s, computing_s, 0.0, overhead_s)
 
     def _num_own(self, num_tokens: int) -> int:
         """Of a step's tokens, those that a rank computes."""
@@ -158,11 +168,14 @@ class CostModel:
         total_s = len(rows) * 2 * self.model.state_bytes / self.device.kv_bytes_s
         if self.model.config.latent is not None:
             total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
+        befores = [before for num_tokens, before in rows if num_tokens == 1]
+        chunks = [row for row in rows if row[0] != 1]
         for layers, key_s, pair_s in self._key_times_s:
-            times = [
-                max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s) for row in rows
-            ]
-            total_s += layers.count * sum(times) / self.num_shares
+            # A lone query's keys are its pairs.
+            attention_s = layers.num_seen(befores) * max(key_s, pair_s)
+            for row in chunks:
+                attention_s += max(layers.num_keys(*row) * key_s, layers.num_pairs(*row) * pair_s)
+            total_s += layers.count * attention_s / self.num_shares
         return total_s
 
     @cached_property

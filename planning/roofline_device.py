@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +42,10 @@ class RooflineDevice:
         copied = sum(len(each.pages) for each in plan.transfers if isinstance(each, BlockRestore))
         copy_s = 2 * copied * self.costs.model.kv_bytes_per_token / self.costs.device.kv_bytes_s
         return self.rows_s(rows, num_sampled) + copy_s
+
+    def decode_s(self, before: Sequence[int]) -> float:
+        """See FleetDevice."""
+        return self.rows_s([(1, num) for num in before], len(before))
 
     def copy_s(self, num_tokens: int) -> float:
         """Over the link to the host's memory."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Protocol, cast
 
 from ..cluster.placement.load import ProgramLoad, ReplicaLoad
+from ..radix.tree import RadixTree
 from ..runtime.engine import Engine
 from ..runtime.memory.copies import Transfer
 from ..runtime.schedule.cache.coming_prefixes import ComingPrefixes
@@ -19,6 +21,7 @@ from ..runtime.speculate.drafter import Subject
 from .simulated_engine import SimulatedEngine
 from .traces import Call
 
+_MAX_ALIKE = 16  # steps at once: somebody mostly comes before so many
 _SOON_S = 1e-6  # a wake that is due already is not an endless loop
 
 
@@ -75,6 +78,17 @@ class SimulatedCall:
         self.replica.fleet.note_finish(self)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _AlikeSteps:
+    """Steps of the same rows, each with its duration and the time of its end. Invariant: until the
+    last one's end nothing happens in the engine but these, unless somebody calls it."""
+
+    rows: Sequence[Request]
+    calls: Sequence[SimulatedCall]
+    began_s: float
+    steps: Sequence[tuple[float, float]]
+
+
 class ReplicaFleet(Protocol):
     """What a replica needs of its fleet."""
 
@@ -108,8 +122,9 @@ class SimulatedReplica:
         self.spec = spec
         self.state = ReplicaState.READY
         self.prompt_token_s = spec.device.prefill_token_ms / 1000
-        self.slowdown = 1.0  # of its steps: a straggler's is above 1
-        self.busy_s = 0.0
+        self._slowdown = 1.0  # of its steps: a straggler's is above 1
+        self._busy_s = 0.0
+        self._alike: _AlikeSteps | None = None  # its next steps
         self.num_prompt_tokens = self.num_cached_tokens = 0  # of engines that have ended
         self.present_s = 0.0  # until `_since_s`; what is paid for
         self._since_s: float | None = 0.0
@@ -118,13 +133,14 @@ class SimulatedReplica:
     def _begin(self) -> None:
         """A new engine, with nothing in it."""
         device = self.spec.device
+        self._now_s: float | None = None  # while steps of the past are made: where it is there
         self.load = ReplicaLoad()
         self.calls: dict[int, SimulatedCall] = {}
         self.is_busy = False
         self._duration_s = 0.0
+        self._alike = None
         coming = self.fleet.coming(self.number)
-        fleet = self.fleet
-        self.engine = Engine(
+        self._engine = Engine(
             self,
             num_pages=device.num_tokens,
             page_size=1,
@@ -138,13 +154,14 @@ class SimulatedReplica:
                 coming=coming,
             ),
             drafting=self.spec.drafting(_output_of, self.number),
-            clock=lambda: fleet.now_s,
+            clock=self._clock,
         )
 
     # --- coming and going -----------------------------------------------------------------------
 
     def end(self) -> list[SimulatedCall]:
         """Its engine is gone, with its KV; returns the calls that had not ended."""
+        self._settle()
         lost = list(self.calls.values())
         self.num_prompt_tokens, self.num_cached_tokens = self.prompt_tokens, self.cached_tokens
         self.state = ReplicaState.ABSENT
@@ -165,6 +182,11 @@ class SimulatedReplica:
 
         self.fleet.at(ready_s, be_ready)
 
+    def slow_down(self, factor: float) -> None:
+        """Its steps take so many times as long from the next one on."""
+        self._settle()
+        self._slowdown = factor
+
     def _count_presence(self) -> None:
         if self._since_s is not None:
             self.present_s += self.fleet.now_s - self._since_s
@@ -176,15 +198,34 @@ class SimulatedReplica:
         self._count_presence()
         return self.present_s
 
+    # --- its engine -----------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """As it is now, with a step on its way at most: for all that may change it."""
+        self._settle()
+        return self._engine
+
+    @property
+    def tree(self) -> RadixTree:
+        """What it has cached. Nothing enters or leaves with steps that are alike."""
+        return self._engine.scheduler.kv_cache.tree
+
+    @property
+    def busy_s(self) -> float:
+        """Of all steps that have begun."""
+        self._settle()
+        return self._busy_s
+
     # --- steps ----------------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         """The modelled device."""
         moved = [len(t.device_pages) for t in plan.transfers if isinstance(t, Transfer)]
         copy_s = self.spec.device.copy_s(sum(moved)) if moved else None
-        step_s = self.spec.device.step_s(plan) * self.slowdown
+        step_s = self.spec.device.step_s(plan) * self._slowdown
         self._duration_s = step_s + (copy_s or 0.0)
-        self.busy_s += self._duration_s
+        self._busy_s += self._duration_s
         self.fleet.note_step(self, plan, self._duration_s)
         results = tuple([self._answer(row) for row in plan.rows])
         return FinishedStep(StepResult(plan.step_id, results, step_s, copy_s))
@@ -202,26 +243,93 @@ class SimulatedReplica:
         return RowResult(token_id=drawn.token_id, later=later)
 
     def begin_step(self) -> None:
-        """Make the next step, if there is one."""
-        if self.is_busy:
-            return
-        plan = self.engine.scheduler.plan()
+        """Make the next step, if there is one, or the next steps, if they are alike."""
+        if not self.is_busy and not self._begin_alike():
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        plan = self._engine.scheduler.plan()
         if plan is None:
-            wake_s = self.engine.next_wake_s
+            wake_s = self._engine.next_wake_s
             if wake_s is not None:
                 self.fleet.at(max(wake_s, self.fleet.now_s + _SOON_S), self.begin_step)
             return
         self.is_busy = True
         result = self.submit(plan).result()
-        ended_s = self.fleet.now_s + self._duration_s
-        self.fleet.at(ended_s, partial(self._end_step, self.engine, result))
+        ended_s = self._clock() + self._duration_s
+        self.fleet.at(ended_s, partial(self._end_step, self._engine, result))
 
     def _end_step(self, engine: Engine, result: StepResult) -> None:
-        if engine is not self.engine:
+        if engine is not self._engine:
             return  # it has ended meanwhile
         self.is_busy = False
-        self.engine.scheduler.apply(result)
+        engine.scheduler.apply(result)
         self.begin_step()
+
+    # --- steps that are alike -------------------------------------------------------------------
+
+    def _begin_alike(self) -> bool:
+        """Whether its next steps are decode steps of the same rows, all but the one that ends an
+        output: they are made once somebody looks, or when all of them have ended."""
+        scheduler = self._engine.scheduler
+        rows = scheduler.steady_rows()
+        if not rows:
+            return False
+        calls = [self.calls[request.id] for request in rows]
+        num_steps = min(
+            _MAX_ALIKE,
+            min([len(call.output) - call.num_tokens for call in calls]) - 1,
+            min([request.num_new_tokens for request in rows]) - 1,
+            scheduler.kv_cache.allocator.num_free // len(rows) - 1,
+        )
+        if num_steps < 2:
+            return False
+        began_s = now_s = self._clock()
+        before = [request.num_scheduled_tokens for request in rows]
+        steps = []
+        for _ in range(num_steps):
+            step_s = self.spec.device.decode_s(before)
+            if step_s is None:
+                return False
+            duration_s = step_s * self._slowdown
+            now_s += duration_s
+            steps.append((duration_s, now_s))
+            before = [num + 1 for num in before]
+        self.is_busy = True
+        self._alike = _AlikeSteps(rows, calls, began_s, steps)
+        self.fleet.at(now_s, partial(self._end_alike, self._alike))
+        return True
+
+    def _end_alike(self, alike: _AlikeSteps) -> None:
+        if alike is self._alike:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Make those of the steps that have ended, and begin the one behind them."""
+        alike, self._alike = self._alike, None
+        assert alike is not None, "there are none"
+        ended = [step for step in alike.steps if step[1] <= self.fleet.now_s]
+        token_ids = []
+        for call in alike.calls:
+            token_ids.append(call.output[call.num_tokens : call.num_tokens + len(ended)])
+            call.num_tokens += len(ended)
+        self._engine.scheduler.repeat(alike.rows, token_ids, alike.began_s, ended)
+        for duration_s, _ in ended:
+            self._busy_s += duration_s
+        self._now_s = ended[-1][1] if ended else alike.began_s
+        self.is_busy = False
+        if len(ended) < len(alike.steps):
+            self._begin_step()
+        else:
+            self.begin_step()
+        self._now_s = None
+
+    def _settle(self) -> None:
+        while self._alike is not None:
+            self._catch_up()
+
+    def _clock(self) -> float:
+        return self.fleet.now_s if self._now_s is None else self._now_s
 
     # --- what a router knows of it --------------------------------------------------------------
 
@@ -245,12 +353,12 @@ class SimulatedReplica:
     @property
     def prompt_tokens(self) -> int:
         """Of all its calls."""
-        return self.num_prompt_tokens + self.engine.scheduler.stats.num_prompt_tokens
+        return self.num_prompt_tokens + self._engine.scheduler.stats.num_prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
         """Of these, those whose KV was there."""
-        return self.num_cached_tokens + self.engine.scheduler.stats.num_cached_tokens
+        return self.num_cached_tokens + self._engine.scheduler.stats.num_cached_tokens
 
 
 def _output_of(subject: Subject) -> array[int]:

@@ -62,6 +62,10 @@ class Device:
         """How long a step takes."""
         return (self.fixed_ms + sum(map(self._row_ms, plan.rows))) / 1000
 
+    def decode_s(self, before: Sequence[int]) -> float:
+        """The same of rows of one token each, behind so many."""
+        return (self.fixed_ms + sum(map(self._decode_row_ms, before))) / 1000
+
     def copy_s(self, num_tokens: int) -> float:
         """How long copies of so many tokens' KV between device and host take."""
         return num_tokens * self.copy_token_ms / 1000
@@ -69,9 +73,12 @@ class Device:
     def _row_ms(self, row: Row) -> float:
         num_tokens = len(row.input_ids)
         if num_tokens == 1:
-            return self.decode_row_ms + row.start * self.decode_pair_ms
+            return self._decode_row_ms(row.start)
         pairs = num_tokens * (row.start + num_tokens / 2)
         return num_tokens * self.prefill_token_ms + pairs * self.prefill_pair_ms
+
+    def _decode_row_ms(self, before: int) -> float:
+        return self.decode_row_ms + before * self.decode_pair_ms
 
 
 # Step and token times: measured on 2 cores of an AMD EPYC (Zen 4). A pair is 12 KB of KV at 50 GB/s

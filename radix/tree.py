@@ -66,6 +66,7 @@ class RadixTree:
         self.roots: dict[Hashable, Node] = {}
         self.use_order = UseOrder()
         self.num_nodes = 0  # without the roots
+        self.num_splits = 0  # since the start: nothing else changes the path to a locked node
         self.num_pages = 0  # pages owned by the tree
         self.evictable_pages = 0  # in nodes neither locked nor leased
         self.leased_pages = 0  # in nodes that are leased but not locked
@@ -96,6 +97,8 @@ class RadixTree:
 
     def match_length_below(self, node: Node, token_ids: Sequence[int]) -> int:
         """The number of tokens that match_below() would find; changes nothing."""
+        if not node.children:
+            return 0
         return self._descend(node, self._pack(token_ids))[1] - node.end
 
     def begun_page(
@@ -154,8 +157,13 @@ class RadixTree:
         self, namespace: Hashable, token_ids: Sequence[int], limit: int | None = None
     ) -> int:
         """The number of tokens that match() would find; changes nothing."""
+        return self.packed_match_length(namespace, self._pack(token_ids, limit))
+
+    def packed_match_length(self, namespace: Hashable, query: bytes) -> int:
+        """match_length() of the bytes of an `array('i')`, in whole pages: for who asks many trees
+        for one prompt."""
         root = self.roots.get(namespace)
-        return 0 if root is None else self._descend(root, self._pack(token_ids, limit))[1]
+        return 0 if root is None else self._descend(root, query)[1]
 
     def insert(
         self,
@@ -427,6 +435,7 @@ class RadixTree:
         node.key = node.token_ids[: self.page_size].tobytes()
         upper.children[node.key] = node
         self.num_nodes += 1
+        self.num_splits += 1
         if node.checkpoints and self.checkpoints is not None:
             self.checkpoints.note_split(node, upper)
         if node.older is not None:

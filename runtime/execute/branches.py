@@ -18,7 +18,7 @@ from .inputs import PageTable
 def flattened(plan: StepPlan, table: PageTable, segment_cost_tokens: int) -> StepPlan:
     """The plan with a row for each branch; their page tables are made, and the rows' updates
     applied. What a row's branches share with it is a segment where that pays (see
-    `tree_order.shared_segments`)."""
+    `TreeOrder.segments`)."""
     if not any(row.branches for row in plan.rows):
         return plan
     table.apply(plan.rows)
@@ -50,7 +50,7 @@ def folded(plan: StepPlan, results: Sequence[RowResult], table: PageTable) -> tu
     for row in plan.rows:
         result = next(each)
         if row.branches:
-            result = replace(result, branches=tuple([next(each) for _ in row.branches]))
+            result = result._replace(branches=tuple([next(each) for _ in row.branches]))
             table.exchange(row.table_row, exchanges_by_draws(row, result))
         rows.append(result)
     return tuple(rows)

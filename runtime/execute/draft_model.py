@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -221,7 +221,7 @@ class DraftModel:
             return results, Guessing(time.perf_counter() - started)
         rows = list(results)
         for place, guess in zip(followed.places, self.guess(followed), strict=True):
-            rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
+            rows[place] = rows[place]._replace(ahead=tuple(guess.ahead), beside=tuple(guess.beside))
         is_usual = followed.num_tokens <= _MAX_OF_PASS * len(followed.ahead)
         num_passes = max(each.row.num_ahead for each in followed.ahead) if is_usual else 0
         return tuple(rows), Guessing(time.perf_counter() - started, num_passes)

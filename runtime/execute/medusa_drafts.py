@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -64,7 +63,7 @@ class MedusaDrafts:
         )
         rows = list(results)
         for place, guess in zip(places, guesses, strict=True):
-            rows[place] = replace(rows[place], ahead=tuple(guess.ahead), beside=tuple(guess.beside))
+            rows[place] = rows[place]._replace(ahead=tuple(guess.ahead), beside=tuple(guess.beside))
         num_passes = max(len(guess.ahead) for guess in guesses)
         return tuple(rows), Guessing(time.perf_counter() - started, num_passes)
 

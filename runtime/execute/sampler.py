@@ -11,7 +11,7 @@ later. Nothing in `launch` waits for the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -258,17 +258,17 @@ class Sampling:
             num_top = self._num_top(place)
             tops = _tops(answers["top_ids"][i], answers["top_logprobs"][i]) if num_top else ()
             logprob = float(answers["logprobs"][i])
-            drawn[place] = replace(drawn[place], logprob=logprob, top_logprobs=tops[:num_top])
+            drawn[place] = drawn[place]._replace(logprob=logprob, top_logprobs=tops[:num_top])
         for i, (at, mask) in enumerate(self._told):
             place = self._wanted[at]
             allowed = float(answers["allowed_logprobs"][i])
             is_redirected = not self._allows(mask, int(answers["told_best"][i]))
-            drawn[place] = replace(
-                drawn[place], allowed_logprob=allowed, is_redirected=is_redirected
+            drawn[place] = drawn[place]._replace(
+                allowed_logprob=allowed, is_redirected=is_redirected
             )
         for i, place in enumerate(self._beams):
             best = _tops(answers["best_ids"][i], answers["best_logprobs"][i])
-            drawn[place] = replace(drawn[place], best=best[: self._num_best[place]])
+            drawn[place] = drawn[place]._replace(best=best[: self._num_best[place]])
         for place in np.flatnonzero(~answers["is_finite"]).tolist():
             drawn[place] = RowResult(error=self._why_not_finite(self._masks[place]))
         if not any(self._draws):
@@ -277,7 +277,7 @@ class Sampling:
             return
         for index, places in groupby(range(len(drawn)), self._indices.__getitem__):
             first, *later = [drawn[place] for place in places]
-            results[index] = replace(first, later=tuple(later)) if later else first
+            results[index] = first._replace(later=tuple(later)) if later else first
 
     def _allows(self, mask: int, token_id: int) -> bool:
         assert self._plan.masks is not None
@@ -355,7 +355,7 @@ class Scoring:
             if row.num_top_targets and results[index].error is None:
                 found = (answers[f"target_top_{kind}.{index}"] for kind in ("ids", "logprobs"))
                 tops = tuple(_tops(*at_target) for at_target in zip(*found, strict=True))
-                results[index] = replace(results[index], target_tops=tops)
+                results[index] = results[index]._replace(target_tops=tops)
 
 
 def _sampling_of(row: Row) -> SamplingParams:
@@ -388,7 +388,7 @@ def _tops(
 def _with_targets(result: RowResult, logprobs: list[float], best: list[int]) -> RowResult:
     if not np.isfinite(logprobs).all():
         return RowResult(error=NON_FINITE)
-    return replace(result, target_logprobs=tuple(logprobs), target_argmax=tuple(best))
+    return result._replace(target_logprobs=tuple(logprobs), target_argmax=tuple(best))
 
 
 def _pooled(total: npt.NDArray[np.float64]) -> RowResult:

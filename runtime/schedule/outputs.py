@@ -3,8 +3,6 @@ that a grammar forces behind them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...constrained.serving.follower import Follower
 from .draft_tree import draws_of, right_drafts
 from .plan import Row, RowResult
@@ -26,9 +24,10 @@ class Outputs:
 
     def take(self, request: Request, row: Row, outcome: RowResult) -> FinishReason | None:
         """Take what the request's row has given; a reason if the request has ended with that."""
-        request.scores.extend(outcome.target_logprobs)
-        request.score_argmax.extend(outcome.target_argmax)
-        request.score_tops.extend(outcome.target_tops)
+        if request.scoring is not None:
+            request.scores.extend(outcome.target_logprobs)
+            request.score_argmax.extend(outcome.target_argmax)
+            request.score_tops.extend(outcome.target_tops)
         if outcome.pooled is not None and request.hidden is not None:
             request.hidden.add(outcome.pooled, request.num_computed_tokens)
         if request.encoding is not None:
@@ -69,7 +68,7 @@ class Outputs:
     def _append_drawn(self, request: Request, drawn: RowResult) -> FinishReason | None:
         assert drawn.token_id is not None, "nothing was drawn"
         if request.num_output_tokens < len(request.begun):
-            drawn = replace(drawn, token_id=request.begun[request.num_output_tokens])
+            drawn = drawn._replace(token_id=request.begun[request.num_output_tokens])
         assert drawn.token_id is not None
         reason = self._append(request, drawn.token_id, drawn)
         if reason is None and request.follower is not None and not request.is_finished:

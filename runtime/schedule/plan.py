@@ -7,8 +7,8 @@ every tensor-parallel rank can be sent the same plan.
     one row's tokens:   0 ........ start ................ start + len(input_ids)
                         |  KV is there  |  computed in this step  |
 
-Rows are named tuples: one is made for each decoded token, in a third of the time that a frozen
-dataclass takes.
+Rows and their results are named tuples: one is made for each decoded token, in a third of the time
+that a frozen dataclass takes.
 
 A row's KV is stored before attention within each layer, and a row may read pages that another row
 of the same plan writes (a shared prompt computed once): so all rows must store before any attends.
@@ -165,7 +165,10 @@ class Row(NamedTuple):
     @property
     def num_tokens(self) -> int:
         """The tokens that it computes."""
-        return len(self.input_ids) + sum([len(branch.input_ids) for branch in self.branches])
+        num_tokens = len(self.input_ids)
+        if not self.branches:
+            return num_tokens
+        return num_tokens + sum([len(branch.input_ids) for branch in self.branches])
 
     @property
     def known_end(self) -> int:
@@ -255,7 +258,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all rows."""
-        return sum(row.num_tokens for row in self.rows)
+        return sum([row.num_tokens for row in self.rows])
 
 
 class TokenLogprob(NamedTuple):
@@ -275,8 +278,7 @@ class SideGuess(NamedTuple):
     rank: int  # so many candidates for the place come before it; 0: it is behind one of these
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """The result of a row. `error` is set if only this row failed (non-finite logits).
 
     `later`: the results after a row's other inputs of `sampled_at`, in order. `branches`: one for
@@ -294,7 +296,7 @@ class RowResult:
     target_argmax: tuple[int, ...] = ()  # the best token at each scored position
     # [hidden_size]: the sum for `pooled_from`, of normed states as the output projection sees them;
     # [size] of an encoder's row: the vector, or the labels' logits
-    pooled: npt.NDArray[np.float64] | None = field(default=None, compare=False)
+    pooled: npt.NDArray[np.float64] | None = None
     target_tops: tuple[tuple[TokenLogprob, ...], ...] = ()  # the top tokens at each
     # `num_best` tokens, best first: log-probabilities that the row's adjustment and mask have
     # changed, without making them sum to 1 again; -inf: not allowed

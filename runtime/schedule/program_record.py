@@ -6,7 +6,7 @@ The program's session makes it and says what is to come; the scheduler adds up w
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LEVEL_SERVICE = 512  # tokens: programs that have had less are at level 0
 # Each further level has so much more; docs/decisions/0010-whole-programs.md says what 4 does.
@@ -17,7 +17,7 @@ LEVEL_FACTOR = 16
 class ProgramRecord:
     """One program, from its first op to its end.
 
-    `service` is what its calls have cost so far, in tokens computed.
+    `service` is what its calls have cost so far, in tokens computed; it only grows.
     """
 
     label: str = ""  # for people: who it is in reports
@@ -31,6 +31,8 @@ class ProgramRecord:
     num_requests: int = 0  # that have ended, however they did
     num_prompt_tokens: int = 0  # of these
     num_output_tokens: int = 0  # of these
+    _level: int = field(init=False, default=0)
+    _level_end: int = field(init=False, default=LEVEL_SERVICE)  # the service at which it ends
 
     def note_used(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """One of its requests has ended."""
@@ -51,7 +53,6 @@ class ProgramRecord:
     def level(self) -> int:
         """How much it has had, coarsely: programs of one level are not interleaved (a multi-level
         feedback queue, as in Autellix, arXiv:2502.13965)."""
-        level, bound = 0, LEVEL_SERVICE
-        while self.service >= bound:
-            level, bound = level + 1, bound * LEVEL_FACTOR
-        return level
+        while self.service >= self._level_end:
+            self._level, self._level_end = self._level + 1, self._level_end * LEVEL_FACTOR
+        return self._level

@@ -267,7 +267,8 @@ class Request:
     def num_ready(self) -> int:
         """Those of them that no plan computes yet: 1 while it decodes; below 1 while its next token
         is being sampled."""
-        return len(self.token_ids) - self.awaits_grammar - self.num_scheduled_tokens
+        num_ready = len(self.token_ids) - self.num_scheduled_tokens
+        return num_ready if self.grammar is None else num_ready - self.awaits_grammar
 
     @property
     def num_prompt_tokens(self) -> int:

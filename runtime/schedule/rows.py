@@ -20,7 +20,7 @@ from .in_flight import InFlightStep
 from .plan import Branch, EncodeSlice, PageUpdate, Row, Selection, StepPlan, StreamedKV
 from .request import Request, Scoring
 from .speculation import Speculation
-from .tree_order import depth_first, shared_segments
+from .tree_order import TreeOrder
 
 PLACEHOLDER = (0,)
 
@@ -30,10 +30,15 @@ class StepDraft:
     out, with what they have published."""
 
     def __init__(
-        self, kv_cache: KVCacheManager, segment_cost_tokens: int, num_mask_words: int
+        self,
+        kv_cache: KVCacheManager,
+        tree_order: TreeOrder,
+        segment_cost_tokens: int,
+        num_mask_words: int,
     ) -> None:
-        """`segment_cost_tokens`: see `shared_segments`."""
+        """`segment_cost_tokens`: see `TreeOrder.segments`."""
         self._kv_cache = kv_cache
+        self._tree_order = tree_order
         self._segment_cost_tokens = segment_cost_tokens
         self._num_mask_words = num_mask_words
         self.rows: list[Row] = []
@@ -164,14 +169,13 @@ class StepDraft:
     ) -> InFlightStep:
         """The plan, its rows in depth-first order of the tree, with what they share and their
         masks."""
-        order, paths = depth_first(self._requests)
-        page_size = self._kv_cache.page_size
+        order = self._tree_order.depth_first(self._requests)
         rows = [self.rows[index] for index in order]
-        segments = shared_segments(
-            paths, [row.start for row in rows], page_size, self._segment_cost_tokens
-        )
+        requests = tuple([self._requests[index] for index in order])
+        starts = [row.start for row in rows]
+        segments = self._tree_order.segments(starts, self._segment_cost_tokens)
         masks = _masks_of(self._masked, self._num_mask_words)
-        streams = _streams([self._requests[index] for index in order], rows, page_size)
+        streams = _streams(requests, rows, self._kv_cache.page_size)
         states = self._kv_cache.states
         accepts, loads, saves, written = NO_COPIES if states is None else states.take_copies()
         return InFlightStep(
@@ -188,7 +192,7 @@ class StepDraft:
                 encodes,
                 streams,
             ),
-            tuple([self._requests[index] for index in order]),
+            requests,
             tuple([self._publications[index] for index in order]),
             unsettled,
             checkpoints=() if states is None else tuple([self._checkpoints[i] for i in order]),

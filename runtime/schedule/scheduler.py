@@ -30,7 +30,16 @@ A plan may be made while others are computed (`in_flight.py`); nobody is preempt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 
 from ...errors import OutOfPages
 from ..speculate.drafting import Drafting
@@ -60,6 +69,7 @@ from .rows import StepDraft
 from .running import RunningRequests
 from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
+from .tree_order import TreeOrder
 
 
 class Scheduler:
@@ -90,7 +100,7 @@ class Scheduler:
         num_layers: int = 1,
         num_stages: int = 1,
     ) -> None:
-        """`segment_cost_tokens`: see `tree_order.shared_segments`; the executor knows it.
+        """`segment_cost_tokens`: see `TreeOrder.segments`; the executor knows it.
         `decode_slowdown`: see `prompt_limits`. `vocab_size`: needed for grammars.
         `tenant_weights`: see `fairness`. `has_overlap`: a plan may be made while one is in flight.
         `adapters`: needed where requests have any. `clock`: that of requests' deadlines, in
@@ -141,6 +151,7 @@ class Scheduler:
             num_stages = 1
         self._num_stages = num_stages
         self._step_tokens = share_of_stage(token_budget, num_stages, max_running_requests)
+        self._tree_order = TreeOrder(kv_cache.tree)
         self._in_flight = InFlight(has_overlap=has_overlap, num_stages=num_stages)
         self._step_id = 0
         self._is_short = False  # of pages, so that who needs them is to be planned first
@@ -275,7 +286,9 @@ class Scheduler:
         self.beams.advance()
         for request in self.deadlines.expire():
             self._finish(request, FinishReason.ERROR)
-        draft = StepDraft(self.kv_cache, self.segment_cost_tokens, self._mask_words)
+        draft = StepDraft(
+            self.kv_cache, self._tree_order, self.segment_cost_tokens, self._mask_words
+        )
         continued = self._in_flight.continued
         draft.fill(self._share_out(continued), continued)
         while not draft.rows and self._preempt_reported():
@@ -513,12 +526,12 @@ class Scheduler:
             if outcome.error is not None:
                 errors[request] = outcome.error
             elif request.state is RequestState.RUNNING:  # else its row is void
-                request.num_computed_tokens = row.known_end
+                end = request.num_computed_tokens = row.known_end
                 if request.stream is not None:
-                    request.stream.prove(row.known_end)
-                num_tokens = row.known_end - row.start
+                    request.stream.prove(end)
+                num_tokens = end - row.start
                 cost = num_tokens if num_tokens > 1 else row_tokens
-                self.shares.charge(request, cost + row.num_tokens - num_tokens)
+                self.shares.charge(request, cost + (row.num_tokens - num_tokens))
         if errors:
             self._fail_rows(planned, errors)
         for request, checkpoint in zip(planned.requests, planned.checkpoints):
@@ -702,6 +715,62 @@ class Scheduler:
                 self.kv_cache.give_back(remains)
             self._running.free_row(table_row)
 
+    # --- many steps at once ---------------------------------------------------------------------
+
+    def steady_rows(self) -> Sequence[Request]:
+        """All that runs, in the order of rows, if until somebody comes or ends each step will
+        differ from the one before by one more token of each of them: all decode, and nothing waits
+        or is on its way. Else nobody."""
+        if self.waiting or self.grammars or self.beams or self._in_flight:
+            return ()
+        if self.speculation is not None or self.images is not None or self._num_stages > 1:
+            return ()
+        if not self.kv_cache.is_plain or self.compressions.num_held:
+            return ()
+        if self.deadlines.next_s is not None or len(self.running) > self._step_tokens:
+            return ()
+        if not all(map(_decodes_plainly, self.running)):
+            return ()
+        return [self.running[index] for index in self._tree_order.depth_first(self.running)]
+
+    def repeat(
+        self,
+        rows: Sequence[Request],
+        token_ids: Sequence[array[int]],
+        began_s: float,
+        steps: Sequence[tuple[float, float]],
+    ) -> None:
+        """As if `steady_rows` had been planned and applied so often from a time on, each step with
+        its duration and the time of its end, and each row with the next one of its tokens: for who
+        simulates a device. There are free pages for all of it, no output ends with it, and no
+        listener is told."""
+        num_steps, num_tokens = len(steps), len(steps) * len(rows)
+        starts = [request.num_scheduled_tokens for request in rows]
+        segments = self._tree_order.segments(starts, self.segment_cost_tokens)
+        for request, tokens in zip(rows, token_ids, strict=True):
+            request.num_computed_tokens += num_steps
+            request.num_scheduled_tokens += num_steps
+            request.token_ids.extend(tokens)
+            self.kv_cache.reserve(request, request.num_scheduled_tokens)
+            request.num_sent_pages = len(request.pages)
+        for duration_s, ended_s in steps:
+            self.kv_cache.leases.expire(began_s)
+            if self.waiting.policy.has_working_set:
+                self.running.sort(key=self.waiting.policy.keep)
+            self.new_tokens.note_step()
+            self.costs.note_rows(len(rows), 0, duration_s, ended_s)
+            row_tokens = self.costs.row_tokens
+            for request in rows:
+                self.shares.charge(request, row_tokens)
+            began_s = ended_s
+        self._step_id += num_steps
+        self._is_stalled = False
+        self.new_tokens.num_running -= num_tokens
+        self.stats.num_steps += num_steps
+        self.stats.num_computed_tokens += num_tokens
+        self.stats.num_generated_tokens += num_tokens
+        self.stats.num_shared_tokens += num_steps * sum(each.num_saved_tokens for each in segments)
+
     # --- for beam searches, and for compressed prefixes -----------------------------------------
 
     def enqueue(self, request: Request, *, is_first: bool) -> None:
@@ -739,3 +808,18 @@ class Scheduler:
         self.kv_cache.check(self.running, [left.remains for left in held if left.remains])
         self._in_flight.check(self.running)
         self._running.check([left.table_row for left in held])
+
+
+def _decodes_plainly(request: Request) -> bool:
+    """Whether one more token is all that a step changes of a running request."""
+    return (
+        request.num_ready == 1
+        and request.num_output_tokens > 0
+        and request.grammar is None
+        and request.beam is None
+        and request.stream is None
+        and request.compaction is None
+        and request.recompression is None
+        and not request.begun
+        and not request.is_ahead
+    )

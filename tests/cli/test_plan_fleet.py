@@ -92,6 +92,8 @@ def test_a_trace_is_served_by_one_gpu_that_can(
         (["--fleet", "l4=1", "--price", "l4=-1"], "price="),
         (["--fleet", "l4=1", "--acceptance", "1"], "acceptance=1.0"),
         (["--fleet", "l4=1", "--load", "0"], "load=0.0"),
+        (["--fleet", "l4=4", "--engines", "4"], "engines=4"),
+        (["--fleet", "l4=4", "--tp-size", "2", "--device", "l4"], "tp_size=2"),
         (["--fleet", "rtx3090=1", "--calibration", "rtx3090=/nowhere"], "calibration="),
     ],
 )

@@ -22,6 +22,8 @@ from stemma.planning.fleet_simulation import FleetSimulation, Routing
 from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.planning.simulation import CPU
 from stemma.planning.traces import TRACES, Start
+from stemma.runtime.schedule.plan import StepPlan
+from stemma.runtime.schedule.scheduler import Scheduler
 
 DEVICE = replace(CPU, num_tokens=6_000, max_running_requests=16)
 FAST = replace(
@@ -103,6 +105,64 @@ def test_no_token_is_lost_or_made_twice_whoever_fails(
     assert all(each.asked_s < each.first_s <= each.ended_s for each in fleet.times)
     ends = [each.ended_s for each in fleet.times]
     assert ends == sorted(ends), "an end came before an earlier one"
+
+
+def left_by(fleet: FleetSimulation) -> list[object]:
+    """All that a run shows, and leaves in its engines, but for the numbers of pages."""
+    left: list[object] = [fleet.times, fleet.asked_s, fleet.now_s, fleet.hit_rate]
+    for replica in fleet.replicas:
+        scheduler = replica.engine.scheduler
+        tree, stats = scheduler.kv_cache.tree, scheduler.stats
+        kept = [(node.start, node.token_ids) for node in tree.use_order]
+        costs, programs = scheduler.costs, [job.program.service for job in fleet.jobs]
+        left += [replica.busy_s, kept, programs, costs.describe(), costs.load(fleet.now_s)]
+        left += [costs.decode_step_s, scheduler.new_tokens.ratio]
+        left += [getattr(stats, name) for name in stats.__slots__]
+    return left
+
+
+@given(
+    outages,
+    st.sampled_from(["react", "chats", "forks", "full"]),
+    st.booleans(),
+    st.sampled_from([2_500, 6_000, 40_000]),
+    st.integers(0, 3),
+)
+@settings(max_examples=12, deadline=None)
+def test_steps_that_are_made_at_once_are_those_that_were_made_one_by_one(
+    failures: list[Outage], trace: str, by_call: bool, num_tokens: int, seed: int
+) -> None:
+    engine = replace(ENGINE, device=replace(DEVICE, num_tokens=num_tokens))
+    slow = (Slowdown(0, 1.0, 5.0, 3.0),)
+    routing = replace(PROGRAM, by_call=by_call, moves=not by_call)
+    events = FleetEvents(tuple(failures), slow)
+
+    def run() -> FleetSimulation:
+        return run_of(
+            [engine] * 3, routing=routing, events=events, trace=trace, num_requests=24, seed=seed
+        )
+
+    at_once = run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "steady_rows", lambda self: ())
+        one_by_one = run()
+    assert left_by(at_once) == left_by(one_by_one)
+
+
+def test_most_steps_of_long_answers_are_made_at_once() -> None:
+    num_planned = 0
+
+    def counted(self: Scheduler) -> StepPlan | None:
+        nonlocal num_planned
+        num_planned += 1
+        return plan(self)
+
+    plan = Scheduler.plan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "plan", counted)
+        fleet = run_of([replace(ENGINE, device=replace(DEVICE, num_tokens=40_000))], trace="chats")
+    num_steps = fleet.replicas[0].engine.scheduler.stats.num_steps
+    assert num_planned < num_steps / 2
 
 
 def test_calls_of_a_replica_that_ends_go_on_behind_their_last_token() -> None:

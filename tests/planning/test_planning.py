@@ -168,6 +168,8 @@ def test_what_queries_see_is_counted_one_by_one(
     ]
     assert layers.num_keys(num_tokens, before) == len(set().union(*seen))
     assert layers.num_pairs(num_tokens, before) == sum(map(len, seen))
+    alone = [len(queries) for queries in seen]
+    assert layers.num_seen(range(before, before + num_tokens)) == sum(alone)
 
 
 def test_layers_with_a_window_cost_no_more_beyond_it() -> None:

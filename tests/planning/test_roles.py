@@ -11,7 +11,9 @@ import pytest
 
 from stemma.__main__ import main
 from stemma.cluster.placement.policies import policy_of
+from stemma.errors import InvalidRequest
 from stemma.planning.devices import GPUS, Link
+from stemma.planning.fleet_events import FleetEvents, Outage
 from stemma.planning.fleet_simulation import CallTimes, FleetSimulation, Routing
 from stemma.planning.mixes import MIXES, Mix, workload
 from stemma.planning.roles import Fleet, Layout, Limits, Run, Search, layouts
@@ -19,7 +21,11 @@ from stemma.planning.roofline import CostModel
 from stemma.planning.roofline_device import RooflineDevice
 from stemma.planning.served_model import ServedModel
 from stemma.planning.simulated_engine import SimulatedEngine
+from stemma.planning.simulated_streams import Apart, SimulatedStreams
+from stemma.planning.surface import ROUTING
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
+from stemma.runtime.memory.disk.block_key import BlockLayout
+from stemma.runtime.memory.kv_layout import KVLayout
 from stemma.runtime.models.model_config import read_model_config
 
 TINY = CostModel(ServedModel.of(read_model_config(EMBEDDED_MODEL), "bfloat16"), GPUS["l4"])
@@ -41,6 +47,15 @@ def test_every_call_ends_whoever_computes_its_prompt(layout: Layout) -> None:
     if layout.num_prefill:
         assert run.hidden is not None and 0.5 < run.hidden < 1.0
         assert min(run.busy) > 0.0, "an engine had nothing to do"
+
+
+def test_failures_beside_roles_are_refused_by_name() -> None:
+    kv = KVLayout.of(TINY.model.config, "bfloat16")
+    streams = SimulatedStreams(Apart(1, FAST, BlockLayout("", "", kv)), 2)
+    engines = [SimulatedEngine(FLEET.device)] * 2
+    events = FleetEvents(outages=(Outage(0, 1.0),))
+    with pytest.raises(InvalidRequest, match=r"events=.*none beside roles; simulate failures of"):
+        FleetSimulation(engines, ROUTING, streams=streams, events=events)
 
 
 def test_a_link_that_is_too_slow_is_not_used() -> None:

@@ -497,7 +497,7 @@ class ScriptedExecutor:
         if drawn[0].error is not None:
             return drawn[0]
         first, *later = drawn
-        return replace(result, token_id=first.token_id, best=first.best, later=tuple(later))
+        return result._replace(token_id=first.token_id, best=first.best, later=tuple(later))
 
     def _draw(self, row: Row, plan: StepPlan, draw: int, chain: int) -> RowResult:
         allowed: Sequence[int] = range(VOCAB_SIZE)

@@ -192,6 +192,8 @@ class KVCacheManager(PrefixCache):
         if request.match_limit - done < self.page_size:
             return
         assert request.node is not None
+        if not request.node.children:
+            return
         rest = request.token_ids[done:]
         match = self.tree.match_below(request.node, rest, request.match_limit - done)
         if match.num_tokens:

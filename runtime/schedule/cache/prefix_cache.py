@@ -129,6 +129,12 @@ class PrefixCache:
         """Whether a plan would have copies to make, even without rows."""
         return bool(self._copies) or (self.states is not None and self.states.has_saves)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the device's pages alone, with nothing to be copied."""
+        is_alone = self.host is None and self.states is None and not self._sources
+        return is_alone and not self._copies
+
     def _state_cache(self, options: StateOptions | None) -> StateCache | None:
         if options is None:
             return None

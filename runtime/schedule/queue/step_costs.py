@@ -51,7 +51,18 @@ class StepCosts:
         """A step took so long, and ended now. `is_load`: somebody has asked for what it did."""
         lengths = [row.known_end - row.start for row in plan.rows]
         num_rows = lengths.count(1)
-        num_prompt_tokens = sum(lengths) - num_rows
+        self.note_rows(num_rows, sum(lengths) - num_rows, duration_s, now_s, is_load=is_load)
+
+    def note_rows(
+        self,
+        num_rows: int,
+        num_prompt_tokens: int,
+        duration_s: float,
+        now_s: float,
+        *,
+        is_load: bool = True,
+    ) -> None:
+        """The same of a step with so many decode rows, and so many tokens of prompts."""
         if not num_prompt_tokens:
             self.decode_step_s = _mean(self.decode_step_s, duration_s)
             self._num_rows.add(num_rows, duration_s)
