@@ -4,7 +4,7 @@
     tokens  0 .. num_own | num_own .. 2 * num_own | ... | T     consecutive, as many on each rank
     pages   id % num_ranks is the rank that has a page, id // num_ranks its id there
 
-Whoever hands out pages knows nothing of it. Torch is loaded by what has a tensor: planning has none.
+Whoever hands out pages knows nothing of it. Only what has a tensor loads torch: planning has none.
 """
 
 from __future__ import annotations
