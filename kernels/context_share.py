@@ -4,21 +4,22 @@
     tokens  0 .. num_own | num_own .. 2 * num_own | ... | T     consecutive, as many on each rank
     pages   id % num_ranks is the rank that has a page, id // num_ranks its id there
 
-Whoever hands out pages knows nothing of it.
+Whoever hands out pages knows nothing of it. Only what has a tensor loads torch: planning has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from .ops import Communicator
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .ops import Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,11 @@ class TokenShare:
 
     def take(self, x: Tensor) -> Tensor:
         """x [T, ...] -> this rank's [num_own, ...]; x itself where all are here."""
-        return x if self.communicator is None else x[torch.from_numpy(self.places())]
+        if self.communicator is None:
+            return x
+        import torch
+
+        return x[torch.from_numpy(self.places())]
 
     def gather(self, x: Tensor) -> Tensor:
         """x [num_own, ...] of each rank -> [T, ...]; one message. x itself where all are here."""
@@ -57,6 +62,8 @@ class TokenShare:
         """`gather` of several of one dtype, in one message."""
         if self.communicator is None:
             return parts
+        import torch
+
         together = self.gather(torch.cat([part.flatten(1) for part in parts], dim=1))
         split = torch.split(together, [part[0].numel() for part in parts], dim=1)
         return [own.reshape(-1, *part.shape[1:]) for own, part in zip(split, parts, strict=True)]
@@ -95,6 +102,8 @@ class PageShare:
 
 def all_gather(communicator: Communicator, x: Tensor) -> Tensor:
     """x [...] on a CPU, of any dtype and the same shape on each rank -> [ranks, ...]."""
+    import torch
+
     flat = x.contiguous().view(-1).view(torch.uint8)
     gathered = torch.from_numpy(communicator.all_gather(flat.numpy()))
     return gathered.view(x.dtype).view(-1, *x.shape)

@@ -295,8 +295,8 @@ def test_commands_that_read_the_engines_flags_load_no_compiler_of_grammars() -> 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", ["server.http_server", "cluster.__main__"])
-def test_neither_the_server_nor_the_router_loads_torch(module: str) -> None:
+@pytest.mark.parametrize("module", ["server.http_server", "cluster.__main__", "cli.plan"])
+def test_neither_the_server_nor_the_router_nor_planning_loads_torch(module: str) -> None:
     code = f"import sys; sys.modules['torch'] = None; import stemma.{module}"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from engine_thread import Backend, engine_in_thread
 from waiting import PATIENCE_S, wait_until
 
 import stemma as st
@@ -25,9 +26,9 @@ class Person(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def coarse() -> Iterator[st.Engine]:
+def coarse() -> Iterator[Backend]:
     """The embedded model in int4: nearly as good, and of the same tokens."""
-    with st.Engine(quantization="int4", max_total_tokens=16_384) as engine:
+    with engine_in_thread(quantization="int4", max_total_tokens=16_384) as engine:
         yield engine
 
 
@@ -47,7 +48,7 @@ def cascade_of(state: st.ProgramState) -> dict[str, Any]:
 
 
 def test_a_confident_answer_never_reaches_the_large_model(
-    coarse: st.Engine, embedded: st.Engine
+    coarse: Backend, embedded: st.Engine
 ) -> None:
     alone = extract.run(backend=coarse, temperature=0, return_logprob=True)
     told = [each["logprob"] for each in alone.get_meta_info("x")["logprobs"]]
@@ -137,7 +138,7 @@ def scored(backend: st.Engine, program: st.Function, answer: str) -> tuple[list[
 
 
 def test_all_that_is_agreed_on_counts_as_the_small_models(
-    coarse: st.Engine, embedded: st.Engine
+    coarse: Backend, embedded: st.Engine
 ) -> None:
     alone = extract.run(backend=coarse, temperature=0)
     both = st.cascade(coarse, embedded, accept=st.agree(1e-9))
@@ -151,7 +152,7 @@ def test_all_that_is_agreed_on_counts_as_the_small_models(
 
 
 def test_of_three_models_an_answer_counts_once_for_who_wrote_its_end(
-    coarse: st.Engine, embedded: st.Engine
+    coarse: Backend, embedded: st.Engine
 ) -> None:
     def is_middle(answer: st.Answer) -> bool:
         return answer.model == "stemma-tiny#2"
@@ -232,7 +233,7 @@ def num_running(backend: st.Engine) -> int:
 
 
 def test_what_ended_by_a_stop_string_and_is_agreed_on_is_taken_whole(
-    coarse: st.Engine, embedded: st.Engine
+    coarse: Backend, embedded: st.Engine
 ) -> None:
     """The stop string is read with the answer: the large model need not say it once more."""
 
@@ -249,7 +250,7 @@ def test_what_ended_by_a_stop_string_and_is_agreed_on_is_taken_whole(
 
 
 def test_a_prediction_is_counted_where_the_author_has_given_one(
-    coarse: st.Engine, embedded: st.Engine
+    coarse: Backend, embedded: st.Engine
 ) -> None:
     both = st.cascade(coarse, embedded, accept=st.mean_logprob(0))
     told = []

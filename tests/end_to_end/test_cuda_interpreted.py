@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from engine_thread import Backend, engine_in_thread
 
 import stemma as st
 
@@ -30,8 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path) -> Iterator[tuple[st.Engine, st.Engine]]:
-    with st.Engine(folder, **SIZES) as on_cpu, st.Engine(folder, device="cuda", **SIZES) as on_gpu:
+def engines(folder: Path) -> Iterator[tuple[Backend, st.Engine]]:
+    with (
+        engine_in_thread(folder, **SIZES) as on_cpu,
+        st.Engine(folder, device="cuda", **SIZES) as on_gpu,
+    ):
         yield on_cpu, on_gpu
 
 
@@ -46,7 +50,7 @@ def family(s: st.State) -> None:
     s += st.gen("digits", regex="[0-9]{2}", temperature=0.0)
 
 
-def test_a_program_says_the_same_as_on_the_cpu(engines: tuple[st.Engine, st.Engine]) -> None:
+def test_a_program_says_the_same_as_on_the_cpu(engines: tuple[Backend, st.Engine]) -> None:
     on_cpu, on_gpu = engines
     assert st.get_server_info(on_gpu)["device"] == "cuda"
     texts = [family.run(backend=engine).text() for engine in (on_cpu, on_gpu)]

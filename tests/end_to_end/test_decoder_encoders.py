@@ -13,10 +13,9 @@ import pytest
 import torch
 from checkpoints import EOS_ID, make_checkpoint
 from encoders import TEXTS, with_sentence_files
+from engine_thread import engine_in_thread
 from http_server import http_client
 from tokenizers import Tokenizer, processors
-
-import stemma as st
 
 TOLERANCE = 5e-5
 PROMPTS = {"query": "Instruct: find it\nQuery:", "document": ""}
@@ -64,7 +63,7 @@ def test_qwen3_embedding_pools_its_mark_behind_the_text(tmp_path: Path, index: i
     model = AutoModel.from_pretrained(folder).eval()
     with_sentence_files(with_suffix(bare(folder)), "lasttoken", prompts=PROMPTS)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with st.Engine(str(folder), dtype="float32", max_total_tokens=4096) as engine:
+    with engine_in_thread(folder, dtype="float32", max_total_tokens=4096) as engine:
         with http_client(engine) as http:
             asked = {"input": [*TEXTS], "prompt_name": "query"}
             data = http.post("/v1/embeddings", json=asked).json()["data"]
@@ -107,7 +106,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def http(classifier: Path) -> Iterator[httpx.Client]:
-    with st.Engine(str(classifier), dtype="float32", max_total_tokens=4096) as engine:
+    with engine_in_thread(classifier, dtype="float32", max_total_tokens=4096) as engine:
         with http_client(engine) as client:
             yield client
 

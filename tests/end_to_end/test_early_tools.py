@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from engine_thread import Backend, engine_in_thread
 from waiting import PATIENCE_S, until
 
 import stemma as st
@@ -22,8 +23,8 @@ _SUBJECT = re.compile(r"look up the (.*)\.")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[st.Engine]:
-    with st.Engine(max_total_tokens=8192, num_threads=1) as engine:
+def engine() -> Iterator[Backend]:
+    with engine_in_thread(max_total_tokens=8192, num_threads=1) as engine:
         yield engine
 
 
@@ -72,7 +73,7 @@ def nothing() -> None: ...
 
 
 def run(
-    engine: st.Engine, tool: Tool, before: Callable[[], object] = nothing, **options: Any
+    engine: Backend, tool: Tool, before: Callable[[], object] = nothing, **options: Any
 ) -> tuple[str, EarlyCallCounts]:
     given = {"ahead": tool.read, "argument": None, **options}
     state = agent.run(tool, before, **given, backend=engine)
@@ -80,7 +81,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def plain_text(engine: st.Engine) -> str:
+def plain_text(engine: Backend) -> str:
     """Without anything ahead; then the engine has had the output often enough to know it."""
     text, counts = run(engine, Tool(), ahead=None)
     assert counts == EarlyCallCounts()
@@ -90,7 +91,7 @@ def plain_text(engine: st.Engine) -> str:
 
 
 def test_a_pure_tool_begins_early_is_carried_out_once_and_nothing_changes(
-    engine: st.Engine, plain_text: str
+    engine: Backend, plain_text: str
 ) -> None:
     tool = Tool()
     text, counts = run(engine, tool, before=lambda: tool.begun.wait(PATIENCE_S))
@@ -98,7 +99,7 @@ def test_a_pure_tool_begins_early_is_carried_out_once_and_nothing_changes(
     assert len(tool.called) == 1 and (counts.num_used, counts.num_failed) == (1, 0)
 
 
-def test_a_report_says_what_early_calls_have_brought(engine: st.Engine, plain_text: str) -> None:
+def test_a_report_says_what_early_calls_have_brought(engine: Backend, plain_text: str) -> None:
     tool = Tool()
     state = agent.run(tool, lambda: tool.begun.wait(PATIENCE_S), tool.read, None, backend=engine)
     report = state.report()
@@ -110,7 +111,7 @@ def test_a_report_says_what_early_calls_have_brought(engine: st.Engine, plain_te
 
 
 def test_a_tool_that_is_not_pure_is_called_by_the_program_alone(
-    engine: st.Engine, plain_text: str
+    engine: Backend, plain_text: str
 ) -> None:
     tool = Tool(pure=False)
     text, counts = run(engine, tool, before=lambda: tool.called.append("so far"))
@@ -118,7 +119,7 @@ def test_a_tool_that_is_not_pure_is_called_by_the_program_alone(
     assert counts.num_begun == 0
 
 
-def test_a_wrong_guess_gives_its_value_to_nobody(engine: st.Engine, plain_text: str) -> None:
+def test_a_wrong_guess_gives_its_value_to_nobody(engine: Backend, plain_text: str) -> None:
     tool = Tool()
     text, counts = run(
         engine, tool, before=lambda: tool.begun.wait(PATIENCE_S), argument="the rest"
@@ -127,7 +128,7 @@ def test_a_wrong_guess_gives_its_value_to_nobody(engine: st.Engine, plain_text: 
     assert (counts.num_begun, counts.num_used) == (1, 0)
 
 
-def test_a_tool_that_fails_early_is_called_again(engine: st.Engine, plain_text: str) -> None:
+def test_a_tool_that_fails_early_is_called_again(engine: Backend, plain_text: str) -> None:
     tool = Tool()
     tool.fails_on_early_threads = True
     text, counts = run(engine, tool, before=lambda: tool.begun.wait(PATIENCE_S))
@@ -136,7 +137,7 @@ def test_a_tool_that_fails_early_is_called_again(engine: st.Engine, plain_text: 
 
 
 def test_in_an_async_program_a_coroutine_begins_early_in_its_loop(
-    engine: st.Engine, plain_text: str
+    engine: Backend, plain_text: str
 ) -> None:
     tool = Tool(is_async=True)
 
@@ -160,7 +161,7 @@ def test_in_an_async_program_a_coroutine_begins_early_in_its_loop(
 
 
 def test_a_cancelled_program_takes_nothing_and_its_engine_goes_on(
-    engine: st.Engine, plain_text: str
+    engine: Backend, plain_text: str
 ) -> None:
     tool, states = Tool(), list[st.ProgramState]()
 
@@ -181,7 +182,7 @@ def test_a_cancelled_program_takes_nothing_and_its_engine_goes_on(
 
 
 def test_an_engine_that_does_nothing_ahead_tells_nothing(plain_text: str) -> None:
-    with st.Engine(max_total_tokens=8192, num_threads=1, disable_ahead=True) as engine:
+    with engine_in_thread(max_total_tokens=8192, num_threads=1, disable_ahead=True) as engine:
         for _ in range(ROUNDS + 1):
             text, counts = run(engine, Tool())
             assert text == plain_text and counts.num_begun == 0

@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import torch
 from encoders import TEXTS, make_encoder, with_sentence_files
+from engine_thread import engine_in_thread, load
 from http_server import http_client, http_server
 from openai import BadRequestError, OpenAI
 from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.cli.serve import example_request
+from stemma.runtime.config import EngineConfig
 from stemma.server.access.api_keys import new_key
 
 TOLERANCE = 5e-5
@@ -32,7 +34,10 @@ PROMPTS = {"query": "Represent this: ", "document": ""}
 
 @contextmanager
 def client_of(folder: Path, **options: Any) -> Iterator[httpx.Client]:
-    with st.Engine(str(folder), dtype="float32", **options) as engine, http_client(engine) as http:
+    with (
+        engine_in_thread(folder, dtype="float32", **options) as engine,
+        http_client(engine) as http,
+    ):
         yield http
 
 
@@ -321,7 +326,7 @@ def test_options_that_an_encoder_has_no_use_for_are_refused(bge: Path) -> None:
         {"enable_lora": True}, {"host_kv_tokens": 64}, {"max_model_len": 1000}, {"tp_size": 2},
     ):  # fmt: skip
         with pytest.raises(st.StemmaError, match=next(iter(options))):
-            st.Engine(str(bge), **options)
+            load(EngineConfig(model=bge, **options))
 
 
 def test_jinas_layout_with_code_of_its_own_is_refused_by_name(tmp_path: Path, bge: Path) -> None:
@@ -329,12 +334,12 @@ def test_jinas_layout_with_code_of_its_own_is_refused_by_name(tmp_path: Path, bg
               "auto_map": {"AutoModel": "x.y"}, "hidden_size": 8}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(st.StemmaError, match="jina-embeddings-v3-hf"):
-        st.Engine(str(tmp_path))
+        load(EngineConfig(model=tmp_path))
 
 
 def test_a_keys_text_is_answered_while_most_of_anothers_batch_waits(bge: Path) -> None:
     many, few = new_key(), new_key()
-    with st.Engine(str(bge), dtype="float32", max_running_requests=8) as engine:
+    with engine_in_thread(bge, dtype="float32", max_running_requests=8) as engine:
         with http_server(engine, api_key=(many, few)) as url:
 
             def embedded(key: str, texts: list[str]) -> int:

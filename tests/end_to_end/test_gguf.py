@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from caches import own_cache
 from checkpoints import make_checkpoint
+from engine_thread import engine_in_thread
 from gguf_files import write_gguf
 from step_plans import PlanDriver
 
@@ -40,7 +41,7 @@ def test_an_engine_and_a_command_answer_as_the_checkpoint_does(file: Path) -> No
     def program(s: st.ProgramState) -> None:
         s += TEXT + st.gen("x", max_tokens=8, temperature=0.0)
 
-    with st.Engine(file.parent, **FLAGS) as engine:
+    with engine_in_thread(file.parent, **FLAGS) as engine:
         assert program.run(backend=engine)["x"] == expected
     command = [sys.executable, "-m", "stemma", "generate", TEXT, "--raw", "--json"]
     command += ["--model", str(file), "--temperature", "0", "--max-tokens", "8"]

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from engine_thread import engine_in_thread
 from http_server import http_client, http_server
 from raw_http import RawClient
 
@@ -527,7 +528,7 @@ def test_neither_host_nor_disk_tells_one_key_of_another(
         for word in ("other", "further"):
             complete(url, ROOT, f"{word} things " * 90)
 
-    with st.Engine(checkpoint, **options, **tiers) as engine:
+    with engine_in_thread(checkpoint, **options, **tiers) as engine:
         with http_server(engine, api_keys=str(key_file), isolate_cache=True) as url:
             complete(url, ALICE, prompt)
             push_off(url)

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from engine_thread import engine_in_thread
 from fastapi.testclient import TestClient
 from harmony_model import TOKENS, make_harmony_model
 
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def http(folder: Path) -> Iterator[TestClient]:
-    with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
+    with engine_in_thread(folder, max_total_tokens=8192, num_threads=1) as engine:
         with TestClient(create_app(engine), base_url="http://localhost") as http:
             yield http
 
@@ -173,7 +174,7 @@ def test_a_programs_tool_loop_reads_channels(folder: Path, monkeypatch: pytest.M
         append(self, other, source)
 
     monkeypatch.setattr(st.ProgramState, "_append", steered)
-    with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
+    with engine_in_thread(folder, max_total_tokens=8192, num_threads=1) as engine:
         state = looks_it_up.run(backend=engine)
         assert state.ret_value == "It rains."
         result = '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"'

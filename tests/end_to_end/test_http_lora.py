@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from adapters import make_adapter
+from engine_thread import Backend, engine_in_thread
 from http_server import http_client, http_server
 
 import stemma as st
@@ -39,15 +40,15 @@ def folders(root: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(folders: dict[str, Path], root: Path) -> Iterator[st.Engine]:
-    paths = {name: folders[name] for name in ("first", "second")}
+def engine(folders: dict[str, Path], root: Path) -> Iterator[Backend]:
+    paths = [(name, folders[name]) for name in ("first", "second")]
     options = {"max_loras_per_batch": 2, "max_total_tokens": 8192, "lora_root": root}
-    with st.Engine(lora_paths=paths, **options) as engine:
+    with engine_in_thread(lora_paths=paths, **options) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def http(engine: st.Engine) -> Iterator[httpx.Client]:
+def http(engine: Backend) -> Iterator[httpx.Client]:
     with http_client(engine) as client:
         yield client
 
@@ -124,7 +125,7 @@ def test_generate_takes_an_adapter_for_each_prompt(
 
 
 def test_programs_name_adapters_for_a_run_or_a_call(
-    engine: st.Engine, http: httpx.Client, said: dict[str | None, str]
+    engine: Backend, http: httpx.Client, said: dict[str | None, str]
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -160,7 +161,7 @@ def test_programs_name_adapters_for_a_run_or_a_call(
 
 
 def test_an_adapter_that_nobody_knows_is_a_model_that_does_not_exist(
-    http: httpx.Client, engine: st.Engine
+    http: httpx.Client, engine: Backend
 ) -> None:
     third = ({"model": "third"}, {"model": f"{MODEL}:third"}, {"lora_path": "third"})
     empty = ({"model": f"{MODEL}:"}, {"lora_path": f"{MODEL}:"})
@@ -254,7 +255,7 @@ def test_adapters_come_and_go_while_others_stream(
 
 
 def test_others_are_answered_while_adapters_wait_to_be_loaded(
-    http: httpx.Client, engine: st.Engine, root: Path
+    http: httpx.Client, engine: Backend, root: Path
 ) -> None:
     """More of them than the server has threads, behind one that takes two seconds to be refused."""
     make_adapter(root / "endless", EMBEDDED_MODEL, exclude_modules=r"([a-z0-9_.]+)+!")
@@ -304,7 +305,7 @@ def test_unloading_waits_for_those_who_use_it(http: httpx.Client, folders: dict[
 
 
 def test_what_cannot_be_loaded_is_refused_by_what_is_wrong(
-    http: httpx.Client, engine: st.Engine, folders: dict[str, Path], root: Path, tmp_path: Path
+    http: httpx.Client, engine: Backend, folders: dict[str, Path], root: Path, tmp_path: Path
 ) -> None:
     def refused(name: str, path: Path) -> str:
         body = {"lora_name": name, "lora_path": str(path)}
@@ -333,7 +334,7 @@ def test_metrics_count_adapters(http: httpx.Client, said: dict[str | None, str])
 
 
 def test_loading_is_for_admins_where_callers_are_kept_apart(
-    engine: st.Engine, tmp_path: Path
+    engine: Backend, tmp_path: Path
 ) -> None:
     key, root = new_key(), new_key()
     entries = file_entry("alice", key) + file_entry("root", root) + "is_admin = true\n"

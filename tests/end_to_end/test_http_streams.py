@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from engine_thread import Backend, engine_in_thread
 from raw_http import WAYS_TO_GO, RawClient, events_of
 
 import stemma as st
@@ -69,10 +70,12 @@ def serving(engine: st.Engine, **settings: Any) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="module")
-def narrow(checkpoint: Path) -> Iterator[st.Engine]:
+def narrow(checkpoint: Path) -> Iterator[Backend]:
     """An engine that runs one request at a time and takes many steps for a long prompt."""
     options = {"max_running_requests": 1, "chunked_prefill_size": 16, "num_threads": 1}
-    with st.Engine(checkpoint, dtype="float32", max_total_tokens=16_384, **options) as engine:
+    with engine_in_thread(
+        checkpoint, dtype="float32", max_total_tokens=16_384, **options
+    ) as engine:
         yield engine
 
 
@@ -83,7 +86,7 @@ def wide_url(embedded: st.Engine) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="module")
-def narrow_url(narrow: st.Engine) -> Iterator[Serving]:
+def narrow_url(narrow: Backend) -> Iterator[Serving]:
     with serving(narrow) as server:
         yield server
 
@@ -129,7 +132,7 @@ def test_a_client_that_goes_stops_its_decoding(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_while_its_request_waits_is_never_run(
-    stream: bool, narrow_url: Serving, narrow: st.Engine
+    stream: bool, narrow_url: Serving, narrow: Backend
 ) -> None:
     first, second = RawClient(narrow_url.url), RawClient(narrow_url.url)
     first.post("/v1/completions", {**STREAMED, "max_tokens": 3000})
@@ -144,7 +147,7 @@ def test_a_client_that_goes_while_its_request_waits_is_never_run(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_during_prefill_stops_it(
-    stream: bool, narrow_url: Serving, narrow: st.Engine
+    stream: bool, narrow_url: Serving, narrow: Backend
 ) -> None:
     narrow.flush_cache()
     before = narrow.get_server_info()["stats"]["num_computed_tokens"]
@@ -277,7 +280,7 @@ def test_a_stream_says_that_nothing_may_keep_it(wide_url: Serving) -> None:
         assert answer.headers["x-accel-buffering"] == "no"
 
 
-def test_a_silent_stream_pings_and_openais_client_does_not_mind(narrow: st.Engine) -> None:
+def test_a_silent_stream_pings_and_openais_client_does_not_mind(narrow: Backend) -> None:
     with serving(narrow, stream_ping_s=0.1) as server:
         first, second = RawClient(server.url), RawClient(server.url)
         first.post("/v1/completions", {**STREAMED, "max_tokens": 4000})
@@ -297,7 +300,7 @@ def test_a_silent_stream_pings_and_openais_client_does_not_mind(narrow: st.Engin
         second.close()
 
 
-def test_a_silent_stream_of_lines_pings_with_an_empty_text(narrow: st.Engine) -> None:
+def test_a_silent_stream_of_lines_pings_with_an_empty_text(narrow: Backend) -> None:
     with serving(narrow, stream_ping_s=0.1) as server:
         first, second = RawClient(server.url), RawClient(server.url)
         first.post("/v1/completions", {**STREAMED, "max_tokens": 4000})
@@ -347,7 +350,7 @@ def test_an_aborted_stream_ends_with_what_it_has(wide_url: Serving, embedded: st
 
 
 def test_all_of_a_callers_answers_are_aborted_also_those_that_wait(
-    narrow_url: Serving, narrow: st.Engine
+    narrow_url: Serving, narrow: Backend
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
         asked = [

@@ -10,10 +10,10 @@ from typing import Any
 
 import openai
 import pytest
+from engine_thread import engine_in_thread
 from fastapi.testclient import TestClient
 from templates import TINY_PLAIN, TINY_TOOLS
 
-import stemma as st
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.server.app import create_app
 
@@ -68,7 +68,7 @@ def with_template(folder: Path, template: str) -> Path:
 
 
 def clients_of(folder: Path) -> Iterator[openai.OpenAI]:
-    with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
+    with engine_in_thread(folder, max_total_tokens=8192, num_threads=1) as engine:
         with TestClient(create_app(engine), base_url="http://localhost") as http:
             yield openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http)
 

@@ -12,6 +12,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from engine_thread import Backend, engine_in_thread
 from http_server import http_server
 from image_models import IMAGE, make_image_model, png
 from langchain_core.messages import HumanMessage
@@ -26,10 +27,10 @@ OPTIONS: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st.Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     folder = make_image_model(tmp_path_factory.mktemp("model") / MODEL, MODEL)
     options: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_images": 4}
-    with st.Engine(model=folder, max_total_tokens=8192, **options) as engine:
+    with engine_in_thread(folder, max_total_tokens=8192, **options) as engine:
         yield engine
 
 
@@ -41,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(engine: st.Engine, root: Path) -> Iterator[str]:
+def url(engine: Backend, root: Path) -> Iterator[str]:
     with http_server(engine, image_root=str(root), image_hosts=("127.0.0.1", "localhost")) as url:
         yield url
 
@@ -124,7 +125,7 @@ def test_images_are_read_in_system_and_tool_messages(client: openai.OpenAI) -> N
         chat(client, answered)  # its template knows no results of tools
 
 
-def test_a_program_and_the_api_share_an_image(engine: st.Engine, client: openai.OpenAI) -> None:
+def test_a_program_and_the_api_share_an_image(engine: Backend, client: openai.OpenAI) -> None:
     picture = png(48, 48, 9)
 
     @st.function
@@ -138,7 +139,7 @@ def test_a_program_and_the_api_share_an_image(engine: st.Engine, client: openai.
     assert found.usage.prompt_tokens_details.cached_tokens > 36
 
 
-def test_forks_behind_an_image_share_it(engine: st.Engine) -> None:
+def test_forks_behind_an_image_share_it(engine: Backend) -> None:
     @st.function
     def ask(s: Any) -> None:
         s += st.user("Of " + st.image(png(48, 40, 10)) + ":")

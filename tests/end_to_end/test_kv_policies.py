@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from engine_thread import Backend, engine_in_thread, load
 
 import stemma as st
+from stemma.runtime.config import EngineConfig
 
 DOCUMENTS = "\n".join(
     f"Text: Item {i} costs {3 * i} euros and weighs {i} kilos." for i in range(20)
@@ -131,7 +133,7 @@ def test_an_engines_policy_gives_way_to_what_a_branch_has_kept() -> None:
         s.compress(st.snapkv(0.25))
         s += QUESTION + st.gen("x", max_tokens=80, temperature=0, ignore_eos=True)
 
-    with st.Engine(kv_policy="streaming:64") as engine:
+    with engine_in_thread(kv_policy="streaming:64") as engine:
         meta = ask.run(backend=engine).get_meta_info("x")
         assert meta["completion_tokens"] == 80
         assert 300 < meta["dropped_tokens"] < 340
@@ -144,7 +146,9 @@ def test_a_chat_goes_on_beyond_the_context_in_bounded_kv() -> None:
             s += st.user(f"What is {turn} + 7?")
             s += st.assistant(st.gen(f"a{turn}", max_tokens=24, temperature=0))
 
-    with st.Engine(max_model_len=256, max_total_tokens=640, kv_policy="streaming:96") as engine:
+    with engine_in_thread(
+        max_model_len=256, max_total_tokens=640, kv_policy="streaming:96"
+    ) as engine:
         state = chat.run(60, backend=engine)
         meta = state.get_meta_info("a59")
         assert meta["prompt_tokens"] > 256
@@ -167,7 +171,7 @@ def test_a_crowd_in_a_small_pool_comes_to_its_end() -> None:
         s += st.assistant(st.gen("x", json_schema=PERSON, temperature=0, kv_policy=st.snapkv(0.5)))
         s += st.user("Why?") + st.assistant(st.gen("y", max_tokens=40, temperature=0))
 
-    with st.Engine(max_total_tokens=1400, speculate="off") as engine:
+    with engine_in_thread(max_total_tokens=1400, speculate="off") as engine:
         states = ask.run_batch([{"number": number} for number in range(24)], backend=engine)
         assert all(state["x"] and state["y"] for state in states)
         info = engine.get_server_info()
@@ -212,7 +216,7 @@ def test_over_http(served: Any) -> None:
 def test_a_model_that_cannot_says_why(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mistral", sliding_window=16)
     with pytest.raises(st.StemmaError, match="windows"):
-        st.Engine(folder, kv_policy="snapkv:0.5")
+        load(EngineConfig(model=folder, kv_policy="snapkv:0.5"))
     with pytest.raises(st.StemmaError, match="KIND:KEEP"):
         st.Engine(kv_policy="snapkv")
 
@@ -236,7 +240,7 @@ def test_a_model_with_windows_gives_up_what_is_behind_them(tmp_path: Path) -> No
 
     told = []
     for options in ({"max_total_tokens": 160}, {"kv_policy": "none"}):
-        with st.Engine(folder, dtype="float64", kernels="reference", **options) as engine:
+        with engine_in_thread(folder, dtype="float64", kernels="reference", **options) as engine:
             for _ in range(2):
                 state = tell.run(backend=engine)
                 names = ("a", "c", "d", "e", "f", "forks")
@@ -251,7 +255,7 @@ def test_what_the_pool_cannot_hold_beside_its_prompt_is_refused() -> None:
     def ask(s: st.ProgramState, keep: float) -> None:
         s += DOCUMENTS + st.gen("x", max_tokens=4, temperature=0, kv_policy=st.snapkv(keep))
 
-    with st.Engine(max_total_tokens=640) as engine:
+    with engine_in_thread(max_total_tokens=640) as engine:
         with pytest.raises(st.ProgramError, match=r"kv_policy\.keep=0\.9.*pool of 640"):
             _ = ask.run(0.9, backend=engine)["x"]
         assert ask.run(0.3, backend=engine).get_meta_info("x")["dropped_tokens"]
@@ -259,7 +263,7 @@ def test_what_the_pool_cannot_hold_beside_its_prompt_is_refused() -> None:
             _ = ask.run(backend=engine, keep=0.3)["x"] + _stream(engine, 300)
 
 
-def _stream(engine: st.Engine, keep: int) -> str:
+def _stream(engine: Backend, keep: int) -> str:
     @st.function
     def ask(s: st.ProgramState) -> None:
         s += "Text: Ada." + st.gen("x", max_tokens=4, kv_policy=st.streaming(keep))

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from engine_thread import engine_in_thread
 from http_server import http_client
 from waiting import wait_until
 
@@ -35,7 +36,7 @@ def infilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
     for number, name in enumerate(("fim_prefix", "fim_suffix", "fim_middle", "endoftext")):
         text = text.replace(f"<|reserved_{number}|>", f"<|{name}|>")
     path.write_text(text, "utf-8")
-    with st.Engine(str(folder), max_total_tokens=4096) as engine:
+    with engine_in_thread(folder, max_total_tokens=4096) as engine:
         with http_client(engine) as client:
             yield client
 

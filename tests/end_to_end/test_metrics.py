@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from engine_thread import engine_in_thread
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -136,7 +137,7 @@ def test_openmetrics_is_spoken_to_who_asks(client: TestClient) -> None:
 
 
 def test_every_name_of_the_dashboard_is_there(embedded: st.Engine) -> None:
-    with st.Engine(max_total_tokens=4096, host_kv_tokens=4096) as engine:
+    with engine_in_thread(max_total_tokens=4096, host_kv_tokens=4096) as engine:
         with TestClient(create_app(engine), base_url=BASE) as client:
             client.get("/v1/models")
             families = text_string_to_metric_families(client.get("/metrics").text)

@@ -1,5 +1,5 @@
-"""Prefill and decode in processes of their own: nothing is lost and nothing leaks when either is
-killed, and what is said is what one engine says."""
+"""Prefill and decode apart: nothing is lost and nothing leaks when either is killed, and what is
+said is what one engine says. What is killed is a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_thread import serving
+from engine_thread import engine_in_thread, serving
 from nixl_worker import skip_without_nixl
 from waiting import wait_until
 
@@ -66,9 +66,18 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def engines(checkpoint: Path) -> Iterator[Any]:
-    """Starts engines, that end with the test."""
+    """Starts engines in processes, that end with the test."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(st.Engine(checkpoint, **OPTIONS | options))
+
+
+@pytest.fixture
+def in_threads(checkpoint: Path) -> Iterator[Any]:
+    """Starts engines that end with the test and are not killed."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(
+            engine_in_thread(checkpoint, **OPTIONS | options)
+        )
 
 
 def kill(engine: st.Engine) -> None:
@@ -77,13 +86,13 @@ def kill(engine: st.Engine) -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "zmq", "nixl"])
 def test_prefill_engines_are_killed_and_nobody_notices(
-    engines: Any, endpoint: str, truth: list[list[Any]], transport: str
+    engines: Any, in_threads: Any, endpoint: str, truth: list[list[Any]], transport: str
 ) -> None:
     """At random times, amid streams; the next one listens at the same place."""
     if transport == "nixl":
         skip_without_nixl()
     rng = random.Random(5)
-    decode = engines(role="decode", prefill_engines=[endpoint], kv_transport=transport)
+    decode = in_threads(role="decode", prefill_engines=[endpoint], kv_transport=transport)
     for number in range(NUM_KILLS):
         prefill = engines(role="prefill", prefill_endpoint=endpoint, kv_transport=transport)
         wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
@@ -119,15 +128,15 @@ def test_prefill_engines_are_killed_and_nobody_notices(
     ids=str,
 )
 def test_engines_that_are_divided_otherwise_compute_for_each_other(
-    engines: Any,
+    in_threads: Any,
     endpoint: str,
     truth: list[list[Any]],
     there: dict[str, int],
     here: dict[str, int],
 ) -> None:
     """All of the KV goes from engine to engine, which divides it as it does its own."""
-    prefill = engines(role="prefill", prefill_endpoint=endpoint, **there)
-    decode = engines(role="decode", prefill_engines=[endpoint], **here)
+    prefill = in_threads(role="prefill", prefill_endpoint=endpoint, **there)
+    decode = in_threads(role="decode", prefill_engines=[endpoint], **here)
     wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
     assert said_by(decode, 0) == truth[0]
     assert told(decode)["coming"]["num_restored_tokens"] > 0
@@ -137,9 +146,9 @@ def test_engines_that_are_divided_otherwise_compute_for_each_other(
 
 
 def test_a_decode_engine_is_killed_and_its_prefills_end(
-    engines: Any, endpoint: str, truth: list[list[Any]]
+    engines: Any, in_threads: Any, endpoint: str, truth: list[list[Any]]
 ) -> None:
-    prefill = engines(role="prefill", prefill_endpoint=endpoint)
+    prefill = in_threads(role="prefill", prefill_endpoint=endpoint)
     decode = engines(role="decode", prefill_engines=[endpoint])
     wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
 
@@ -153,7 +162,7 @@ def test_a_decode_engine_is_killed_and_its_prefills_end(
     kill(decode)
     doomed.join()
     assert_nothing_held(prefill, "prefills")
-    again = engines(role="decode", prefill_engines=[endpoint])
+    again = in_threads(role="decode", prefill_engines=[endpoint])
     wait_until(lambda: told(again)["coming"]["num_able_peers"] == 1)
     assert said_by(again, 0) == truth[0]
     assert told(again)["coming"]["num_failed"] == 0

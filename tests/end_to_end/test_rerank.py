@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from engine_thread import engine_in_thread
 from http_server import http_client
 
-import stemma as st
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
 QUERY = "Who has a red kite?"
@@ -38,7 +38,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    with st.Engine(str(folder), max_total_tokens=4096) as engine:
+    with engine_in_thread(folder, max_total_tokens=4096) as engine:
         with http_client(engine) as client:
             yield client
 

@@ -78,8 +78,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_half_a_minute_of_mixed_load_leaves_nothing(server: Server) -> None:
-    soak(server, seconds=30, warm_up_s=15, most_growth_mb=8)
+def test_ten_seconds_of_mixed_load_leave_nothing(server: Server) -> None:
+    soak(server, seconds=10, warm_up_s=4, most_growth_mb=8)
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def soak(server: Server, seconds: float, warm_up_s: float, most_growth_mb: float
 def be_a_client(server: Server, backend: st.Runtime, until: float, seed: int) -> None:
     rng = random.Random(seed)
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(server.seen) < len(KINDS):
             kind = rng.choice(KINDS)
             kind(server, http, backend, rng)
             server.seen[kind.__name__] += 1

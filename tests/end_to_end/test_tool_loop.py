@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_thread import Backend, engine_in_thread
 from openai_stand_in import StandIn, standing_in
 from templates import TINY_TOOLS
 from waiting import PATIENCE_S
@@ -31,11 +32,11 @@ ANSWER = "It rains\\."
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st.Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     folder = tmp_path_factory.mktemp("tools") / "tiny-tools"
     shutil.copytree(EMBEDDED_MODEL, folder)
     (folder / "chat_template.jinja").write_text(TINY_TOOLS)
-    with st.Engine(folder, max_total_tokens=8192, num_threads=1) as engine:
+    with engine_in_thread(folder, max_total_tokens=8192, num_threads=1) as engine:
         yield engine
 
 
@@ -82,7 +83,7 @@ async def ask_async(s: st.ProgramState, tools: Any = (weather,), **options: Any)
 
 
 def test_calls_are_carried_out_and_the_answer_is_returned(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steer(monkeypatch, [call() + "\\n" + call("nothing"), call(arguments=BAD), ANSWER])
     state = ask.run(backend=engine, temperature=0)
@@ -100,7 +101,7 @@ def test_calls_are_carried_out_and_the_answer_is_returned(
 
 
 def test_a_turn_finds_all_that_was_said_in_the_cache(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The generated ids stay, though the template would write the call otherwise."""
     named = call(arguments='"city":"[A-Z][a-z]{2,9}"')
@@ -111,7 +112,7 @@ def test_a_turn_finds_all_that_was_said_in_the_cache(
 
 
 def test_a_loop_is_the_same_in_an_async_function_and_its_tools_run_side_by_side(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both calls of a turn must have begun before either ends."""
     both = threading.Barrier(2, timeout=60)
@@ -141,7 +142,7 @@ def test_a_loop_is_the_same_in_an_async_function_and_its_tools_run_side_by_side(
 
 
 def test_a_call_is_a_pause_of_the_time_that_the_tool_takes(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steer(monkeypatch, [call() + "\\n" + call(), call(), ANSWER])
     state = ask.run(tools=(st.tool(weather.fn, expected_s=2.5),), backend=engine, temperature=0)
@@ -150,7 +151,7 @@ def test_a_call_is_a_pause_of_the_time_that_the_tool_takes(
 
 
 def test_pure_tools_of_a_turn_that_is_likely_begin_before_it_ends(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the turn has come often enough; what the model is told is the same."""
     begun, called = threading.Event(), list[str]()
@@ -182,7 +183,7 @@ def test_pure_tools_of_a_turn_that_is_likely_begin_before_it_ends(
 
 
 def test_what_a_tool_raises_is_told_or_raised(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @st.tool(expected_s=0.0)
     def weather(city: str) -> str:
@@ -198,7 +199,7 @@ def test_what_a_tool_raises_is_told_or_raised(
 
 
 def test_a_result_that_is_no_unicode_text_is_told_without_what_is_none(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @st.tool
     def weather(city: str) -> str:
@@ -215,7 +216,7 @@ def test_a_result_that_is_no_unicode_text_is_told_without_what_is_none(
 
 
 def test_a_tool_that_raises_stop_iteration_ends_an_async_loop(
-    engine: st.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @st.tool
     def weather(city: str) -> str:
@@ -227,16 +228,16 @@ def test_a_tool_that_raises_stop_iteration_ends_an_async_loop(
     assert state.messages()[3]["content"].startswith("error: RuntimeError")
 
 
-def test_the_last_turn_has_to_answer(engine: st.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_turn_has_to_answer(engine: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     steer(monkeypatch, [call(), call()])
     with pytest.raises(st.MaxTurnsExceeded, match="max_turns=2: the last turn calls weather"):
         ask.run(max_turns=2, backend=engine, temperature=0)
 
 
-def test_a_model_that_knows_no_tools_is_named_as_the_cause(engine: st.Engine) -> None:
+def test_a_model_that_knows_no_tools_is_named_as_the_cause(engine: Backend) -> None:
     folder = engine.get_server_info()["model"]
     assert folder == "tiny-tools"
-    with st.Engine(num_threads=1, max_total_tokens=2048) as plain:
+    with engine_in_thread(num_threads=1, max_total_tokens=2048) as plain:
         if plain.get_server_info()["template_knows_tools"]:
             pytest.skip("the embedded model knows tools")
         with pytest.raises(st.ProgramError, match="tools: the model's chat template knows none"):
@@ -267,7 +268,7 @@ def test_an_endpoint_reads_the_calls_itself(endpoint: StandIn, streams: bool) ->
     }
 
 
-def test_messages_of_role_tool_can_be_written_by_hand(engine: st.Engine) -> None:
+def test_messages_of_role_tool_can_be_written_by_hand(engine: Backend) -> None:
     @st.function
     def told(s: st.ProgramState) -> None:
         s += st.user("Weather?") + st.role("tool", "rain", tool_call_id="call_1", name="weather")

@@ -90,7 +90,6 @@ def test_programs_of_rare_tiles_that_stay_all_fit(all_compiled: Rows) -> None:
     ("capability", "launch"),
     [
         (89, "attention bf16 256 of Gemma 2"),  # of what a block has on sm_90 it has 44%
-        (120, "latent bf16 512, 128 heads"),
         (100, "scan bf16 of Qwen3-Next"),  # its pipeline stopped the compiler
     ],
 )
@@ -324,7 +323,7 @@ def test_once_each_op_was_launched_no_number_of_tokens_compiles_anything() -> No
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
     num_warm, *compiled = json.loads(done.stdout)
-    assert num_warm > 100
+    assert num_warm > 80
     assert compiled == [[size, []] for size in (1, 17, 100, 129)]
 
 

@@ -24,6 +24,7 @@ from stemma.runtime.schedule.sampling_params import SamplingParams
 from stemma.runtime.speculate.drafter import Draft, Subject
 
 TOKENS = tuple(range(100, 108))  # all others are less likely than 1 in 10**12
+OUTPUT_TOKENS = 125  # of a request: short ones, of which many share a step
 LOGITS = (30.0, 29.6, 31.2, 28.0, 30.5, 29.0, 30.9, 27.5)
 
 
@@ -67,13 +68,13 @@ def test_draws_behind_drafts_follow_the_model(
 ) -> None:
     engine = load(kernels="cpu", dtype="float32", max_total_tokens=16_384).engine
     speculate(engine, guesser := Guesser(random.Random(0)))  # type: ignore[arg-type]
-    num_requests = num_tokens // 500
+    num_requests = num_tokens // OUTPUT_TOKENS
     requests = [
         Request(
             engine.next_request_id(),
             array("i", (1, 2, 3)),
             SamplingParams(
-                max_tokens=500,
+                max_tokens=OUTPUT_TOKENS,
                 temperature=temperature,
                 seed=seed,
                 logit_bias=tuple(zip(TOKENS, LOGITS)),
@@ -89,7 +90,7 @@ def test_draws_behind_drafts_follow_the_model(
     weights = np.exp(np.array(LOGITS) / temperature)
     chances = weights / weights.sum()
     counts = Counter(token_id for request in requests for token_id in request.output_ids)
-    assert counts.total() == num_requests * 500
+    assert counts.total() == num_requests * OUTPUT_TOKENS
     expected = chances * counts.total()
     drawn = np.array([counts[token_id] for token_id in TOKENS])
     freedom = len(TOKENS) - 1

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 from adapters import make_adapter
 from checkpoints import make_checkpoint, make_long_token
-from exactness_jobs import GREEDY, JOBS, Job, Load, loading, outputs_of, said_alone, serve
+from exactness_jobs import (
+    GREEDY,
+    JOBS,
+    Job,
+    Load,
+    loading,
+    outputs_of,
+    said_alone,
+    serve,
+    with_two_kinds_each,
+)
 from mixtures import make_mixture
 from scripted_drafters import ScriptedDrafter, branching, speculate, verify_all
 
@@ -83,8 +93,8 @@ def counts(loaded: LoadedModel) -> tuple[int, int]:
     return stats.num_draft_tokens, stats.num_accepted_tokens
 
 
-@pytest.mark.parametrize(
-    ("kind", "page_size", "chunk", "options"),
+@with_two_kinds_each(
+    "kind page_size chunk options",
     [
         ("itself", 1, 2048, {}),
         ("itself", 16, 23, {"host_kv_tokens": 512}),
@@ -131,8 +141,8 @@ def test_tokens_are_identical_with_a_draft_model(
         assert accepted > 0
 
 
-@pytest.mark.parametrize(
-    ("chunk", "options"),
+@with_two_kinds_each(
+    "chunk options",
     [
         (2048, {}),
         (24, {"kernels": "cpu"}),
@@ -301,8 +311,8 @@ def test_a_restart_finds_the_draft_models_kv_on_disk(
     assert found == [0, 512, 0]
 
 
-@pytest.mark.parametrize(
-    ("page_size", "chunk", "options"),
+@with_two_kinds_each(
+    "page_size chunk options",
     [
         (1, 2048, {}),
         (16, 23, {"host_kv_tokens": 512}),

@@ -104,15 +104,22 @@ def _num_right(tokens: Sequence[int], output: Sequence[int]) -> int:
     return num
 
 
-@pytest.mark.parametrize("made", OF_EACH_KIND, indirect=True)
-@pytest.mark.parametrize("kind", ["greedy", "sampled", "constrained"])
+KINDS = ("greedy", "sampled", "constrained")
+CIRCUMSTANCES: tuple[tuple[int, int, dict[str, Any]], ...] = (
+    (1, 2048, {}),
+    (16, 23, {"host_kv_tokens": 512}),
+    (1, 32, {"max_total_tokens": 160, "kernels": "cpu"}),
+)
+
+
 @pytest.mark.parametrize(
-    ("page_size", "chunk", "options"),
+    ("made", "kind", "page_size", "chunk", "options"),
     [
-        (1, 2048, {}),
-        (16, 23, {"host_kv_tokens": 512}),
-        (1, 32, {"max_total_tokens": 160, "kernels": "cpu"}),
+        (made, KINDS[(number + turn) % 3], *circumstance)  # each pair of values once or more
+        for number, made in enumerate(OF_EACH_KIND)
+        for turn, circumstance in enumerate(CIRCUMSTANCES)
     ],
+    indirect=["made"],
 )
 def test_tokens_are_identical_with_a_predictor(
     load: Load,

@@ -120,6 +120,18 @@ JOBS = {
 BYTES = single_bytes(260)
 
 
+def with_two_kinds_each(names: str, cases: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Each case with two of the kinds of jobs, each kind with a case or more. `jobs` is a fixture
+    whose parameter is a kind."""
+    kinds = tuple(JOBS)
+    shared = [
+        (kinds[(2 * index + turn) % len(kinds)], *case)
+        for index, case in enumerate(cases)
+        for turn in range(2)
+    ]
+    return pytest.mark.parametrize(["jobs", *names.split()], shared, indirect=["jobs"])
+
+
 @functools.cache
 def compiled(spec: GrammarSpec) -> PendingGrammar:
     return PendingGrammar(bound=compile_grammar(spec).bind(BYTES))

@@ -102,12 +102,14 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def children(pid: int) -> list[int]:
-    """The running child processes of a process."""
-    done = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
-    )
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return [int(own) for own, parent, stat in rows if int(parent) == pid and stat[0] != "Z"]
+    """The running child processes of a process (Linux); none of one that has ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, parent = status.read_text().rpartition(") ")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(status.parent.name))
+    return sorted(found)
 
 
 def num_files(pid: int) -> int:

@@ -1,7 +1,8 @@
 """All ways in which the ops launch kernels, as calls for use inside `offline()`.
 
 Tensors have the sizes of real models and of an H200's KV pool; they are never read or written.
-Launches marked `is_rare` run only in `make soak`.
+Launches marked `is_rare` run only in `make soak`. The others have each
+kernel, and of its types, formats and sizes each that many models have, with one another or alone.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _attention() -> Iterator[Launch]:
     """Both widths and the merge of each; the rare ones cover the table of tiles."""
     for name, kind in {**FLOATS, **EIGHT_BITS}.items():
         for head_dim, model in MODELS.items():
-            is_rare = (name, head_dim) not in (("bf16", 64), ("bf16", 128), ("fp8", 128))
+            is_rare = (name, head_dim) not in (("bf16", 128), ("fp8", 128))
             run = partial(_attend, kind, model)
             yield Launch(f"attention {name} {head_dim}", run, is_rare)
             if name in ("bf16", "fp8", "fp32"):
@@ -158,7 +159,8 @@ def _attention() -> Iterator[Launch]:
                     yield Launch(f"attention {name} {head_dim}, {group} to 1", run, is_rare=True)
     bf16, llama = torch.bfloat16, MODELS[128]
     yield Launch("attention bf16 256 of Gemma 2", partial(_attend, bf16, MODELS[256], GEMMA_2))
-    yield Launch("attention bf16 128, pages of 1", partial(_attend, bf16, llama, page_size=1))
+    run = partial(_attend, bf16, llama, page_size=1)
+    yield Launch("attention bf16 128, pages of 1", run, is_rare=True)
     run = partial(_attend, bf16, Heads(32, 32, 96))
     yield Launch("attention bf16 96, 1 to 1", run, is_rare=True)
     sinks = AttentionOptions(window=4096, num_sink_tokens=4)
@@ -207,7 +209,8 @@ def _latent() -> Iterator[Launch]:
     for name, dtype in FLOATS.items():
         for num_heads in (16, 128):
             run = partial(_attend_latent, dtype, num_heads, 512, 64)
-            yield Launch(f"latent {name} 512, {num_heads} heads", run, is_rare=name != "bf16")
+            is_rare = (name, num_heads) != ("bf16", 128)
+            yield Launch(f"latent {name} 512, {num_heads} heads", run, is_rare)
     bf16 = torch.bfloat16
     for num_heads, latent_dim, rope_dim in (
         (8, 512, 64),
@@ -245,7 +248,7 @@ def _experts() -> Iterator[Launch]:
     """Qwen3-30B-A3B: 8 of 128 experts of 768; few, some and many pairs an expert."""
     for name, dtype in FLOATS.items():
         for num_tokens in (64, 1024, 8192):
-            is_rare = name == "fp16" or (name == "fp32" and num_tokens != 64)
+            is_rare = name != "bf16" or num_tokens == 1024
             run = partial(_run_experts, dtype, num_tokens, "silu")
             yield Launch(f"experts {name} {num_tokens} tokens", run, is_rare)
     for activation in ("gelu", "gelu_tanh"):
@@ -269,21 +272,21 @@ def _quantized_experts() -> Iterator[Launch]:
     bf16, fp32 = torch.bfloat16, torch.float32
     by_row, by_128 = WeightFormat(8, None), WeightFormat(4, 128)
     rounding, zeros = WeightFormat(8, None, activations="int8"), WeightFormat(4, 128, True)
-    formats = {  # gate_up's, down's, and whether they are rare
-        "8 bits by row": (by_row, by_row, False),
-        "4 bits by 128 with offsets": (zeros, zeros, False),
-        "W8A8": (rounding, rounding, False),
-        "4 bits by 128": (by_128, by_128, True),
-        "4 and 8 bits of GGUF": (WeightFormat(4, 32, True), WeightFormat(8, 16), True),
+    formats = {  # gate_up's, down's, and with how many pairs they are not rare
+        "8 bits by row": (by_row, by_row, 4),
+        "4 bits by 128 with offsets": (zeros, zeros, 512),
+        "W8A8": (rounding, rounding, 512),
+        "4 bits by 128": (by_128, by_128, None),
+        "4 and 8 bits of GGUF": (WeightFormat(4, 32, True), WeightFormat(8, 16), None),
     }
     for num_pairs in (4, 64, 512):
-        for name, (up, down, is_rare) in formats.items():
+        for name, (up, down, usual) in formats.items():
             run = partial(_run_experts, bf16, 2 * num_pairs, "silu", up, down, num_experts=16)
-            is_rare = is_rare or num_pairs == 64
+            is_rare = num_pairs != usual
             yield Launch(f"experts {name}, {num_pairs} pairs each", run, is_rare)
     for num_pairs in (4, 64, 512):
         run = partial(_run_gpt_oss_experts, 4 * num_pairs)
-        yield Launch(f"experts of gpt-oss, {num_pairs} pairs each", run, num_pairs == 64)
+        yield Launch(f"experts of gpt-oss, {num_pairs} pairs each", run, num_pairs != 4)
     for num_pairs in (4, 64):
         run = partial(_run_experts, fp32, 2 * num_pairs, "silu", by_row, by_128, num_experts=16)
         yield Launch(f"experts 8 and 4 bits, fp32, {num_pairs} pairs each", run, is_rare=True)
@@ -331,10 +334,11 @@ def _quantized() -> Iterator[Launch]:
     for num_tokens in (1, 64, 512):
         formats: tuple[tuple[Bits, int], ...] = ((8, 4096), (4, 128), (4, 32))
         for bits, group in formats:
-            is_rare = num_tokens == 64 or group == 32
+            is_rare = (num_tokens, group) not in ((1, 4096), (1, 128), (512, 128))
             run = partial(_weight_only, bf16, num_tokens, bits, group)
             yield Launch(f"linear {bits} bits by {group}, {num_tokens} tokens", run, is_rare)
-        yield Launch(f"linear W8A8, {num_tokens} tokens", partial(_w8a8, num_tokens))
+        run, is_rare = partial(_w8a8, num_tokens), num_tokens == 64
+        yield Launch(f"linear W8A8, {num_tokens} tokens", run, is_rare)
     for group in (128, 32, 16):
         run = partial(_weight_only, bf16, 1, 8, group)
         yield Launch(f"linear 8 bits by {group}, 1 tokens", run, is_rare=True)
@@ -365,7 +369,7 @@ def _lora() -> Iterator[Launch]:
     for name, dtype in FLOATS.items():
         for num_tokens in (64, 1024):
             for max_rank in (16, 64):
-                is_rare = name == "fp16" or (name, max_rank) == ("fp32", 64)
+                is_rare = (name, num_tokens, max_rank) not in (("bf16", 64, 16), ("bf16", 1024, 64))
                 run = partial(_add_lora, dtype, num_tokens, max_rank)
                 yield Launch(f"lora {name} {num_tokens} tokens, rank {max_rank}", run, is_rare)
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import stemma as st
+from engine_thread import engine_in_thread
+
 from stemma.bench.harness.workloads import WorkItem, Workload
 from stemma.bench.serving.runners.stemma_offline import run_workload
 
@@ -64,7 +65,7 @@ def test_branches_of_a_tree_go_on_from_their_parents_output(checkpoint: Path) ->
         WorkItem(2, (71, 72), 4, 0, 1),
         WorkItem(3, (73,), 3, 2, 2),
     )
-    with st.Engine(checkpoint, dtype="float32", max_total_tokens=4096, num_threads=1) as engine:
+    with engine_in_thread(checkpoint, dtype="float32", max_total_tokens=4096) as engine:
         book = run_workload(Workload("tree", "", 260, True, None, items), engine)
         for item in items:
             alone = WorkItem(9, tuple(book.prompts[item.id]), item.max_tokens)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from engine_thread import Backend, engine_in_thread
 from openai_stand_in import standing_in
 from waiting import wait_until
 
@@ -30,8 +31,8 @@ class Person(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[st.Engine]:
-    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+def engine() -> Iterator[Backend]:
+    with engine_in_thread(num_threads=1, max_total_tokens=4096) as engine:
         yield engine
 
 
@@ -51,7 +52,7 @@ def questions(*names: str) -> list[dict[str, str]]:
     return [{"question": name} for name in names]
 
 
-def test_results_come_from_any_iterable_and_can_be_read_and_pickled(engine: st.Engine) -> None:
+def test_results_come_from_any_iterable_and_can_be_read_and_pickled(engine: Backend) -> None:
     async def later() -> AsyncIterator[list[str]]:
         for name in "ab":
             yield [name]
@@ -77,7 +78,7 @@ def test_results_come_from_any_iterable_and_can_be_read_and_pickled(engine: st.E
             again["x"]
 
 
-def test_what_is_in_the_store_is_not_run_again(engine: st.Engine, tmp_path: Path) -> None:
+def test_what_is_in_the_store_is_not_run_again(engine: Backend, tmp_path: Path) -> None:
     store = tmp_path / "runs.sqlite"
     RUN.clear()
     asked = questions("a", "bad", "a", "b")
@@ -141,7 +142,7 @@ def test_a_batch_goes_on_where_its_process_was_killed(tmp_path: Path) -> None:
     assert not set(ran_again) & set(seen) and len(ran_again) <= 28
 
 
-def test_at_most_so_many_are_in_flight(engine: st.Engine) -> None:
+def test_at_most_so_many_are_in_flight(engine: Backend) -> None:
     lock, now, most = threading.Lock(), 0, 0
     taken: list[int] = []
 
@@ -173,7 +174,7 @@ def test_at_most_so_many_are_in_flight(engine: st.Engine) -> None:
     assert sum(1 for _ in stream) == 59 and most <= 3 and len(taken) == 60
 
 
-def test_a_stream_that_is_given_up_leaves_nothing_running(engine: st.Engine) -> None:
+def test_a_stream_that_is_given_up_leaves_nothing_running(engine: Backend) -> None:
     endless = ({"question": str(number)} for number in itertools.count())
     stream = ask.stream_batch(endless, backend=engine, max_in_flight=4)
     assert [next(stream) for _ in range(3)]
@@ -192,7 +193,7 @@ def test_a_stream_that_is_given_up_leaves_nothing_running(engine: st.Engine) -> 
     wait_until(lambda: engine.get_server_info()["num_programs"] == 0)
 
 
-def test_an_input_that_raises_ends_the_stream_with_that(engine: st.Engine) -> None:
+def test_an_input_that_raises_ends_the_stream_with_that(engine: Backend) -> None:
     def broken() -> Iterator[dict[str, str]]:
         yield {"question": "a"}
         raise OSError("the file has ended")
@@ -241,7 +242,7 @@ def _ended(work: Callable[[], Any], timeout_s: float = 60) -> Any:
 @pytest.mark.parametrize("program", [raising, raising_async])
 @pytest.mark.parametrize("error", [StopIteration(3), asyncio.CancelledError(), GeneratorExit()])
 def test_what_would_end_a_coroutine_fails_its_program_alone(
-    engine: st.Engine, program: st.Function, error: BaseException
+    engine: Backend, program: st.Function, error: BaseException
 ) -> None:
     inputs = [[], [_Given(error)], []]
     results = _ended(lambda: sorted(program.stream_batch(inputs, backend=engine), key=_index))
@@ -253,7 +254,7 @@ def _index(result: st.Result) -> int:
     return result.index
 
 
-def test_arun_of_a_plain_function_that_raises_stop_iteration_ends(engine: st.Engine) -> None:
+def test_arun_of_a_plain_function_that_raises_stop_iteration_ends(engine: Backend) -> None:
     run = lambda: asyncio.run(raising.arun(_Given(StopIteration()), backend=engine))  # noqa: E731
     assert "raised StopIteration" in str(_ended(run))
 
@@ -261,7 +262,7 @@ def test_arun_of_a_plain_function_that_raises_stop_iteration_ends(engine: st.Eng
 @pytest.mark.parametrize("program", [raising, raising_async])
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt()])
 def test_what_ends_a_process_ends_the_stream(
-    engine: st.Engine, program: st.Function, error: BaseException
+    engine: Backend, program: st.Function, error: BaseException
 ) -> None:
     stream = program.stream_batch(([_Given(error)] for _ in range(3)), backend=engine)
     assert _ended(lambda: list(stream)) is error
@@ -270,7 +271,7 @@ def test_what_ends_a_process_ends_the_stream(
 
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), LookupError()])
 def test_inputs_that_raise_anything_end_the_stream_with_it(
-    engine: st.Engine, error: BaseException
+    engine: Backend, error: BaseException
 ) -> None:
     async def inputs() -> AsyncIterator[list[Any]]:
         yield []
@@ -280,7 +281,7 @@ def test_inputs_that_raise_anything_end_the_stream_with_it(
     assert isinstance(found, type(error))
 
 
-def test_a_result_comes_though_the_next_input_does_not(engine: st.Engine) -> None:
+def test_a_result_comes_though_the_next_input_does_not(engine: Backend) -> None:
     """Whoever makes inputs may wait for results."""
     asked = threading.Event()
 
@@ -297,7 +298,7 @@ def test_a_result_comes_though_the_next_input_does_not(engine: st.Engine) -> Non
         asked.set()
 
 
-def test_an_async_generator_of_inputs_is_one_task(engine: st.Engine) -> None:
+def test_an_async_generator_of_inputs_is_one_task(engine: Backend) -> None:
     """Over its yields it may hold open what belongs to a task, such as `asyncio.timeout`."""
     tasks: set[Any] = set()
 
@@ -311,7 +312,7 @@ def test_an_async_generator_of_inputs_is_one_task(engine: st.Engine) -> None:
     assert len(tasks) == 1
 
 
-def test_several_threads_read_one_stream(engine: st.Engine) -> None:
+def test_several_threads_read_one_stream(engine: Backend) -> None:
     stream = raising.stream_batch([[] for _ in range(20)], backend=engine)
     found: list[int] = []
 
@@ -326,7 +327,7 @@ def test_several_threads_read_one_stream(engine: st.Engine) -> None:
     assert not any(thread.is_alive() for thread in threads) and sorted(found) == [*range(20)]
 
 
-def test_a_stream_ends_though_a_function_that_was_cut_off_blocks(engine: st.Engine) -> None:
+def test_a_stream_ends_though_a_function_that_was_cut_off_blocks(engine: Backend) -> None:
     blocked = threading.Event()
 
     @st.function
@@ -341,7 +342,7 @@ def test_a_stream_ends_though_a_function_that_was_cut_off_blocks(engine: st.Engi
 
 
 def test_a_summary_counts_tokens_and_cost(
-    engine: st.Engine, capfd: pytest.CaptureFixture[str]
+    engine: Backend, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine.flush_cache()
     prices = st.Prices(prompt=1e6, completion=2e6, cached=0)
@@ -360,7 +361,7 @@ def test_a_summary_counts_tokens_and_cost(
     assert "hits" in capfd.readouterr().err and BatchSummary().cost is None
 
 
-def test_a_file_that_is_no_store_is_refused(engine: st.Engine, tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_is_refused(engine: Backend, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     other.write_text("no database at all, but long enough to be looked at as one" * 20)
     with pytest.raises(st.InvalidRequest, match="store="):
@@ -370,7 +371,7 @@ def test_a_file_that_is_no_store_is_refused(engine: st.Engine, tmp_path: Path) -
 
 
 def test_what_cannot_be_kept_fails_alone_and_says_what_it_is(
-    engine: st.Engine, tmp_path: Path
+    engine: Backend, tmp_path: Path
 ) -> None:
     @st.function
     def odd(s: st.ProgramState, value: Any) -> None:
@@ -386,7 +387,7 @@ def test_what_cannot_be_kept_fails_alone_and_says_what_it_is(
     assert results[1]["lock"] == 1
 
 
-def test_a_function_with_a_cache_is_run_once(engine: st.Engine, tmp_path: Path) -> None:
+def test_a_function_with_a_cache_is_run_once(engine: Backend, tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
     runs: list[Any] = []
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_thread import Backend, engine_in_thread
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -17,8 +18,8 @@ from stemma.frontend.dsl.evaluation import interval_of
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[st.Engine]:
-    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+def engine() -> Iterator[Backend]:
+    with engine_in_thread(num_threads=1, max_total_tokens=4096) as engine:
         yield engine
 
 
@@ -35,7 +36,7 @@ def repeat(s: st.ProgramState, word: str, examples: Any = ()) -> str:
 CASES = [{"word": w, "expected": w} for w in ("one", "two", "broken", "three")]
 
 
-def test_a_program_is_scored_case_by_case(engine: st.Engine) -> None:
+def test_a_program_is_scored_case_by_case(engine: Backend) -> None:
     def metric(result: st.Result, case: Any) -> dict[str, float]:
         return {"same": result.ret_value == case["expected"], "long": len(case["word"]) > 3}
 
@@ -62,13 +63,13 @@ def test_a_program_is_scored_case_by_case(engine: st.Engine) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused(
-    engine: st.Engine, cases: Any, metric: Any, problem: str
+    engine: Backend, cases: Any, metric: Any, problem: str
 ) -> None:
     with pytest.raises(st.InvalidProgram, match=problem):
         st.evaluate(repeat, cases, metric, backend=engine)
 
 
-def test_what_a_metric_raises_is_raised(engine: st.Engine) -> None:
+def test_what_a_metric_raises_is_raised(engine: Backend) -> None:
     with pytest.raises(ZeroDivisionError):
         st.evaluate(repeat, CASES[:1], lambda r, c: 1 / 0, backend=engine)
 
@@ -88,7 +89,7 @@ def test_a_proportions_interval_has_its_mean_and_stays_within_bounds(values: lis
     assert -1e-9 <= found.low <= found.mean + 1e-9 and found.mean - 1e-9 <= found.high <= 1 + 1e-9
 
 
-def test_examples_are_chosen_by_how_well_the_program_does_with_them(engine: st.Engine) -> None:
+def test_examples_are_chosen_by_how_well_the_program_does_with_them(engine: Backend) -> None:
     pool = ["good", "bad", "worse", "evil"]
 
     def metric(result: st.Result, case: Any) -> float:
@@ -109,7 +110,7 @@ def test_examples_are_chosen_by_how_well_the_program_does_with_them(engine: st.E
             st.choose_examples(repeat, pool, CASES, metric, backend=engine, **wrong)
 
 
-def test_scores_of_numpy_and_cases_that_are_no_json_are_taken(engine: st.Engine) -> None:
+def test_scores_of_numpy_and_cases_that_are_no_json_are_taken(engine: Backend) -> None:
     case = {"word": "one", "table": {(1, 2): 3}}
     scores = {"is": np.bool_(True), "much": np.float32(0.5)}
     found = st.evaluate(repeat, [case], lambda result, case: scores, backend=engine)
@@ -117,7 +118,7 @@ def test_scores_of_numpy_and_cases_that_are_no_json_are_taken(engine: st.Engine)
     assert json.loads(json.dumps(found.to_json()))["cases"][0]["case"]["table"] == "{(1, 2): 3}"
 
 
-def test_examples_are_chosen_of_any_iterable(engine: st.Engine) -> None:
+def test_examples_are_chosen_of_any_iterable(engine: Backend) -> None:
     pool, cases = (word for word in "abcd"), (each for each in CASES[:2])
     metric = lambda result, case: result.ret_value.endswith("!")  # noqa: E731
     chosen = st.choose_examples(repeat, pool, cases, metric, num_examples=2, backend=engine)

@@ -209,7 +209,7 @@ def test_a_program_is_named_by_what_it_closes_over_and_by_its_defaults() -> None
     assert with_lock[0] == with_lock[1], "what is no data is told by its type"
 
 
-def test_programs_of_one_factory_do_not_share_results(tmp_path: Path) -> None:
+def test_programs_of_one_factory_do_not_share_results(engine: st.Engine, tmp_path: Path) -> None:
     def made(style: str) -> st.Function:
         @st.function(cache=tmp_path / "kept.sqlite")
         def ask(s: st.ProgramState, question: str) -> str:
@@ -217,6 +217,5 @@ def test_programs_of_one_factory_do_not_share_results(tmp_path: Path) -> None:
 
         return ask
 
-    with st.Engine(num_threads=1, max_total_tokens=2048) as engine:
-        answers = [made(style).run("?", backend=engine).ret_value for style in "aba"]
+    answers = [made(style).run("?", backend=engine).ret_value for style in "aba"]
     assert answers == ["a?", "b?", "a?"]

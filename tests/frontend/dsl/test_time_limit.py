@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engine_thread import Backend, engine_in_thread
 
 import stemma as st
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[st.Engine]:
-    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+def engine() -> Iterator[Backend]:
+    with engine_in_thread(num_threads=1, max_total_tokens=4096) as engine:
         yield engine
 
 
@@ -34,14 +35,14 @@ MESSAGE = r"the program has not ended within timeout=0\.05 s"
 
 
 @pytest.mark.parametrize("program", [endless, endless_async])
-def test_a_run_that_does_not_end_in_time_is_cancelled(engine: st.Engine, program: Any) -> None:
+def test_a_run_that_does_not_end_in_time_is_cancelled(engine: Backend, program: Any) -> None:
     with pytest.raises(TimeoutError, match=MESSAGE):
         program.run(backend=engine, timeout=0.05)
     with pytest.raises(TimeoutError, match=MESSAGE):
         asyncio.run(program.arun(backend=engine, timeout=0.05))
 
 
-def test_a_function_that_appends_beyond_its_time_gets_the_same_error(engine: st.Engine) -> None:
+def test_a_function_that_appends_beyond_its_time_gets_the_same_error(engine: Backend) -> None:
     has_passed = threading.Event()
 
     @st.function
@@ -54,7 +55,7 @@ def test_a_function_that_appends_beyond_its_time_gets_the_same_error(engine: st.
         late.run(backend=engine, timeout=0.05)
 
 
-def test_of_a_batch_those_that_ended_are_kept(engine: st.Engine) -> None:
+def test_of_a_batch_those_that_ended_are_kept(engine: Backend) -> None:
     @st.function
     def either(s: st.ProgramState, ends: bool) -> None:
         s += "Count: " + st.gen("x", max_tokens=1 if ends else 1900, ignore_eos=True)
@@ -65,14 +66,14 @@ def test_of_a_batch_those_that_ended_are_kept(engine: st.Engine) -> None:
     assert all(isinstance(e, TimeoutError) for e in raised.value.errors.values())
 
 
-def test_a_stream_ends_with_its_time(engine: st.Engine) -> None:
+def test_a_stream_ends_with_its_time(engine: Backend) -> None:
     state = endless.stream(backend=engine, timeout=0.05)
     with pytest.raises(TimeoutError, match=MESSAGE):
         for _ in state.text_iter():
             pass
 
 
-def test_what_ends_in_time_is_left_alone(engine: st.Engine) -> None:
+def test_what_ends_in_time_is_left_alone(engine: Backend) -> None:
     @st.function
     def short(s: st.ProgramState) -> None:
         s += "Count: " + st.gen("x", max_tokens=2)
@@ -86,12 +87,12 @@ def test_what_ends_in_time_is_left_alone(engine: st.Engine) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", float("nan"), float("inf"), True])
-def test_times_that_are_none_are_refused(engine: st.Engine, timeout: Any) -> None:
+def test_times_that_are_none_are_refused(engine: Backend, timeout: Any) -> None:
     with pytest.raises(st.InvalidRequest, match="timeout"):
         endless.run(backend=engine, timeout=timeout)
 
 
-def test_asyncios_own_timeout_within_a_program_ends_a_wait_alone(engine: st.Engine) -> None:
+def test_asyncios_own_timeout_within_a_program_ends_a_wait_alone(engine: Backend) -> None:
     @st.function
     async def patient(s: st.ProgramState) -> str:
         (side,) = s.fork(1)

@@ -12,6 +12,7 @@ import numpy as np
 import pydantic
 import pytest
 import typing_extensions
+from engine_thread import Backend, engine_in_thread
 
 import stemma as st
 from stemma.frontend.dsl.expr import GenExpr
@@ -87,14 +88,14 @@ def test_what_fits_no_output_is_refused_at_once(options: dict[str, Any]) -> None
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    with st.Engine(num_threads=1, max_total_tokens=4096) as engine:
+    with engine_in_thread(num_threads=1, max_total_tokens=4096) as engine:
         yield engine
 
 
 ASKED = "Text: Ada Moor is 34 years old.\nExtract name, age as JSON."
 
 
-def test_a_value_is_an_object_and_its_text_can_be_had(engine: st.Engine) -> None:
+def test_a_value_is_an_object_and_its_text_can_be_had(engine: Backend) -> None:
     @st.function
     def extract(s: st.ProgramState) -> None:
         s += st.user(ASKED) + st.assistant(st.gen("person", type=Person))
@@ -122,7 +123,7 @@ def test_a_value_is_an_object_and_its_text_can_be_had(engine: st.Engine) -> None
     assert persons[1] is None and persons[0] == persons[2] == Person(name="Ada Moor", age=34)
 
 
-def test_an_output_that_was_cut_off_says_so_where_it_is_read(engine: st.Engine) -> None:
+def test_an_output_that_was_cut_off_says_so_where_it_is_read(engine: Backend) -> None:
     @st.function
     def extract(s: st.ProgramState) -> None:
         s += st.user(ASKED) + st.assistant(st.gen("person", type=Person, max_tokens=4))
@@ -145,7 +146,7 @@ def draws(check: Callable[[Any], Any], retries: int, **options: Any) -> st.Funct
     return draw
 
 
-def test_a_value_is_generated_until_it_will_do_and_only_that_one_stays(engine: st.Engine) -> None:
+def test_a_value_is_generated_until_it_will_do_and_only_that_one_stays(engine: Backend) -> None:
     seen: list[str] = []
 
     def check(text: str) -> None:
@@ -163,14 +164,14 @@ def test_a_value_is_generated_until_it_will_do_and_only_that_one_stays(engine: s
     assert again["x"] == last, "seeded"
 
 
-def test_what_was_taken_over_is_the_same_tokens(engine: st.Engine) -> None:
+def test_what_was_taken_over_is_the_same_tokens(engine: Backend) -> None:
     """As if the one attempt had been appended: the next call's prompt is cached whole."""
     plain = draws(lambda text: None, 0).run(backend=engine, temperature=0)
     meta = plain.get_meta_info("y")
     assert meta["prompt_tokens"] - meta["cached_tokens"] < 16
 
 
-def test_a_retry_draws_where_the_first_attempt_took_the_likeliest(engine: st.Engine) -> None:
+def test_a_retry_draws_where_the_first_attempt_took_the_likeliest(engine: Backend) -> None:
     programs = []
 
     @st.function
@@ -195,7 +196,7 @@ def test_a_retry_draws_where_the_first_attempt_took_the_likeliest(engine: st.Eng
     assert [op.params.seed for _, op in programs[-1].log if isinstance(op, ir.Gen)] == [5, 6, 7]
 
 
-def test_a_branch_goes_on_as_if_nothing_had_been_tried(engine: st.Engine) -> None:
+def test_a_branch_goes_on_as_if_nothing_had_been_tried(engine: Backend) -> None:
     @st.function
     def draw(s: st.ProgramState) -> None:
         s += st.user("A number?") + st.assistant_begin()
@@ -208,7 +209,7 @@ def test_a_branch_goes_on_as_if_nothing_had_been_tried(engine: st.Engine) -> Non
     assert "x" not in state and state.text().endswith("none")
 
 
-def test_async_functions_await_a_value_that_will_do(engine: st.Engine) -> None:
+def test_async_functions_await_a_value_that_will_do(engine: Backend) -> None:
     @st.function
     async def draw(s: st.ProgramState) -> str:
         with pytest.raises(st.InvalidProgram, match=r"await s\.aappend"):
@@ -222,7 +223,7 @@ def test_async_functions_await_a_value_that_will_do(engine: st.Engine) -> None:
     assert draw.run(backend=engine).ret_value.isdigit()
 
 
-def test_false_of_numpy_and_of_a_coroutine_is_no_yes(engine: st.Engine) -> None:
+def test_false_of_numpy_and_of_a_coroutine_is_no_yes(engine: Backend) -> None:
     @st.function
     def one(s: st.ProgramState, validate: Any) -> None:
         s += st.gen("x", regex="[0-9]", validate=validate)

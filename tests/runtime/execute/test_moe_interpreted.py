@@ -73,7 +73,7 @@ def padding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy, about NaN
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", [name for name in SHAPES if name != "Qwen3Moe"])  # it is below
 def test_kernels_for_a_gpu_say_what_the_cpu_says(
     family: str, tmp_path: Path, padding: list[int]
 ) -> None:

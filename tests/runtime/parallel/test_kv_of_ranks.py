@@ -59,8 +59,8 @@ DIVISIONS: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize(
     ("name", "division"),
     [
-        *((name, "ranks") for name in MODELS if name != "layers of two shapes"),
-        *((name, "stages") for name in ("8 bits", "layers of two shapes")),
+        *((name, "ranks") for name in ("4 bits", "one KV head for both ranks", "recurrent layers")),
+        ("layers of two shapes", "stages"),
         *((name, "tokens") for name in ("latents", "recurrent layers")),
         ("two KV heads", "ranks that divide tokens"),
         ("8 bits", "ranks of stages"),

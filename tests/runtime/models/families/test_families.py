@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from engine_thread import engine_in_thread
 from family_cases import CASES, FULL, NEUTRAL, SLIDING, VOCAB_SIZE, WINDOW, Case
 from mixtures import change_config
 from model_scores import hf_scores, make_runner, scores
@@ -315,7 +316,7 @@ def test_an_engine_generates_what_transformers_generates(tmp_path: Path) -> None
     def complete(s: st.ProgramState) -> None:
         s += prompt + st.gen("out", max_tokens=16, temperature=0, ignore_eos=True)
 
-    with st.Engine(folder, dtype="float32", num_threads=1, max_total_tokens=512) as engine:
+    with engine_in_thread(folder, dtype="float32", max_total_tokens=512) as engine:
         assert complete.run(backend=engine)["out"] == expected.decode("utf-8", "replace")
 
 
