@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
