@@ -28,7 +28,7 @@ from ..harness.fleet_device import device_of
 from ..harness.report import percentile, write_report
 
 _FIRST_RATE = {"chat": 16.0, "rag": 2.0, "code": 8.0}  # of an engine, from which to search
-_TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}
+TTFT_S = {"chat": 0.2, "rag": 1.0, "code": 0.2}
 _TPOT_S = (0.010, 0.015, 0.030)
 
 
@@ -75,7 +75,7 @@ def _found(fleet: Fleet, args: argparse.Namespace, mix: Mix, layout: Layout) -> 
 
 
 def _limits(mix: Mix, args: argparse.Namespace) -> list[Limits]:
-    return [Limits(_TTFT_S[mix.name], tpot_ms / 1e3) for tpot_ms in args.tpot_ms]
+    return [Limits(TTFT_S[mix.name], tpot_ms / 1e3) for tpot_ms in args.tpot_ms]
 
 
 def _rows(

@@ -1,7 +1,8 @@
-"""Studies of simulated fleets: routing, leases and moves, guesses under load, a region of agents.
+"""Studies of simulated fleets: routing, leases and moves, roles, guesses, a region of agents.
 
     routing   policies by the number of replicas, of ReAct agents: programs' mean time
     leases    leases and moves of programs, as agents' tools take longer
+    roles     engines that compute prompts for the others, by how many do, of three mixes
     guesses   tokens that are guessed and verified, by the load of the engines
     region    a million agents over a day: GPUs, dollars, and how late calls are
 
@@ -29,21 +30,28 @@ from ...cluster.placement.policies import policy_of
 from ...flags import count
 from ...planning.cells import CellFleet, Failures, Pool
 from ...planning.charts import line_chart
+from ...planning.devices import GPUS, links_of
 from ...planning.fleet_events import Autoscaling
 from ...planning.fleet_simulation import FleetSimulation, Routing
-from ...planning.mixes import Mix
+from ...planning.mixes import MIXES, Mix
 from ...planning.prices import GPU_HOUR
+from ...planning.roles import Fleet, Layout, Limits
 from ...planning.simulated_engine import SimulatedEngine
 from ...planning.simulation import CPU
 from ...planning.surface import Cell, Surface, quantile
 from ...planning.traces import TRACES, Call, Job, Start
-from ..harness.fleet_device import engine_of
-from ..harness.report import write_report
+from ..cluster.roles import TTFT_S
+from ..harness.fleet_device import device_of, engine_of
+from ..harness.report import percentile, write_report
 from .placement import ROUTINGS
 
 _POLICIES = ("round_robin a call", "prefix a call", "round_robin", "program")
 _THINK_S = (0.25, 1.0, 4.0, 16.0)
 _LEASE_TOKENS = 6_000  # of KV: some twenty agents' contexts
+_ENGINES = 8  # of the fleet with roles
+_PREFILL = (0, 1, 2, 3, 4)  # of them; 0: each does both, prompts in chunks
+_ROLE_RATES = {"chat": (10, 20), "rag": (2, 4), "code": (10, 20)}  # calls a second of an engine
+_ROLE_TPOT_S = (0.007, 0.010)  # a decode step without any prompt takes some 5 ms
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
 _AGENTS = 1_000_000
@@ -69,6 +77,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=count, nargs="+", default=[8, 16, 32, 64], help="of `routing`")
     add("--scale", type=float, default=0.25, help="programs of a replica (%(default)s)")
     add("--cell-calls", type=count, default=400, help="of a run of a cell (%(default)s)")
+    add("--seconds", type=float, default=24.0, help="of a run of `roles` (%(default)s)")
     add("--seed", type=int, default=0)
     add("--jobs", type=count, default=2, help="processes (default: %(default)s)")
 
@@ -161,6 +170,52 @@ def _agent(rng: Random, common: array[int], think_s: float, turns: int) -> Job:
         delay_s = rng.uniform(0.5, 1.5) * think_s if turn else 0.0
         (out,) = yield [Call(context, 24, 48, "agent", delay_s=delay_s)]
         context = context + out + _drawn(rng, 96)
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+def roles(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
+    """Calls come at the same rates whatever the engines do."""
+    cases = [
+        (mix, rate, num_prefill)
+        for mix in MIXES
+        for rate in _ROLE_RATES[mix.name]
+        for num_prefill in _PREFILL
+    ]
+    rows = list(jobs.map(partial(_apart, args.seconds, args.seed), cases))
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name = f"{row['mix']}, {row['calls/s']:g} calls/s"
+        lines.setdefault(name, []).append((row["prefill"], row[_good_within(_ROLE_TPOT_S[0])]))
+    title = f"Calls within {1e3 * _ROLE_TPOT_S[0]:g} ms a token, by engines for prompts"
+    return Study(rows, line_chart(title, f"of {_ENGINES} engines", "share", lines))
+
+
+def _apart(seconds: float, seed: int, case: tuple[Mix, float, int]) -> dict[str, Any]:
+    mix, engine_rate, num_prefill = case
+    fleet = Fleet(device_of(None, "h200"), _ENGINES, links_of(GPUS["h200"])["nvlink"])
+    rate = engine_rate * _ENGINES
+    run = fleet.run(Layout("", num_prefill), mix, rate, seed=seed, duration_s=seconds)
+    within = {
+        _good_within(tpot_s): Limits(TTFT_S[mix.name], tpot_s).share(run) for tpot_s in _ROLE_TPOT_S
+    }
+    first = _ENGINES - num_prefill
+    return {
+        "mix": mix.name,
+        "calls/s": rate,
+        "prefill": num_prefill,
+        **within,
+        "TTFT p90, ms": 1e3 * percentile(sorted(each.ttft_s for each in run.times), 90),
+        "TPOT p90, ms": 1e3 * percentile(sorted(each.tpot_s for each in run.times), 90),
+        "busy": statistics.mean(run.busy[:first]),
+        "busy, prefill": statistics.mean(run.busy[first:]) if num_prefill else None,
+        "elsewhere": min(1.0, run.num_asked / run.num_all),
+    }
+
+
+def _good_within(tpot_s: float) -> str:
+    return f"good, {1e3 * tpot_s:g} ms"
 
 
 # --- guesses --------------------------------------------------------------------------------------
@@ -293,5 +348,5 @@ def _drawn(rng: Random, num_tokens: int) -> array[int]:
 
 
 STUDIES: dict[str, Callable[[argparse.Namespace, ProcessPoolExecutor], Study]] = {
-    study.__name__: study for study in (routing, leases, guesses, region)
+    study.__name__: study for study in (routing, leases, roles, guesses, region)
 }

@@ -8,7 +8,8 @@ import torch
 from stemma.kernels.ops import Activation
 from stemma.kernels.reference import dense as reference
 from stemma.kernels.reference import kv_store as reference_page_table
-from stemma.kernels.registry import Kernels, select_kernels
+from stemma.kernels.registry import KernelMode, Kernels, select_kernels
+from stemma.kernels.sampling_rows import SamplingRows
 
 # Infinities are part of the arithmetic; the interpreter's numpy warns of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -117,6 +118,23 @@ def test_output_linear_is_wide(kernels: Kernels, dtype: torch.dtype) -> None:
     out = kernels.make_output_linear(weight)(x)
     assert out.dtype is torch.float32
     _assert_close(out.to(dtype), (x.double() @ weight.double().T).to(dtype))
+
+
+@pytest.mark.parametrize("mode", ["triton", "reference", "cpu", "auto"])
+def test_results_are_left_where_they_are_wanted(mode: KernelMode) -> None:
+    """Norms, logits and draws: as new tensors have them."""
+    kernels = select_kernels(torch.float32, mode=mode)
+    x, residual, weight = (_randn(torch.float32, *shape) for shape in [(3, 64), (3, 64), (20, 64)])
+    norm, product = kernels.make_rms_norm(weight[0], 1e-5), kernels.make_output_linear(weight)
+    hidden, logits = torch.empty(3, 64), torch.empty(3, 20)
+    assert norm(x, residual.clone(), hidden) is hidden
+    assert torch.equal(hidden, norm(x, residual.clone()))
+    assert product(x, logits) is logits and torch.equal(logits, product(x))
+    zeros, ones = torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.float64)
+    rows = SamplingRows(ones, zeros, ones, 0 * ones, zeros, zeros)
+    out = torch.empty(3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)
+    kernels.sample(logits, rows, out)
+    assert all(map(torch.equal, out, kernels.sample(logits, rows)))
 
 
 @pytest.mark.parametrize(

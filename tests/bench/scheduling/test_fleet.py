@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from stemma.__main__ import main
-from stemma.bench.scheduling.fleet_studies import _leased, _routed
+from stemma.bench.scheduling.fleet_studies import _apart, _leased, _routed
+from stemma.planning.mixes import MIXES
 
 
 def test_it_holds_cells_against_exact_simulations(tmp_path: Path) -> None:
@@ -32,3 +33,12 @@ def test_programs_are_routed_better_than_calls() -> None:
     by_call, by_program = (_routed(0.1, 0, (4, way)) for way in ("round_robin a call", "program"))
     assert by_program["hit rate"] > by_call["hit rate"] + 0.1
     assert by_program["program mean s"] < by_call["program mean s"]
+
+
+def test_prompts_computed_elsewhere_keep_decode_steps_short() -> None:
+    (code,) = [mix for mix in MIXES if mix.name == "code"]
+    both, apart = (_apart(1.0, 0, (code, 8, number)) for number in (0, 2))
+    assert both["elsewhere"] == 0 and both["busy, prefill"] is None
+    assert apart["elsewhere"] > 0.5 and 0 < apart["busy, prefill"] < 1
+    assert apart["TPOT p90, ms"] < both["TPOT p90, ms"]
+    assert apart["good, 7 ms"] <= apart["good, 10 ms"] <= 1
