@@ -187,9 +187,9 @@ def roles(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         name = f"{row['mix']}, {row['calls/s']:g} calls/s"
-        lines.setdefault(name, []).append((row["prefill"], row[_good_within(_ROLE_TPOT_S[0])]))
-    title = f"Calls within {1e3 * _ROLE_TPOT_S[0]:g} ms a token, by engines for prompts"
-    return Study(rows, line_chart(title, f"of {_ENGINES} engines", "share", lines))
+        lines.setdefault(name, []).append((row["prefill"], row["TPOT p90, ms"]))
+    title = "Time per token of 90% of the calls, by engines for prompts"
+    return Study(rows, line_chart(title, f"of {_ENGINES} engines", "TPOT p90, ms", lines))
 
 
 def _apart(seconds: float, seed: int, case: tuple[Mix, float, int]) -> dict[str, Any]:
