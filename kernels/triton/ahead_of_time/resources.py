@@ -50,7 +50,7 @@ class Resources:
 def resources_of(compiled: Any) -> Resources:
     """The resources of one triton CompiledKernel."""
     registers, spilled = _registers_and_spills(compiled.asm["cubin"])
-    metadata, ptx = compiled.metadata, compiled.asm["ptx"]
+    metadata, products = compiled.metadata, _products(compiled.asm["ptx"])
     names, constants = compiled.src.fn.arg_names, compiled.src.constants
     return Resources(
         kernel=metadata.name,
@@ -64,9 +64,11 @@ def resources_of(compiled: Any) -> Resources:
         blocks_per_sm=of_capability(metadata.target.arch).blocks(
             registers, metadata.shared, metadata.num_warps
         ),
-        products=_products(ptx),
-        widest_load_bytes=widest_load_bytes(ptx),
-        loop_instructions=loop_instructions(_machine_code(compiled.asm["cubin"])),
+        products=products,
+        widest_load_bytes=widest_load_bytes(compiled.asm["ptx"]),
+        loop_instructions=0
+        if products == "none"  # to disassemble takes 0.4 s
+        else loop_instructions(_machine_code(compiled.asm["cubin"])),
     )
 
 
@@ -118,7 +120,7 @@ def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
 
 
 def _machine_code(cubin: bytes) -> str:
-    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c")
+    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf")
 
 
 def _said_of(cubin: bytes, *command: str) -> str:
