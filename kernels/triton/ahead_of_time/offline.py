@@ -56,8 +56,8 @@ def offline(capability: int = HOPPER) -> Iterator[list[Any]]:
     """The list receives triton's CompiledKernel of each launch, in order. capability: 10 * major +
     minor of the GPU.
 
-    Not for use beside launches of other threads. Raises RuntimeError if kernels are
-    interpreted.
+    Without the sources' lines, which change no instruction and take a seventh of the time. Not for
+    use beside launches of other threads. Raises RuntimeError if kernels are interpreted.
     """
     if triton.knobs.runtime.interpret:
         raise RuntimeError(INTERPRETED)
@@ -68,11 +68,13 @@ def offline(capability: int = HOPPER) -> Iterator[list[Any]]:
         compiled.append(run(kernel, *args, grid=grid, warmup=True, **options))
         return compiled[-1]
 
-    active = triton.runtime.driver._active
+    active, has_no_lines = triton.runtime.driver._active, triton.knobs.compilation.disable_line_info
     triton.runtime.driver.set_active(_OfflineDriver(capability))
     triton.runtime.jit.JITFunction.run = compile_only
+    triton.knobs.compilation.disable_line_info = True
     try:
         yield compiled
     finally:
+        triton.knobs.compilation.disable_line_info = has_no_lines
         triton.runtime.jit.JITFunction.run = run
         triton.runtime.driver._active = active

@@ -26,7 +26,8 @@ _LINE = re.compile(r"^\.(L_\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
 _BRANCH = re.compile(r"\bBRA\b.*`\(\.(L_\w+)\)")
 _PRODUCT = re.compile(r"MMA[ .]")  # HMMA, HGMMA, IMMA, QMMA, UTCHMMA and their like
 _BULK_COPY = "cp.async.bulk.tensor"
-_WAIT = re.compile(r"\bACQBULK\b")  # griddepcontrol.wait
+_PTX_WAIT = "griddepcontrol.wait"
+_WAIT = re.compile(r"\bACQBULK\b")  # the same
 # What may not be ahead of it: reads and writes of global memory, and ways around it.
 _EARLY = re.compile(r"\b(?:LDG|STG|LDGSTS|LD|ST|ATOMG?|RED|UBLKCP|UTMA\w+|BRA|BRX|CALL|EXIT)\b")
 
@@ -56,7 +57,10 @@ def resources_of(compiled: Any) -> Resources:
     """The resources of one triton CompiledKernel."""
     registers, spilled = _registers_and_spills(compiled.asm["cubin"])
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]
-    machine_code = _machine_code(compiled.asm["cubin"])
+    products, is_dependent = _products(ptx), bool(metadata.launch_pdl)
+    machine_code = ""
+    if products != "none" or is_dependent:  # to disassemble takes 0.4 s
+        machine_code = _machine_code(compiled.asm["cubin"])
     names, constants = compiled.src.fn.arg_names, compiled.src.constants
     return Resources(
         kernel=metadata.name,
@@ -70,11 +74,11 @@ def resources_of(compiled: Any) -> Resources:
         blocks_per_sm=of_capability(metadata.target.arch).blocks(
             registers, metadata.shared, metadata.num_warps
         ),
-        products=_products(ptx),
+        products=products,
         widest_load_bytes=widest_load_bytes(ptx),
-        loop_instructions=loop_instructions(machine_code),
-        is_dependent=bool(metadata.launch_pdl),
-        awaits_inputs=awaits_inputs(machine_code),
+        loop_instructions=loop_instructions(machine_code) if products != "none" else 0,
+        is_dependent=is_dependent,
+        awaits_inputs=awaits_inputs(machine_code) if is_dependent else _PTX_WAIT in ptx,
     )
 
 
@@ -133,7 +137,7 @@ def _registers_and_spills(cubin: bytes) -> tuple[int, int]:
 
 
 def _machine_code(cubin: bytes) -> str:
-    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c")
+    return _said_of(cubin, triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf")
 
 
 def _said_of(cubin: bytes, *command: str) -> str:
