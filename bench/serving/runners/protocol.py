@@ -94,11 +94,20 @@ def _run(start: Callable[[argparse.Namespace], Runner], args: argparse.Namespace
         _reply(replies, {"engine": runner.engine, "version": runner.version, "mode": runner.mode})
         _serve(runner, replies)
     finally:
+        _ignore_interrupts()
         runner.close()
+
+
+def _ignore_interrupts() -> None:
+    """From here on all ends anyhow. NOTE: where the parent dies its pipe ends and the signal of its
+    death comes: handled amid `runner.close()` it would wait for the lock of that one's `wait`."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _abandon(runner: Runner) -> NoReturn:
     """Exit in the middle of a workload, without waiting for threads that wait for the engine."""
+    _ignore_interrupts()
     with killing_after(GRACE_S, process_tree(os.getpid())[1:]):
         runner.close()
     end_descendants()
