@@ -29,7 +29,7 @@ BENCHMARKS = (
     "speculation.drafting", "speculation.constraint_cost",
     "speculation.drafting_peers", "speculation.oracle", "speculation.acceptance",
     "speculation.draft_kv", "speculation.cascade", "speculation.early_exit", "speculation.ahead",
-    "device.beam", "device.encoding", "device.kernels", "device.ranks",
+    "speculation.analogies", "device.beam", "device.encoding", "device.kernels", "device.ranks",
 )  # fmt: skip
 TOOLS = (  # which write no report
     "harness.model", "constrained.vocabularies", "harness.workloads", "harness.compare",

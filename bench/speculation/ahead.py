@@ -2,9 +2,11 @@
 
 Two engines, a process each, carry out the same held-out conversations of the embedded model in
 turns; the tools are pure and sleep. In the first round every task is new, in the second all come
-again. With `--parallel 64` and a small `--max-total-tokens` the pool holds a part of them, and
-nothing should be spent ahead. Outputs are compared, too: work ahead changes none, but steps of
-other sizes round otherwise (`--dtype float64 --kernels reference`: all the same).
+again. With `--history` they have carried out others before, as a service that has been running;
+`--load pipeline`: tasks of few templates in place of what people ask. With `--parallel 64` and a
+small `--max-total-tokens` the pool holds a part of them, and nothing should be spent ahead. Outputs
+are compared, too: work ahead changes none, but steps of other sizes round otherwise (`--dtype
+float64 --kernels reference`: all the same).
 
 The embedded model says a turn in some 60 ms, so that tools of half a second are nearly all of an
 agent's time, and little can go on beside them; in float64 through the reference kernels it takes
@@ -33,7 +35,8 @@ from ...frontend.dsl.state import ProgramState
 from ...frontend.dsl.tool import Tool
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ..harness.report import write_report
-from .conversations import ACTION, MAX_ACTIONS, STOP, Conversation, conversations, use_tool
+from .agent_tasks import LOADS, agent_tasks
+from .conversations import ACTION, MAX_ACTIONS, STOP, Conversation, use_tool
 
 ROUNDS = ("new tasks", "again")
 COUNTS = ("num_begun", "num_used", "num_failed", "saved_s")
@@ -45,6 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=EMBEDDED_MODEL, metavar="FOLDER",
         help="checkpoint (default: the embedded model)")  # fmt: skip
     add("--conversations", type=count, default=20, metavar="N", help="(default: %(default)s)")
+    add("--load", choices=LOADS, default=LOADS[0], help="whose tasks (default: %(default)s)")
+    add("--history", type=int, default=0, metavar="N",
+        help="other conversations that both engines have had before (default: none)")  # fmt: skip
     add("--copies", type=count, default=1, metavar="N", help="of each, side by side")
     add("--parallel", type=count, default=1, metavar="N", help="conversations at once")
     add("--tool-s", type=float, default=0.5, help="that a tool takes (default: %(default)s)")
@@ -60,11 +66,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    cases = conversations(args.conversations)["react"] * args.copies
-    facts = {subject: fact for case in cases for subject, fact in case.facts.items()}
+    cases, before = agent_tasks(args.load, args.conversations, args.history)
+    cases *= args.copies
     measured = {name: (_Side(), _Side()) for name in ROUNDS}
     for number in range(args.repeats):
-        _repeat(args, cases, facts, measured, is_reversed=number % 2 > 0)
+        _repeat(args, cases, before, measured, is_reversed=number % 2 > 0)
     rows = [_row(name, *sides) for name, sides in measured.items()]
     write_report("ahead", rows, args)
     return 0
@@ -84,7 +90,7 @@ class _Side:
 def _repeat(
     args: argparse.Namespace,
     cases: Sequence[Conversation],
-    facts: dict[str, str],
+    before: Sequence[Conversation],
     measured: dict[str, tuple[_Side, _Side]],
     *,
     is_reversed: bool,
@@ -98,6 +104,10 @@ def _repeat(
     try:
         for engine in engines:
             _warm_up.run(backend=engine).text()
+            for case in before:
+                _agent.run(case=case, tool=_tool(args, case.facts, 0.0), backend=engine).text()
+        facts = {subject: fact for case in cases for subject, fact in case.facts.items()}
+        tool = _tool(args, facts, args.tool_s)
         for sides in measured.values():
             for side in sides:
                 side.wall_s.append(0.0)
@@ -106,20 +116,20 @@ def _repeat(
                 batch = cases[first : first + args.parallel]
                 turns = list(zip(engines, sides, strict=True))
                 for engine, side in reversed(turns) if is_reversed else turns:
-                    _carry_out(engine, batch, _tool(args, facts), side)
+                    _carry_out(engine, batch, tool, side)
             sides[1].ahead = engines[1].get_server_info()["ahead"]
     finally:
         for engine in engines:
             engine.shutdown()
 
 
-def _tool(args: argparse.Namespace, facts: dict[str, str]) -> Tool:
+def _tool(args: argparse.Namespace, facts: dict[str, str], takes_s: float) -> Tool:
     def use(tool: str, argument: str) -> str:
-        time.sleep(args.tool_s)
+        time.sleep(takes_s)
         page = " ".join(f"{argument} {number}" for number in range(args.observed_words // 2))
         return f"{use_tool(tool, argument, facts)} {page}".rstrip()
 
-    return Tool(use, args.tool_s, pure=True)
+    return Tool(use, takes_s, pure=True)
 
 
 @function

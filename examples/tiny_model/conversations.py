@@ -3,6 +3,8 @@
     python conversations.py ../../bench/speculation/data/conversations.json [--samples 40]
     python conversations.py ../../bench/speculation/data/extractions.json --skills extract \
         --samples 200 --answers
+    python conversations.py ../../bench/speculation/data/agents.json --skills react \
+        --samples 160 --answers
 
 For each conversation: its skill, the system's text if it has one, the user's messages, the limits
 that a program sets to each reply, and what the lookup tool of an agent knows; with `--answers` also

@@ -54,7 +54,8 @@ NUMBERED_OPS = frozenset({"ops", "intern", "cancel", "call", "events", "reply", 
 DELTA = "delta"  # payload: text appended by a streaming gen, or `text_of_delta`'s object
 VALUE = "value"  # payload: {"value", "text", "meta"}: the op is done
 MARK = "mark"  # payload: {"text", "replace"}: what a role or token ids appended to the text
-LIKELY = "likely"  # payload: {"text", "chance"}: what a gen probably will say, see `foretell`
+# payload: {"text", "chance"}: what a gen, or the next one of its op, probably will say: `foretell`
+LIKELY = "likely"
 FAILED = "failed"  # payload: {"message", "kind", "op", "source", "field"?}: the branch stops here
 STOPPED = "Stopped"  # kind of a failure without an error: no one waits for the branch
 # The program has ended, also by being cancelled (branch and seq are 0); payload: {"num_requests",

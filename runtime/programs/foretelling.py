@@ -5,18 +5,24 @@ output depends on it: the client makes use of an early call only where the true 
 The idea: PASTE, arXiv 2603.18897; there patterns of whole calls are learnt, here the text is
 guessed, so that nothing has to be said of tools.
 
-The guess is the suffix drafter's (`../speculate/suffix.py`), over outputs that foretold gens have
-had: after the same prompt, or the same few tokens, the same follows. An output's end is a token
-like any other (END), so it is known from where on a guess is whole. Its chance is the product of
-the drafter's confidences, which are learnt from what became of guesses; from MIN_CHANCE on it is
-told. The drafter is asked at each eighth token, and where a guess turned out wrong; under load, as
-of work ahead, no output is followed.
+Two guess, from outputs that foretold gens have had; who is surer is told. The suffix drafter
+(`../speculate/suffix.py`): after the same prompt, or the same few tokens, the same follows. An
+output's end is a token like any other (END), so it is known from where on a guess is whole. Its
+chance is the product of the drafter's confidences, which are learnt from what became of guesses. It
+is asked at each eighth token, and where a guess turned out wrong. Analogies (`analogies.py`): what
+was said of other things is said of these. They are asked at each word until something is told, and
+again where that turned out wrong; they tell of the next output, too, also at this one's end.
+
+Under load, as of work ahead, no output is followed.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -27,14 +33,22 @@ from ..speculate.drafter import NO_DRAFT, Draft
 from ..speculate.suffix import MAX_DRAFT, Place, SuffixDrafter, SuffixText
 from ..tokenizer.detokenizer import Detokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from .analogies import Analogies, Analogy, Guess, num_settled
 
 # Of an output that is told; of 23 early calls on these 23 were right (docs/how-it-works/ahead.md).
 MIN_CHANCE = 0.25
+MIN_ANALOGY_CHANCE = 0.7  # of what is told by analogy: the same page says what others bring
 MAX_TOLD = 4  # outputs told of one gen: each may be a call
+MAX_TOLD_NEXT = 2  # and of the next one
 MAX_BYTES = 16 << 20  # of outputs: some 700,000 tokens
 END = -(1 << 30)  # behind an output's last token; ids of images are negative, too, but small
 _NUM_FOLLOWED = 8  # tokens after which a guess is made anew, with what they say (guess)
 _WINDOW = 8  # tokens decoded with what follows, so that characters across tokens are whole
+_MAX_PROMPT = 256  # tokens of a prompt's end that analogies see
+_MAX_BETWEEN = 1024  # tokens behind a gen after which the next one is none that follows it
+_MAX_PROGRAMS = 256  # whose last gens are known
+_MAX_ENDED = 4  # of these, for each: branches take turns
+_TAIL = 16  # tokens by which a prompt is known again
 
 OnLikely = Callable[[str, float], None]
 """(text, chance): the whole output as it probably will be, without a stop string."""
@@ -48,6 +62,8 @@ class Foreteller:
         compiler."""
         self._load = load
         self._drafter = SuffixDrafter(MAX_BYTES)
+        self._analogies = Analogies()
+        self._ended: OrderedDict[Hashable, deque[_End]] = OrderedDict()  # by program
         self.num_gens = 0  # that were followed to their end
         self.num_told = 0  # outputs that were told
         self.num_right = 0  # gens of which what was told last came true
@@ -67,12 +83,80 @@ class Foreteller:
             return None
         place = Place(request.history, request.program_key, request.op_key)
         text = self._drafter.open_at(place, request.prompt)
-        return Foretelling(self, text, output, tokenizer, stop, on_likely)
+        analogy = self._open_analogy(request, tokenizer)
+        begun = _Begun(_program(request), len(request.prompt), request.prompt[-_TAIL:])
+        followed = _Followed(begun, output, tokenizer, stop, on_likely)
+        return Foretelling(self, followed, text, analogy)
+
+    def note_end(self, begun: _Begun, analogy: Analogy, output: str) -> None:
+        """A gen has ended so; the next one of its program may follow it."""
+        if begun.program is None:
+            return
+        ended = self._ended.setdefault(begun.program, deque(maxlen=_MAX_ENDED))
+        ended.appendleft((begun, analogy, output))
+        self._ended.move_to_end(begun.program)
+        if len(self._ended) > _MAX_PROGRAMS:
+            self._ended.popitem(last=False)
 
     def describe(self) -> dict[str, Any]:
         """Counters as plain data."""
         names = ("num_gens", "num_told", "num_right", "num_wrong")
-        return {name: getattr(self, name) for name in names}
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "num_examples": self._analogies.num_examples}
+
+    def _open_analogy(self, request: Request, tokenizer: Tokenizer) -> Analogy:
+        decode = tokenizer.decode_cached
+        op = (request.history, _pattern(request.op_key))
+        prompt = decode(request.prompt[-_MAX_PROMPT:], skip_special=False)
+        for begun, analogy, output in self._ended.get(_program(request), ()):
+            if not begun.is_of(request.prompt):
+                continue
+            behind = decode(request.prompt[begun.num_prompt :], skip_special=False)
+            if behind.startswith(output):
+                return self._analogies.open(op, prompt, analogy, behind[len(output) :])
+        return self._analogies.open(op, prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Where a gen began: in which program, behind how many tokens, and the last of these."""
+
+    program: Hashable
+    num_prompt: int
+    tail: array[int]
+
+    def is_of(self, prompt: array[int]) -> bool:
+        """Whether a prompt begins, as far as is known, with this one, and ends not far behind."""
+        end = self.num_prompt
+        is_near = 0 < len(prompt) - end <= _MAX_BETWEEN
+        return is_near and prompt[max(0, end - _TAIL) : end] == self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A gen whose output is followed; `output` has its text so far."""
+
+    begun: _Begun
+    output: Detokenizer
+    tokenizer: Tokenizer
+    stop: Sequence[str]
+    on_likely: OnLikely
+
+
+_End = tuple[_Begun, Analogy, str]  # of a gen that has said this
+
+
+def _program(request: Request) -> Hashable:
+    """None: not known."""
+    key = request.program_key
+    return None if key is None else (request.history, key)
+
+
+def _pattern(op: Hashable) -> Hashable:
+    """Ops of one source line whose names differ in numbers alone are the turns of a loop."""
+    if not isinstance(op, tuple):
+        return op
+    return tuple(re.sub(r"\d+", "#", part) if isinstance(part, str) else part for part in op)
 
 
 class Foretelling:
@@ -82,23 +166,23 @@ class Foretelling:
     def __init__(
         self,
         foreteller: Foreteller,
+        followed: _Followed,
         text: SuffixText,
-        output: Detokenizer,
-        tokenizer: Tokenizer,
-        stop: Sequence[str],
-        on_likely: OnLikely,
+        analogy: Analogy,
     ) -> None:
         self._foreteller = foreteller
+        self._followed = followed
         self._text = text
-        self._output = output
-        self._tokenizer = tokenizer
-        self._stop = stop
-        self._on_likely = on_likely
+        self._analogy = analogy
         self._ids = array("i")
         self._num_followed = 0
         self._draft: Draft = NO_DRAFT
         self._told: list[str] = []
+        self._told_next: list[str] = []
+        self._chance = 0.0  # of what was told last
+        self._num_asked = -1  # characters of whole words of which analogies were asked
         self._guess()
+        self._ask_analogies()
 
     def extend(self, token_id: int) -> None:
         """A token was drawn or forced."""
@@ -106,10 +190,10 @@ class Foretelling:
         self._ids.append(token_id)
         tokens = self._draft.tokens
         is_right = place < len(tokens) and tokens[place] == token_id
-        if place + 1 < _NUM_FOLLOWED and (is_right or not tokens):
-            return
-        self._follow()
-        self._guess()
+        if place + 1 >= _NUM_FOLLOWED or (tokens and not is_right):
+            self._follow()
+            self._guess()
+        self._ask_analogies()
 
     def end(self, text: str | None) -> None:
         """The output is over, and this is it; None: it was cut short, and says nothing."""
@@ -121,7 +205,11 @@ class Foretelling:
                 is_right = self._told[-1] == text
                 self._foreteller.num_right += is_right
                 self._foreteller.num_wrong += not is_right
+            self._tell_next(self._analogy.propose_next(text))  # no true call has begun yet
         self._text.close()
+        self._analogy.end(text)
+        if text is not None:
+            self._foreteller.note_end(self._followed.begun, self._analogy, text)
 
     def _follow(self) -> None:
         """Tell the drafter what came since its last guess, and what of that was right."""
@@ -144,16 +232,50 @@ class Foretelling:
         chance = prod(draft.confidences[: end + 1])
         if chance < MIN_CHANCE:
             return
-        likely = self._cut(self._output.text, draft.tokens[:end])
-        if not self._told or likely != self._told[-1]:
+        self._tell(self._cut(self._followed.output.text, draft.tokens[:end]), chance)
+
+    def _ask_analogies(self) -> None:
+        """Ask once for each new word, unless what was told may still come true: of other guesses
+        then one in ten was right."""
+        text = self._followed.output.text
+        if self._analogy.is_over or self._holds(text):
+            return
+        num_whole = num_settled(text)
+        if num_whole == self._num_asked:
+            return
+        self._num_asked = num_whole
+        proposal = self._analogy.propose(text)
+        if proposal is not None and proposal.own.chance >= MIN_ANALOGY_CHANCE:
+            self._tell(proposal.own.text, proposal.own.chance)
+            self._tell_next(proposal.next)
+
+    def _holds(self, output: str) -> bool:
+        """Whether what was told last may still come true."""
+        return bool(self._told) and self._told[-1].startswith(output)
+
+    def _tell(self, likely: str, chance: float) -> None:
+        """Unless what was told last is surer, and may still come true."""
+        if self._holds(self._followed.output.text) and chance <= self._chance:
+            return
+        if self._told and likely == self._told[-1]:
+            self._chance = chance
+        elif len(self._told) < MAX_TOLD:
+            self._chance = chance
             self._told.append(likely)
             self._foreteller.num_told += 1
-            self._on_likely(likely, chance)
+            self._followed.on_likely(likely, chance)
+
+    def _tell_next(self, guess: Guess | None) -> None:
+        if guess is None or guess.chance < MIN_ANALOGY_CHANCE or guess.text in self._told_next:
+            return
+        if len(self._told_next) < MAX_TOLD_NEXT:
+            self._told_next.append(guess.text)
+            self._followed.on_likely(guess.text, guess.chance)
 
     def _cut(self, text: str, ids: Sequence[int]) -> str:
         """The text with that of these tokens, up to a stop string."""
-        decode, before = self._tokenizer.decode, self._ids[-_WINDOW:].tolist()
+        decode, before = self._followed.tokenizer.decode, self._ids[-_WINDOW:].tolist()
         whole = text + decode([*before, *ids])[len(decode(before)) :]
-        longest = max(map(len, self._stop), default=0)
-        ends = [whole.find(stop, max(0, len(text) - longest)) for stop in self._stop]
+        longest = max(map(len, self._followed.stop), default=0)
+        ends = [whole.find(stop, max(0, len(text) - longest)) for stop in self._followed.stop]
         return whole[: min((end for end in ends if end >= 0), default=len(whole))]

@@ -99,6 +99,30 @@ def test_a_pure_tool_begins_early_is_carried_out_once_and_nothing_changes(
     assert len(tool.called) == 1 and (counts.num_used, counts.num_failed) == (1, 0)
 
 
+@st.function
+def asker(
+    s: st.ProgramState, city: str, tool: Tool, before: Callable[[], object], ahead: Any
+) -> None:
+    s += f"Question: How many people live in {city}?\nThought:"
+    s += st.gen("thought", max_tokens=40, stop="\n", temperature=0, ahead=ahead)
+    before()
+    s += f"\nObservation: {tool.tool(s, subject_of(s['thought']))}\n"
+
+
+def test_a_tool_begins_early_for_what_nobody_has_asked_before() -> None:
+    tool = Tool()
+    with st.Engine(max_total_tokens=8192, num_threads=1) as engine:
+        plain = asker.run("Hamburg", Tool(), nothing, None, backend=engine).text()
+        for city in ("Bonn", "Kiel", "Dresden", "Vienna", "Paris", "Berlin"):
+            other = Tool()
+            asker.run(city, other, nothing, other.read, backend=engine).text()
+        state = asker.run(
+            "Hamburg", tool, lambda: tool.begun.wait(PATIENCE_S), tool.read, backend=engine
+        )
+        assert state.text() == plain and tool.called == ["population of Hamburg"]
+        assert state._program.early_calls.counts.num_used == 1
+
+
 def test_a_report_says_what_early_calls_have_brought(engine: Backend, plain_text: str) -> None:
     tool = Tool()
     state = agent.run(tool, lambda: tool.begun.wait(PATIENCE_S), tool.read, None, backend=engine)

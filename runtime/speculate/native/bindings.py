@@ -24,6 +24,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "stemma_propose": (_INT32, _POINTER, _INT32, _POINTER, _INT64, _INT32, *(_POINTER,) * 3),
     "stemma_note_draft": (None, _POINTER, _INT32, _POINTER, _INT32, _INT32),
     "stemma_describe_drafter": (None, _POINTER, _POINTER),
+    "stemma_new_examples": (_POINTER, _INT32),
+    "stemma_free_examples": (None, _POINTER),
+    "stemma_add_example": (None, *(_POINTER,) * 3, _INT32, _INT32),
+    "stemma_extend_example": (None, _POINTER, _INT64, _POINTER, _POINTER, _INT32, _INT32),
+    "stemma_new_analogy": (_POINTER, *(_POINTER,) * 3, _INT32),
+    "stemma_free_analogy": (None, _POINTER),
+    "stemma_propose_analogies": (_INT32, *(_POINTER,) * 3, _INT32, _POINTER, _INT32),
 }
 
 

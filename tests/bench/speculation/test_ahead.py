@@ -11,6 +11,7 @@ from stemma.cli.parser import run_command
 def test_both_engines_say_the_same_and_all_calls_are_counted(tmp_path: Path) -> None:
     few = ["--conversations", "2", "--tool-s", "0.01", "--repeats", "1", "--num-threads", "1"]
     exact = ["--dtype", "float64", "--kernels", "reference", "--observed-words", "8"]
+    exact += ["--history", "1", "--load", "pipeline"]
     assert run_command(["bench", "ahead", *few, *exact, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ahead.json").read_text())["rows"]
     assert [row["round"] for row in rows] == ["new tasks", "again"]

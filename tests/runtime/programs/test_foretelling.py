@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,43 @@ def test_who_does_not_ask_or_cannot_be_told_is_told_nothing(
     params = {"foretell": True, "stop": ("\n",), **params}
     harness.on(0, text("Where is it?\n"), gen("x", "agent.py:1", **params))
     assert not harness.events.of(wire.LIKELY)
+
+
+CITIES = ("Bonn", "Kiel", "Jena", "Trier", "Essen", "Gera")
+OTHERS = ("Rom", "Oslo", "Bern", "Lyon", "Graz", "Turin")
+
+
+def told_of(context: ProgramContext, city: str, **session: Any) -> list[str]:
+    prompt, output = f"Where is {city}?\n", f"Action: lookup[{city}]\n"
+    return [text for text, _ in told(context, output, prompt, session=session)]
+
+
+def test_what_was_said_of_others_is_told_of_a_new_one(foretelling: ProgramContext) -> None:
+    for city in CITIES:
+        told_of(foretelling, city)
+    assert told_of(foretelling, "Ulm") == ["Action: lookup[Ulm]"]
+    for others in ({"account": "bob"}, {"namespace": "n"}, {"history": "h"}):
+        assert told_of(foretelling, "Ulm", **others) == []
+
+
+def test_the_next_output_is_told_while_this_one_runs(foretelling: ProgramContext) -> None:
+    numbers = itertools.count(1)
+
+    def likely(one: str, other: str) -> list[str]:
+        """Told while the first of two outputs comes."""
+        harness = ProgramHarness(foretelling)
+        harness.session.record.number = next(numbers)
+        params = {"foretell": True, "stop": ("\n",)}
+        harness.on(0, text(f"{one} or {other}?\n"), gen("step0", "agent.py:1", **params))
+        harness.generate(f"Action: lookup[{one}]\n")
+        found = [payload["text"] for _, _, payload in harness.events.of(wire.LIKELY)]
+        harness.on(0, text("Found: 3\n"), gen("step1", "agent.py:1", **params))
+        harness.generate(f"Action: lookup[{other}]\n")
+        return found
+
+    for one, other in zip(CITIES, OTHERS, strict=True):
+        likely(one, other)
+    assert likely("Ulm", "Hof") == ["Action: lookup[Ulm]", "Action: lookup[Hof]"]
 
 
 def test_nothing_is_told_under_load(foretelling: ProgramContext) -> None:
