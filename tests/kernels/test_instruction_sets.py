@@ -35,7 +35,7 @@ def test_kernels_compute_what_loops_over_single_numbers_do(
     sources = [str(each) for each in sorted(LIBRARY.sources.glob("*.cpp"))]
     subprocess.run(
         [
-            compiler, *flags, *instructions.compile_flags, "-O0", "-static", f"-I{LIBRARY.sources}",
+            compiler, *flags, *instructions.compile_flags, "-Og", "-static", f"-I{LIBRARY.sources}",
             str(CHECK), *sources, "-o", program,
         ],
         check=True, timeout=TIMEOUT_S,
