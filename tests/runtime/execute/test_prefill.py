@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
@@ -19,6 +20,7 @@ from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.config import PrefillAttention
 from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.prefill import with_prefill
+from stemma.runtime.models.layers.ranks import ALONE, Ranks
 from stemma.runtime.models.model_config import ModelConfig, read_model_config
 
 
@@ -54,6 +56,17 @@ class Passed:
         return self.at_s - earlier.at_s
 
 
+class Gathered:
+    """What ranks say, one after the other: each is told of the first, and of itself."""
+
+    def __init__(self) -> None:
+        self._said: list[Any] = []
+
+    def all_gather(self, data: Any) -> Any:
+        self._said.append(data)
+        return np.stack([self._said[0], data])
+
+
 @pytest.fixture
 def config() -> ModelConfig:
     found = read_model_config(EMBEDDED_MODEL)
@@ -77,6 +90,7 @@ def told(
     kernels = options.pop("kernels", None) or select_kernels(dtype, "cuda", "triton")
     fixed: dict[str, Any] = {
         "kv_cache_dtype": "auto", "page_size": 4, "max_step_tokens": 16, "graph_max_tokens": 2,
+        "ranks": ALONE,
     }  # fmt: skip
     found = with_prefill(kernels, asked, config, accelerator, dtype=dtype, **{**fixed, **options})
     choice = next(c for c in found.describe() if c.op == OP)
@@ -95,6 +109,20 @@ def test_the_faster_kernel_is_taken_and_a_second_start_does_not_measure(
     assert told(config, again, "torch")[1] == "FlashAttention-2, of prompts from 5 tokens on"
     beyond = told(config, again, graph_max_tokens=12)
     assert beyond == ("torch", "FlashAttention-2, of prompts from 13 tokens on")
+
+
+def test_all_ranks_take_the_choice_of_the_first_which_alone_measures(
+    config: ModelConfig, gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for seconds, chosen in (
+        ((1.0, 2.0, 3.0, 1.0), ("torch", "FlashAttention-2, of prompts from 9 tokens on")),
+        ((1.0, 1.0, 3.0, 3.0), ("triton", "faster than torch's here, or torch's refuse the shape")),
+    ):
+        clocks, gathered = (Clock(*seconds), Clock(1.0, 0.1, 3.0, 0.1)), cast(Any, Gathered())
+        for rank, clock in enumerate(clocks):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{chosen} {rank}"))
+            assert told(config, clock, ranks=Ranks(rank, 2, gathered)) == chosen
+        assert clocks[0].num_events and not clocks[1].num_events
 
 
 def test_ours_stay_where_they_are_faster_or_asked_for(config: ModelConfig, gpu: None) -> None:
