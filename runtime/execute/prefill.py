@@ -68,9 +68,10 @@ def with_prefill(
         return kernels
     if asked == "triton":
         return described(kernels, "triton", "asked for")
-    shape = PromptShape(
-        config.num_heads, config.num_kv_heads, config.head_dim, dtype, page_size, max_step_tokens
-    )
+    layers = _plain_layers(config)
+    # One of several shapes, as Gemma 4's with windows have another: of those that torch is given.
+    kv_shape = config.kv_shape(layers[0]) if layers else (config.num_kv_heads, config.head_dim)
+    shape = PromptShape(config.num_heads, *kv_shape, dtype, page_size, max_step_tokens)
     refusal = _why_not(config, accelerator, shape, kv_cache_dtype)
     if refusal is not None:
         if asked == "torch":
@@ -119,15 +120,21 @@ def _why_not(
         return f"torch's read no KV in {kv_cache_dtype}"
     if config.latent is not None or config.has_sink_logits:
         return f"torch's have no attention like that of {config.architecture}"
-    if not any(_is_plain(kind) for kind in config.attention_kinds):
+    if not _plain_layers(config):
         return f"{config.architecture} has windows, chunks or soft caps in all layers"
     if not shape.lengths:
         return f"steps of up to {shape.max_tokens} tokens are short"
     return None
 
 
-def _is_plain(kind: object) -> bool:
-    return isinstance(kind, AttentionOptions) and is_plain(kind)
+def _plain_layers(config: ModelConfig) -> list[int]:
+    """Those with KV whose attention is `is_plain`."""
+    kinds = [config.attention_kinds[kind] for kind in config.layer_kinds]
+    return [
+        layer
+        for layer in config.attention_layers
+        if isinstance(kind := kinds[layer], AttentionOptions) and is_plain(kind)
+    ]
 
 
 def _seconds_on(accelerator: Accelerator) -> Seconds:

@@ -15,9 +15,12 @@ from torch.nn.attention import SDPBackend
 from stemma.kernels import prefill_choice
 from stemma.kernels.model_options import AttentionOptions
 from stemma.kernels.prefill_attention import OP
+from stemma.kernels.prefill_choice import Measured, PromptShape
 from stemma.kernels.registry import select_kernels
+from stemma.runtime.checkpoint.config.varied_layers import VariedLayers
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.config import PrefillAttention
+from stemma.runtime.execute import prefill
 from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.prefill import with_prefill
 from stemma.runtime.models.layers.ranks import ALONE, Ranks
@@ -147,6 +150,29 @@ def test_what_torch_cannot_compute_is_not_measured(
     assert not caplog.records
     told(near, Clock(), "torch")
     assert "attend for no prompt" in caplog.text
+
+
+def test_layers_of_several_shapes_are_measured_in_that_of_the_plain_ones(
+    config: ModelConfig, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are Gemma 4's kinds: 2 KV heads of 16 behind a window, 1 of 32 that see all."""
+    varied = VariedLayers(
+        head_dims=(16, 32), num_kv_heads=(2, 1), kv_sources=(0, 1), has_values=(True, True),
+        intermediate_sizes=(8, 8), sparsities=(0.0, 0.0), token_input_size=0, token_input_vocab=0,
+    )  # fmt: skip
+    config = replace(
+        config, num_layers=2, num_kv_heads=2, varied=varied, kind_of_layer=(0, 1),
+        attention_kinds=(AttentionOptions(window=8), AttentionOptions()),
+    )  # fmt: skip
+    shapes: list[PromptShape] = []
+
+    def noted(_: Any, shape: PromptShape, *__: object) -> Measured:
+        shapes.append(shape)
+        return Measured({}, {})
+
+    monkeypatch.setattr(prefill, "measured", noted)
+    told(config, Clock())
+    assert [(shape.num_kv_heads, shape.head_dim) for shape in shapes] == [(1, 32)]
 
 
 def test_the_reference_attends_for_prompts_itself(config: ModelConfig, gpu: None) -> None:
