@@ -22,7 +22,7 @@ from ...kernels.prefill_attention import (
     with_prefill_attention,
 )
 from ...kernels.prefill_choice import (
-    BACKENDS,
+    FUSED,
     Measured,
     MeasuredFile,
     PromptShape,
@@ -105,7 +105,7 @@ def _of_first(choice: PrefillChoice | None, ranks: Ranks) -> PrefillChoice | Non
     names = torch_kernels()  # which every rank must ask for before it uses one
     own = [-1, 0] if choice is None else [names.index(choice.name), choice.min_tokens]
     number, min_tokens = ranks.of_first(np.array(own, dtype=np.int64)).tolist()
-    return None if number < 0 else PrefillChoice(names[number], BACKENDS[names[number]], min_tokens)
+    return None if number < 0 else PrefillChoice(names[number], FUSED[names[number]], min_tokens)
 
 
 def _why_not(

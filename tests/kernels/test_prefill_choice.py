@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
+from fused_attention import plain_attention
 
 from stemma.kernels import prefill_choice
+from stemma.kernels.prefill_attention import flash_attention
 from stemma.kernels.prefill_choice import (
     CUDNN,
     FLASH_2,
@@ -50,7 +51,7 @@ def test_asked_for_it_is_chosen_however_slow() -> None:
     assert slow.choice() is None
     choice = slow.choice(is_asked_for=True)
     assert choice is not None and choice.min_tokens == 2048
-    assert choice.backend is SDPBackend.FLASH_ATTENTION
+    assert choice.fused is flash_attention
     assert Measured(OURS, {}).choice(is_asked_for=True) is None
     assert choice.beyond(512) == choice and choice.beyond(2048).min_tokens == 2049
 
@@ -66,7 +67,7 @@ def test_kernels_that_refuse_or_disagree_are_left_out_of_what_is_measured(
         return float(len(timed))
 
     monkeypatch.setattr(prefill_choice, "LENGTHS", (17, 24, 99))
-    monkeypatch.setitem(prefill_choice.BACKENDS, FLASH_2, SDPBackend.MATH)
+    monkeypatch.setitem(prefill_choice.FUSED, FLASH_2, plain_attention)
     kernels = select_kernels(torch.float32, "cuda")
     found = measured(kernels, SHAPE, torch.device("cpu"), seconds)
     assert found == Measured({17: 1.0, 24: 3.0}, {FLASH_2: {17: 2.0, 24: 4.0}})

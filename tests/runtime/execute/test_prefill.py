@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
+from fused_attention import plain_attention
 
 from stemma.kernels import prefill_choice
 from stemma.kernels.model_options import AttentionOptions
@@ -82,7 +82,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
     monkeypatch.setattr(prefill_choice, "LENGTHS", (5, 9))
-    monkeypatch.setitem(prefill_choice.BACKENDS, prefill_choice.FLASH_2, SDPBackend.MATH)
+    monkeypatch.setitem(prefill_choice.FUSED, prefill_choice.FLASH_2, plain_attention)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
