@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,14 @@ def torch_kernels() -> tuple[str, ...]:
     return CUDNN, FLASH_3 if _has_flash_attention_3() else FLASH_2
 
 
+@cache  # it is told once: older torch registers no kernel twice
 def _has_flash_attention_3() -> bool:
     """torch takes that of the package flash_attn_interface, if told to (torch 2.13,
-    torch/nn/attention/_fa3.py)."""
+    torch/nn/attention/_fa3.py). It refuses all but compute capability 9."""
     activate = getattr(nn.attention, "activate_flash_attention_impl", None)
     if activate is None or find_spec("flash_attn_interface") is None:
+        return False
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return False
     try:
         activate("FA3")

@@ -14,12 +14,14 @@ from stemma.kernels.prefill_attention import flash_attention
 from stemma.kernels.prefill_choice import (
     CUDNN,
     FLASH_2,
+    FLASH_3,
     Measured,
     MeasuredFile,
     PromptShape,
     key_of,
     measured,
     refusal_of,
+    torch_kernels,
 )
 from stemma.kernels.registry import select_kernels
 
@@ -91,3 +93,20 @@ def test_what_was_measured_is_found_by_the_next_engine_on_the_same_device(tmp_pa
     assert again.find(first) == figures and again.find(other) == Measured({}, {})
     (tmp_path / "stemma" / "prefill.json").write_text("[")
     assert again.find(first) is None
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_torch_is_told_of_flash_attention_3_once_and_where_it_runs(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(prefill_choice, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", told.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    prefill_choice._has_flash_attention_3.cache_clear()
+    is_hopper = capability == (9, 0)
+    for _ in range(2):
+        assert torch_kernels() == (CUDNN, FLASH_3 if is_hopper else FLASH_2)
+    assert told == (["FA3"] if is_hopper else [])
+    prefill_choice._has_flash_attention_3.cache_clear()
