@@ -16,14 +16,13 @@ never from what else is in the step. Such steps are not captured: their lengths 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention_rows import AttentionRows, IntArray, no_segments
 from .model_options import DEFAULT_OPTIONS, AttentionOptions
@@ -36,12 +35,23 @@ OP = "prefill_attention"  # as the doctor names it
 UNIT_TOKENS = 512  # 64 lengths up to 32,768; what is left is at most a quarter of 2,048 (a guess)
 
 
+class FusedAttention(Protocol):
+    """A prompt's attention to itself, each token to those up to its own."""
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """q [1, num_heads, n, head_dim], keys and values [1, num_kv_heads, n, head_dim] -> as q.
+
+        Raises RuntimeError where it refuses them.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
     """Which of torch's kernels, and for which rows."""
 
     name: str  # "cuDNN"
-    backend: SDPBackend
+    fused: FusedAttention
     min_tokens: int  # of a row
     unit_tokens: int = UNIT_TOKENS
 
@@ -194,7 +204,7 @@ class _PrefillAttention:
         if shape not in self._refused:
             try:
                 return attend_whole(
-                    q, kv_layer, plan.page_table, one.rows, self._choice.backend, plan.options.scale
+                    q, kv_layer, plan.page_table, one.rows, self._choice.fused, plan.options.scale
                 )
             except torch.OutOfMemoryError:
                 raise
@@ -219,12 +229,12 @@ def attend_whole(
     kv_layer: Tensor,
     page_table: Tensor,
     rows: AttentionRows,
-    backend: SDPBackend,
+    fused: FusedAttention,
     scale: float | None = None,
 ) -> Tensor:
     """q [n, num_heads, head_dim] of the one row, whose n tokens are all that it sees -> the same.
 
-    Raises RuntimeError where the backend refuses it.
+    Raises RuntimeError where the kernel refuses it.
     """
     _, num_kv_heads, num_slots, head_dim = kv_layer.shape
     page_size = rows.page_size
@@ -232,12 +242,40 @@ def attend_whole(
     by_page = kv_layer.view(2, num_kv_heads, num_slots // page_size, page_size * head_dim)
     gathered = by_page.index_select(2, pages).view(2, 1, num_kv_heads, -1, head_dim)
     keys, values = gathered[:, :, :, : len(q)].unbind(0)
-    with sdpa_kernel(backend):
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys, values,
-            is_causal=True, scale=scale, enable_gqa=q.shape[1] != num_kv_heads,
-        )  # fmt: skip
+    out = fused(q.transpose(0, 1)[None], keys, values, scale)
     return out[0].transpose(0, 1).contiguous()  # as a rule it is
+
+
+# NOTE: what torch's public function calls, since which kernel that takes is a setting of the whole
+# process: other threads' attention (an encoder's, on a CPU) would fail while it is changed.
+def cudnn_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+    """`FusedAttention` by cuDNN."""
+    _require(torch.backends.cuda.can_use_cudnn_attention, q, keys, values)
+    run = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out: Tensor = run(q, keys, values, None, False, is_causal=True, scale=scale)[0]
+    return out
+
+
+def flash_attention(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+    """`FusedAttention` by torch's flash attention."""
+    _require(torch.backends.cuda.can_use_flash_attention, q, keys, values)
+    run = torch.ops.aten._scaled_dot_product_flash_attention
+    out: Tensor = run(q, keys, values, is_causal=True, scale=scale)[0]
+    return out
+
+
+def _require(
+    can_use: Callable[[torch.backends.cuda.SDPAParams, bool], bool],
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> None:
+    """Raises RuntimeError unless it says so; torch's own lines on stderr have the reasons."""
+    has_groups = q.shape[1] != keys.shape[1]
+    params = torch.backends.cuda.SDPAParams(q, keys, values, None, 0.0, True, has_groups)
+    if not can_use(params, False):
+        can_use(params, True)
+        raise RuntimeError("torch does not allow it here, for the reasons above, if it gave any")
 
 
 def _beginnings(rows: AttentionRows, begun: IntArray) -> Iterator[_Beginning]:

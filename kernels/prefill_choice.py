@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 
 from .attention_rows import AttentionRows
 from .ops import DevicePlan
-from .prefill_attention import PrefillChoice, attend_whole
+from .prefill_attention import (
+    FusedAttention,
+    PrefillChoice,
+    attend_whole,
+    cudnn_attention,
+    flash_attention,
+)
 from .registry import Kernels
 from .triton.availability import triton_version
 
@@ -33,10 +38,10 @@ log = logging.getLogger(__name__)
 
 LENGTHS = (2048, 8192, 32_768)
 CUDNN, FLASH_2, FLASH_3 = "cuDNN", "FlashAttention-2", "FlashAttention-3"
-BACKENDS = {
-    CUDNN: SDPBackend.CUDNN_ATTENTION,
-    FLASH_2: SDPBackend.FLASH_ATTENTION,
-    FLASH_3: SDPBackend.FLASH_ATTENTION,
+FUSED: dict[str, FusedAttention] = {
+    CUDNN: cudnn_attention,
+    FLASH_2: flash_attention,
+    FLASH_3: flash_attention,
 }
 _ENOUGH = 0.95  # of our time: a smaller gain is no reason for another kernel (a guess)
 _MAX_ERROR = 1.5e-2  # ||theirs - ours|| / ||ours||, in 16 bits: each rounds its probabilities
@@ -81,7 +86,7 @@ class Measured:
         if not found:
             return None
         _, name, first = min(found)
-        return PrefillChoice(name, BACKENDS[name], first)
+        return PrefillChoice(name, FUSED[name], first)
 
     def _first_faster(self, seconds: Mapping[int, float]) -> int | None:
         first = None
@@ -125,8 +130,7 @@ def measured(
 def refusal_of(call: Callable[[], Tensor], expected: Tensor) -> str | None:
     """Why a kernel will not do: it refuses, or gives something else. None: it does."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # one for each condition that is not met
-            found = call()
+        found = call()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as refusal:
@@ -180,8 +184,8 @@ class Prompt:
 
     def torch_call(self, name: str) -> Callable[[], Tensor]:
         """The same by torch's kernel of this name."""
-        backend = BACKENDS[name]
-        return lambda: attend_whole(self.q, self.kv_layer, self.page_table, self.rows, backend)
+        fused = FUSED[name]
+        return lambda: attend_whole(self.q, self.kv_layer, self.page_table, self.rows, fused)
 
 
 def torch_kernels() -> tuple[str, ...]:
@@ -190,11 +194,14 @@ def torch_kernels() -> tuple[str, ...]:
     return CUDNN, FLASH_3 if _has_flash_attention_3() else FLASH_2
 
 
+@cache  # it is told once: older torch registers no kernel twice
 def _has_flash_attention_3() -> bool:
     """torch takes that of the package flash_attn_interface, if told to (torch 2.13,
-    torch/nn/attention/_fa3.py)."""
+    torch/nn/attention/_fa3.py). It refuses all but compute capability 9."""
     activate = getattr(nn.attention, "activate_flash_attention_impl", None)
     if activate is None or find_spec("flash_attn_interface") is None:
+        return False
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return False
     try:
         activate("FA3")

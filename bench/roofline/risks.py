@@ -47,7 +47,9 @@ def _kernels(ctx: Context) -> Iterator[Row]:
 def _wide_product(ctx: Context) -> Iterator[Row]:
     x = ctx.random(64, ctx.sizes.hidden)
     weight = ctx.random(ctx.sizes.vocab, ctx.sizes.hidden, seed=1)
-    found = ctx.kernels.make_output_linear(weight)(x)
+    place = torch.empty(64, ctx.sizes.vocab, dtype=torch.float32, device=ctx.tensors)
+    found = ctx.kernels.make_output_linear(weight)(x, place)  # as graphs do
+    assert found.data_ptr() == place.data_ptr(), "graphs read it there"
     yield error_row(
         f"logits in {str(found.dtype).removeprefix('torch.')}, error", found,
         x.float() @ weight.float().T, ctx.dtype,

@@ -182,6 +182,7 @@ class ModelRunner:
                 page_size=page_size,
                 max_step_tokens=max_step_tokens,
                 graph_max_tokens=max(sizes, default=0),
+                ranks=ranks,
             )
         self.state_layout = StateLayout.of(model_config, dtype_name(self.dtype))
         known = self.kernels.kv_cache_dtypes

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from attention_trees import Branch, quantized, random_kv, row, rows_of
 from device_plans import device_kernels
+from fused_attention import plain_attention
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stemma.kernels import prefill_attention
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.ops import DevicePlan, KVLayer
-from stemma.kernels.prefill_attention import PrefillChoice, with_prefill_attention
+from stemma.kernels.prefill_attention import (
+    FusedAttention,
+    PrefillChoice,
+    cudnn_attention,
+    flash_attention,
+    with_prefill_attention,
+)
 from stemma.kernels.reference import paged_attention as reference
 from stemma.kernels.registry import Kernels, select_kernels
 
-PLAIN = PrefillChoice("torch's plain", SDPBackend.MATH, min_tokens=12, unit_tokens=4)
+PLAIN = PrefillChoice("torch's plain", plain_attention, min_tokens=12, unit_tokens=4)
 TREE = Branch(3, (Branch(1), Branch(1, num_queries=3, num_own=9)))
 STEPS = {
     "a prompt": [row(16, 16)],
@@ -154,9 +162,7 @@ def test_what_torch_refuses_the_other_kernel_computes_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture, asked: list[int]
 ) -> None:
     """cuDNN's on a CPU: a backend that is not there."""
-    kernels = kernels_of(
-        torch.float64, replace(PLAIN, name="cuDNN", backend=SDPBackend.CUDNN_ATTENTION)
-    )
+    kernels = kernels_of(torch.float64, replace(PLAIN, name="cuDNN", fused=cudnn_attention))
     rows = rows_of(STEPS["mixed"], 4)
     q, kv_layer = queries(rows, 4, 16, torch.float64), random_kv(rows, 2, 16).double()
     expected = expected_of(q, kv_layer, rows)
@@ -169,6 +175,50 @@ def test_what_torch_refuses_the_other_kernel_computes_and_one_line_says_so(
     assert [text.partition(",")[0] for text in said] == [
         "cuDNN refuses prompts of 16 tokens", "cuDNN refuses prompts of 12 tokens",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fused", [cudnn_attention, flash_attention])
+def test_torchs_kernel_is_called_as_it_is_declared_and_no_other_threads_attention_is_changed(
+    fused: FusedAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tensors without memory: their shapes, strides and arguments are checked, nothing runs."""
+    calls: list[tuple[str, dict[str, Any], bool]] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            is_plain_left = torch.backends.cuda.math_sdp_enabled()
+            names = [each.name for each in func._schema.arguments]
+            given = {**dict(zip(names, args)), **(kwargs or {})}
+            calls.append((func._schema.name, given, is_plain_left))
+            return func(*args, **(kwargs or {}))
+
+    for name in ("can_use_cudnn_attention", "can_use_flash_attention"):
+        monkeypatch.setattr(torch.backends.cuda, name, lambda *_: True)
+    heads = torch.empty(24, 4 + 2 * 2, 16, dtype=torch.bfloat16, device="meta")
+    q, keys = heads[:, :4].transpose(0, 1)[None], heads[:, 4:6].transpose(0, 1)[None]
+    with Noting():
+        out = fused(q, keys, keys, 0.5)
+    assert out.shape == q.shape and out[0].transpose(0, 1).is_contiguous()
+    ((name, options, is_plain_left),) = calls
+    assert name.startswith("aten::_scaled_dot_product") and is_plain_left
+    assert options["is_causal"] is True and options["scale"] == 0.5
+    assert options.get("attn_bias") is None and not options.get("dropout_p")
+
+
+def test_torch_is_asked_for_the_reasons_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_why: list[bool] = []
+
+    def can_use(_: object, is_asked_why: bool) -> bool:
+        asked_why.append(is_asked_why)
+        return False
+
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", can_use)
+    q = torch.ones(1, 2, 3, 4)
+    with pytest.raises(RuntimeError, match="does not allow it"):
+        flash_attention(q, q, q, None)
+    assert asked_why == [False, True]
 
 
 def test_memory_that_does_not_suffice_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

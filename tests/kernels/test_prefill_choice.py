@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
+from fused_attention import plain_attention
 
 from stemma.kernels import prefill_choice
+from stemma.kernels.prefill_attention import flash_attention
 from stemma.kernels.prefill_choice import (
     CUDNN,
     FLASH_2,
+    FLASH_3,
     Measured,
     MeasuredFile,
     PromptShape,
     key_of,
     measured,
     refusal_of,
+    torch_kernels,
 )
 from stemma.kernels.registry import select_kernels
 
@@ -50,7 +53,7 @@ def test_asked_for_it_is_chosen_however_slow() -> None:
     assert slow.choice() is None
     choice = slow.choice(is_asked_for=True)
     assert choice is not None and choice.min_tokens == 2048
-    assert choice.backend is SDPBackend.FLASH_ATTENTION
+    assert choice.fused is flash_attention
     assert Measured(OURS, {}).choice(is_asked_for=True) is None
     assert choice.beyond(512) == choice and choice.beyond(2048).min_tokens == 2049
 
@@ -66,7 +69,7 @@ def test_kernels_that_refuse_or_disagree_are_left_out_of_what_is_measured(
         return float(len(timed))
 
     monkeypatch.setattr(prefill_choice, "LENGTHS", (17, 24, 99))
-    monkeypatch.setitem(prefill_choice.BACKENDS, FLASH_2, SDPBackend.MATH)
+    monkeypatch.setitem(prefill_choice.FUSED, FLASH_2, plain_attention)
     kernels = select_kernels(torch.float32, "cuda")
     found = measured(kernels, SHAPE, torch.device("cpu"), seconds)
     assert found == Measured({17: 1.0, 24: 3.0}, {FLASH_2: {17: 2.0, 24: 4.0}})
@@ -90,3 +93,20 @@ def test_what_was_measured_is_found_by_the_next_engine_on_the_same_device(tmp_pa
     assert again.find(first) == figures and again.find(other) == Measured({}, {})
     (tmp_path / "stemma" / "prefill.json").write_text("[")
     assert again.find(first) is None
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_torch_is_told_of_flash_attention_3_once_and_where_it_runs(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(prefill_choice, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", told.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    prefill_choice._has_flash_attention_3.cache_clear()
+    is_hopper = capability == (9, 0)
+    for _ in range(2):
+        assert torch_kernels() == (CUDNN, FLASH_3 if is_hopper else FLASH_2)
+    assert told == (["FA3"] if is_hopper else [])
+    prefill_choice._has_flash_attention_3.cache_clear()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ....kernels.context_share import ALL_TOKENS, PageShare, TokenShare
 from ...checkpoint.config.model_config import ModelConfig
@@ -97,6 +98,12 @@ class Ranks:
         for each in self.communicators:
             number = int(each.all_gather(np.array(number)).min())
         return number
+
+    def of_first(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The first rank's numbers. All call it together, with the same shape."""
+        for each in self.communicators:
+            numbers = each.all_gather(numbers)[0]
+        return numbers
 
     def agree(self, flag: bool) -> bool:
         """Whether all ranks say so. All call it together."""

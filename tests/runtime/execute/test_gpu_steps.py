@@ -18,8 +18,8 @@ import pytest
 import torch
 from device_plans import device_kernels
 from fakes import FakeListener
+from fused_attention import plain_attention
 from step_plans import GREEDY, Feed, PlanDriver
-from torch.nn.attention import SDPBackend
 
 from stemma.constrained.compiler import compile_grammar
 from stemma.constrained.serving.grammar_state import PendingGrammar
@@ -171,7 +171,7 @@ def test_prompts_that_torchs_kernel_attends_for_give_the_same(
         lengths.append(len(q))
         return attend(q, *args)
 
-    choice = PrefillChoice("torch", SDPBackend.MATH, min_tokens=8, unit_tokens=4)
+    choice = PrefillChoice("torch", plain_attention, min_tokens=8, unit_tokens=4)
     monkeypatch.setattr(prefill_attention, "attend_whole", noted)
     monkeypatch.setattr(
         model_runner, "with_prefill", lambda own, *_, **__: with_prefill_attention(own, choice)

@@ -5,20 +5,25 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
+from fused_attention import plain_attention
 
 from stemma.kernels import prefill_choice
 from stemma.kernels.model_options import AttentionOptions
 from stemma.kernels.prefill_attention import OP
+from stemma.kernels.prefill_choice import Measured, PromptShape
 from stemma.kernels.registry import select_kernels
+from stemma.runtime.checkpoint.config.varied_layers import VariedLayers
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.config import PrefillAttention
+from stemma.runtime.execute import prefill
 from stemma.runtime.execute.accelerator import InterpretedAccelerator
 from stemma.runtime.execute.prefill import with_prefill
+from stemma.runtime.models.layers.ranks import ALONE, Ranks
 from stemma.runtime.models.model_config import ModelConfig, read_model_config
 
 
@@ -54,6 +59,17 @@ class Passed:
         return self.at_s - earlier.at_s
 
 
+class Gathered:
+    """What ranks say, one after the other: each is told of the first, and of itself."""
+
+    def __init__(self) -> None:
+        self._said: list[Any] = []
+
+    def all_gather(self, data: Any) -> Any:
+        self._said.append(data)
+        return np.stack([self._said[0], data])
+
+
 @pytest.fixture
 def config() -> ModelConfig:
     found = read_model_config(EMBEDDED_MODEL)
@@ -66,7 +82,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
     monkeypatch.setattr(prefill_choice, "LENGTHS", (5, 9))
-    monkeypatch.setitem(prefill_choice.BACKENDS, prefill_choice.FLASH_2, SDPBackend.MATH)
+    monkeypatch.setitem(prefill_choice.FUSED, prefill_choice.FLASH_2, plain_attention)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -77,6 +93,7 @@ def told(
     kernels = options.pop("kernels", None) or select_kernels(dtype, "cuda", "triton")
     fixed: dict[str, Any] = {
         "kv_cache_dtype": "auto", "page_size": 4, "max_step_tokens": 16, "graph_max_tokens": 2,
+        "ranks": ALONE,
     }  # fmt: skip
     found = with_prefill(kernels, asked, config, accelerator, dtype=dtype, **{**fixed, **options})
     choice = next(c for c in found.describe() if c.op == OP)
@@ -95,6 +112,20 @@ def test_the_faster_kernel_is_taken_and_a_second_start_does_not_measure(
     assert told(config, again, "torch")[1] == "FlashAttention-2, of prompts from 5 tokens on"
     beyond = told(config, again, graph_max_tokens=12)
     assert beyond == ("torch", "FlashAttention-2, of prompts from 13 tokens on")
+
+
+def test_all_ranks_take_the_choice_of_the_first_which_alone_measures(
+    config: ModelConfig, gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for seconds, chosen in (
+        ((1.0, 2.0, 3.0, 1.0), ("torch", "FlashAttention-2, of prompts from 9 tokens on")),
+        ((1.0, 1.0, 3.0, 3.0), ("triton", "faster than torch's here, or torch's refuse the shape")),
+    ):
+        clocks, gathered = (Clock(*seconds), Clock(1.0, 0.1, 3.0, 0.1)), cast(Any, Gathered())
+        for rank, clock in enumerate(clocks):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{chosen} {rank}"))
+            assert told(config, clock, ranks=Ranks(rank, 2, gathered)) == chosen
+        assert clocks[0].num_events and not clocks[1].num_events
 
 
 def test_ours_stay_where_they_are_faster_or_asked_for(config: ModelConfig, gpu: None) -> None:
@@ -119,6 +150,29 @@ def test_what_torch_cannot_compute_is_not_measured(
     assert not caplog.records
     told(near, Clock(), "torch")
     assert "attend for no prompt" in caplog.text
+
+
+def test_layers_of_several_shapes_are_measured_in_that_of_the_plain_ones(
+    config: ModelConfig, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are Gemma 4's kinds: 2 KV heads of 16 behind a window, 1 of 32 that see all."""
+    varied = VariedLayers(
+        head_dims=(16, 32), num_kv_heads=(2, 1), kv_sources=(0, 1), has_values=(True, True),
+        intermediate_sizes=(8, 8), sparsities=(0.0, 0.0), token_input_size=0, token_input_vocab=0,
+    )  # fmt: skip
+    config = replace(
+        config, num_layers=2, num_kv_heads=2, varied=varied, kind_of_layer=(0, 1),
+        attention_kinds=(AttentionOptions(window=8), AttentionOptions()),
+    )  # fmt: skip
+    shapes: list[PromptShape] = []
+
+    def noted(_: Any, shape: PromptShape, *__: object) -> Measured:
+        shapes.append(shape)
+        return Measured({}, {})
+
+    monkeypatch.setattr(prefill, "measured", noted)
+    told(config, Clock())
+    assert [(shape.num_kv_heads, shape.head_dim) for shape in shapes] == [(1, 32)]
 
 
 def test_the_reference_attends_for_prompts_itself(config: ModelConfig, gpu: None) -> None:
