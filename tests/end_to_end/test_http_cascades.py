@@ -77,14 +77,16 @@ def test_a_cascade_answers_as_its_large_model_does(
 
 
 def test_a_stream_has_the_same_text_in_several_pieces(http: httpx.Client) -> None:
-    whole = said(http, CHAT_PATH, NAME, **CHAT)
+    """Of a text that nobody has asked for, so that no draft has it at once."""
+    question = {"role": "user", "content": "Text: Eve Lund is 57.\nExtract name, age as JSON."}
+    chat = {**CHAT, "messages": [question]}
     pieces = []
-    with http.stream("POST", CHAT_PATH, json={"model": NAME, "stream": True, **CHAT}) as stream:
+    with http.stream("POST", CHAT_PATH, json={"model": NAME, "stream": True, **chat}) as stream:
         for line in stream.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line.removeprefix("data: "))["choices"]
                 pieces += [c["delta"]["content"] for c in choices if c["delta"].get("content")]
-    assert "".join(pieces) == whole and len(pieces) > 1
+    assert "".join(pieces) == said(http, CHAT_PATH, NAME, **chat) and len(pieces) > 1
 
 
 def test_the_list_of_models_has_it_and_programs_may_name_its_models(
