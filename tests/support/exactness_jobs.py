@@ -217,9 +217,12 @@ def serve(loaded: LoadedModel, jobs: Sequence[Job], hints: Sequence[Hint] = ()) 
     step = 0
     while arrivals or engine.has_work or (engine.kv_store and engine.scheduler.num_waiting):
         if not engine.has_work and not arrivals:
-            assert engine.kv_store is not None
-            assert ready([engine.kv_store], PATIENCE_S), "no fetch was done"
-            engine.kv_store.collect()
+            done = ready(
+                [each for each in (engine.kv_store, engine.state_store) if each], PATIENCE_S
+            )
+            assert done, "no fetch was done"
+            for store in done:
+                store.collect()
         while arrivals and jobs[arrivals[0]].arrives <= step:
             engine.submit(requests[arrivals.pop(0)])
         for job, request in zip(jobs, requests):
