@@ -334,9 +334,10 @@ def serve(
             engine.step()
             engine.scheduler.check()
         else:  # blocks come from a store
-            assert engine.kv_store is not None
-            assert ready([engine.kv_store], 30.0)
-            engine.kv_store.collect()
+            done = ready([each for each in (engine.kv_store, engine.state_store) if each], 30.0)
+            assert done, "no fetch was done"
+            for store in done:
+                store.collect()
     return requests
 
 
