@@ -24,7 +24,8 @@ The scheduler decides the order of these things; each has a collaborator that kn
     which images are encoded      image_encodings.py
     what lacks its compressed KV  compressions.py
 
-A plan may be made while others are computed (`in_flight.py`); nobody is preempted then.
+A plan may be made while others are computed (`in_flight.py`); nobody is preempted then. Who
+simulates a device may have steps that decide nothing made at once (`repeat`).
 """
 
 from __future__ import annotations
