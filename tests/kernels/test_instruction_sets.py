@@ -1,5 +1,5 @@
-"""The C++ kernels for every instruction set that can run here, NEON by an emulator. (On the best
-one all other tests run.)"""
+"""The C++ kernels for every instruction set that can run here, NEON by an emulator, AVX512-BF16 also
+with its products made of others. (On the best one all other tests run.)"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stemma.native_library import BuildError, InstructionSet, cpu_flags
 CHECK = Path(__file__).parent / "instruction_sets" / "check.cpp"
 TIMEOUT_S = 900
 EMULATED = {"neon": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
+BF16_PRODUCTS = CHECK.with_name("bf16_products.h")
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.name)
@@ -24,7 +25,11 @@ def test_kernels_compute_what_loops_over_single_numbers_do(
     if instructions is _used():
         pytest.skip("all other tests run on it")
     compiler, *emulator = EMULATED.get(instructions.name, ("g++",))
-    if instructions.cpu_flags <= cpu_flags():
+    compile_flags, lacking = instructions.compile_flags, instructions.cpu_flags - cpu_flags()
+    if lacking == {"avx512_bf16"}:
+        compile_flags = tuple(each for each in compile_flags if each != "-mavx512bf16")
+        compile_flags += ("-include", str(BF16_PRODUCTS))
+    elif not lacking:
         compiler, emulator = "g++", []
     elif not emulator:
         pytest.skip(f"the CPU has no {instructions.name}")
@@ -35,7 +40,7 @@ def test_kernels_compute_what_loops_over_single_numbers_do(
     sources = [str(each) for each in sorted(LIBRARY.sources.glob("*.cpp"))]
     subprocess.run(
         [
-            compiler, *flags, *instructions.compile_flags, "-Og", "-static", f"-I{LIBRARY.sources}",
+            compiler, *flags, *compile_flags, "-Og", "-static", f"-I{LIBRARY.sources}",
             str(CHECK), *sources, "-o", program,
         ],
         check=True, timeout=TIMEOUT_S,

@@ -10,6 +10,8 @@
 // A unit of work is an item by a KV head; its rows are the item's tokens by the query heads of that
 // KV head. Keys are taken 64 at a time and packed for vdpbf16ps; scores stay in registers until
 // they are probabilities, rounded to bfloat16 for the product with the values; sums are float32.
+// Values are packed too where many rows take them; few multiply them as they lie, which yields the
+// same bits.
 //
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
@@ -27,6 +29,10 @@ constexpr int kTileRows = 6;
 constexpr int kMaxSums = 24;
 // Sums beside each other in a row of a tile, of 32 registers 24 in all, of 8 as many as rows.
 constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
+// Rows for which values are not packed: as many cost as much as packing them.
+constexpr int kFewRows = 2 * kTileRows;
+// Steps of products that take as long as packing 32 dimensions of 16 keys (by counting instructions).
+constexpr int kPackingSteps = 3;
 constexpr int kLineBytes = 64;
 
 // The scales of both halves of some slots' vectors, and what is added to their numbers, [2][kKeys].
@@ -57,21 +63,47 @@ void pack_scales(const float* scales, const int32_t* slots, int num_keys, float*
     }
 }
 
-// Ask for the keys, or values, of some slots. A packing loop alone waits for one page of memory after
-// the other (32 rows of 300 keys from memory: 725 us a layer without, 482 us with it). Into the
-// second-level cache: the first is full of the block at hand.
-template <class Number>
-void fetch(const Number* keys, const float* scales, const int32_t* slots, int num_keys,
-           int width) {
-    constexpr int kLine = kLineBytes / sizeof(Number);
-    for (int i = 0; i < num_keys; ++i) {
-        if (scales != nullptr)
-            prefetch(scales + slots[i]);
-        const int64_t at = static_cast<int64_t>(slots[i]) * width;
-        for (int line = 0; line < width; line += kLine)
-            prefetch(keys + at + line);
+// Asks for a block's keys and values while another is computed with, some at each step of products, so
+// that requests are under way all the time. (Asked for at once they wait for each other, and what
+// memory takes adds to what computing takes.) Into the second-level cache: the first is full of the
+// block at hand.
+class Upcoming {
+  public:
+    // num_steps: in which to ask for them.
+    void begin(int num_steps) {
+        next_ = 0;
+        at_once_ = (num_ + num_steps - 1) / num_steps;
     }
-}
+    STEMMA_INLINE void ask(int steps = 1) {
+        for (int end = std::min(num_, next_ + steps * at_once_); next_ < end; ++next_)
+            for (int line = 0; line < num_lines_; ++line)
+                prefetch(places_[next_] + line * kLineBytes);
+    }
+
+    void clear() { num_ = 0; }
+    // Vectors of as many bytes each, at most kMost.
+    void add(const void* vectors, const int32_t* slots, int num_slots, int bytes) {
+        num_lines_ = (bytes + kLineBytes - 1) / kLineBytes;
+        for (int i = 0; i < num_slots; ++i)
+            places_[num_ + i] = static_cast<const char*>(vectors) + int64_t{slots[i]} * bytes;
+        num_ += num_slots;
+    }
+    // Their scales.
+    void add_scales(const float* scales, const int32_t* slots, int num_slots) {
+        int32_t last = -1;
+        for (int i = 0; i < num_slots; ++i) {
+            const int32_t line = slots[i] / (kLineBytes / 4);
+            if (line != last) places_[num_++] = reinterpret_cast<const char*>(scales + slots[i]);
+            last = line;
+        }
+    }
+
+  private:
+    static constexpr int kMost = 4 * kKeys;
+    const char* places_[kMost];
+    int num_ = 0, num_lines_ = 0;
+    int next_ = 0, at_once_ = 0;
+};
 
 // What a unit's rows have so far: row r is token r / group, query head r % group of its KV head.
 struct Rows {
@@ -102,6 +134,7 @@ struct Rows {
 struct Block {
     uint32_t* keys;       // [head_dim / 2, kKeys] pairs of dimensions
     uint32_t* values;     // [kKeys / 2, head_dim] pairs of keys
+    Upcoming* upcoming;   // what is asked for meanwhile
     int num_parts;            // of a vector, with scales of their own: one, or two halves
     float* key_scales[2];     // [kKeys] a part, null where the format has none
     float* value_scales[2];
@@ -121,36 +154,70 @@ struct Scoring {
 #define STEMMA_UNROLL _Pragma("GCC unroll 8")
 #define STEMMA_EACH(i, count) STEMMA_UNROLL for (int i = 0; i < (count); ++i)
 
-template <int kStep, int kRows, int kGroups>
-inline void add_step(const Pair* rows, int row_stride, const uint32_t* columns,
-                     Floats (&sums)[kRows][kGroups]) {
-    decltype(column_of<kStep>(Ints{})) column[kGroups];
-    STEMMA_EACH(g, kGroups) column[g] = column_of<kStep>(load_ints(columns + g * 16));
+// Packed columns: [pairs, stride].
+struct Packed {
+    const uint32_t* pairs;
+    int stride;
+
+    static constexpr bool has_second(int) { return true; }
+    template <int kStep>
+    STEMMA_INLINE auto column(int pair, int group) const {
+        return column_of<kStep>(load_ints(pairs + pair * stride + group * 16));
+    }
+};
+
+// Values as they lie, whose pairs are of keys.
+template <class KV>
+struct Lying {
+    const typename KV::Number* values;  // of slot 0, from some dimension on
+    const int32_t* slots;
+    int num_keys, head_dim;
+
+    bool has_second(int pair) const { return 2 * pair + 1 < num_keys; }
+    template <int kStep>
+    STEMMA_INLINE auto column(int pair, int group) const {
+        return KV::template column<kStep>(
+            at(2 * pair, group), has_second(pair) ? at(2 * pair + 1, group) : nullptr);
+    }
+
+  private:
+    STEMMA_INLINE const typename KV::Number* at(int key, int group) const {
+        return values + static_cast<int64_t>(slots[key]) * head_dim + group * 16;
+    }
+};
+
+template <int kStep, class Columns, int kRows, int kGroups>
+STEMMA_INLINE void add_step(const Pair* rows, int row_stride, const Columns& columns, int pair,
+                            Floats (&sums)[kRows][kGroups]) {
+    decltype(columns.template column<kStep>(0, 0)) column[kGroups];
+    STEMMA_EACH(g, kGroups) column[g] = columns.template column<kStep>(pair, g);
     STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
-        sums[r][g] = add_products<kStep>(sums[r][g], column[g], rows[r * row_stride]);
+        sums[r][g] = add_products<kStep>(sums[r][g], column[g], rows[r * row_stride + pair]);
 }
 
 // sums[r][g] += rows[r, pair] * columns[pair, 16 g ...] over pairs of bfloat16.
-template <int kRows, int kGroups>
-inline void multiply(const Pair* rows, int row_stride, const uint32_t* columns, int stride,
-                     int num_pairs, Floats (&sums)[kRows][kGroups]) {
+template <class Columns, int kRows, int kGroups>
+STEMMA_INLINE void multiply(const Pair* rows, int row_stride, const Columns& columns, int num_pairs,
+                            Upcoming& upcoming, Floats (&sums)[kRows][kGroups]) {
     for (int pair = 0; pair < num_pairs; ++pair) {
-        add_step<0>(rows + pair, row_stride, columns + pair * stride, sums);
+        add_step<0>(rows, row_stride, columns, pair, sums);
         if constexpr (kPairSteps == 2)
-            add_step<1>(rows + pair, row_stride, columns + pair * stride, sums);
+            if (columns.has_second(pair)) add_step<1>(rows, row_stride, columns, pair, sums);
+        upcoming.ask();
     }
 }
 
 // s = rows x keys, over some pairs of dimensions.
 template <int kRows, int kGroups>
 inline void add_scores(const Pair* q, int q_stride, const uint32_t* keys, int num_pairs,
-                       Floats (&s)[kRows][kGroups]) {
+                       Upcoming& upcoming, Floats (&s)[kRows][kGroups]) {
     STEMMA_UNROLL
     for (int from = 0; from < kGroups; from += kWidth) {
         constexpr int kBeside = std::min(kGroups, kWidth);
         Floats sums[kRows][kBeside];
         STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) sums[r][g] = zero_floats();
-        multiply(q, q_stride, keys + from * 16, kKeys, num_pairs, sums);
+        const Packed columns{keys + from * 16, kKeys};
+        multiply(q, q_stride, columns, num_pairs, upcoming, sums);
         STEMMA_EACH(r, kRows) STEMMA_EACH(g, kBeside) s[r][from + g] = sums[r][g];
     }
 }
@@ -162,7 +229,7 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     Floats s[kRows][kGroups];
     const Pair* q = rows.q + first * num_pairs;
     if (block.num_parts == 1) {
-        add_scores(q, num_pairs, block.keys, num_pairs, s);
+        add_scores(q, num_pairs, block.keys, num_pairs, *block.upcoming, s);
         if (block.key_scales[0] != nullptr) {
             STEMMA_EACH(g, kGroups) {
                 const Floats scales = load(block.key_scales[0] + g * 16);
@@ -172,8 +239,8 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
     } else {
         const int half = num_pairs / 2;
         Floats second[kRows][kGroups];
-        add_scores(q, num_pairs, block.keys, half, s);
-        add_scores(q + half, num_pairs, block.keys + half * kKeys, half, second);
+        add_scores(q, num_pairs, block.keys, half, *block.upcoming, s);
+        add_scores(q + half, num_pairs, block.keys + half * kKeys, half, *block.upcoming, second);
         const float* q_sums[] = {rows.q_sums + first, rows.q_sums + rows.stride + first};
         STEMMA_EACH(g, kGroups) {
             const Floats scale[] = {load(block.key_scales[0] + g * 16),
@@ -249,46 +316,62 @@ void score_tile(const Rows& rows, int first, const Block& block, int num_pairs,
 }
 
 // sums = sums * decay + probabilities x values, for kRows rows by kGroups * 16 dimensions.
-template <int kRows, int kGroups>
-void value_tile(const Rows& rows, const Pair* probs, int first, const uint32_t* values,
-                int num_pairs, int head_dim, int dim) {
+template <class Columns, int kRows, int kGroups>
+void value_tile(const Rows& rows, const Pair* probs, int first, const Columns& values,
+                const Block& block, int head_dim, int dim) {
     Floats o[kRows][kGroups];
     STEMMA_EACH(r, kRows) {
         const Floats decay = splat(rows.decay[first + r]);
         STEMMA_EACH(g, kGroups)
             o[r][g] = decay * load(rows.sums + (first + r) * head_dim + dim + g * 16);
     }
-    multiply(probs + first * (kKeys / 2), kKeys / 2, values + dim, head_dim, num_pairs, o);
+    multiply(probs + first * (kKeys / 2), kKeys / 2, values, (block.num_keys + 1) / 2,
+             *block.upcoming, o);
     STEMMA_EACH(r, kRows) STEMMA_EACH(g, kGroups)
         store(rows.sums + (first + r) * head_dim + dim + g * 16, o[r][g]);
 }
 
 using ScoreTile = void (*)(const Rows&, int, const Block&, int, const Scoring&);
-using ValueTile = void (*)(const Rows&, const Pair*, int, const uint32_t*, int, int, int);
+template <class Columns>
+using ValueTile = void (*)(const Rows&, const Pair*, int, const Columns&, const Block&, int, int);
 #define STEMMA_SCORES(rows) \
     {score_tile<rows, 1>, score_tile<rows, 2>, score_tile<rows, 3>, score_tile<rows, 4>}
 #define STEMMA_VALUES(rows)                                                                   \
-    {value_tile<rows, 1>, value_tile<rows, std::min(2, kWidth)>,                              \
-     value_tile<rows, std::min(3, kWidth)>, value_tile<rows, std::min(4, kWidth)>}
+    {value_tile<Columns, rows, 1>, value_tile<Columns, rows, std::min(2, kWidth)>,            \
+     value_tile<Columns, rows, std::min(3, kWidth)>, value_tile<Columns, rows, std::min(4, kWidth)>}
 #define STEMMA_TILES(row) {row(1), row(2), row(3), row(4), row(5), row(6)}
 constexpr ScoreTile kScoreTile[kTileRows][4] = STEMMA_TILES(STEMMA_SCORES);
-constexpr ValueTile kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES);
+template <class Columns>
+constexpr ValueTile<Columns> kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES);
 
-// One block of keys for all rows.
-void attend_block(const Rows& rows, const Block& block, int head_dim, const Scoring& scoring) {
+// How often attend_block, and the packing of keys before it, ask for what is upcoming.
+int num_steps(int num_rows, int num_keys, int head_dim) {
+    const auto up = [](int count, int size) { return (count + size - 1) / size; };
+    const int groups = up(num_keys, 16);
+    const int score_steps = head_dim / 2 * up(groups, kWidth);
+    const int value_steps = up(num_keys, 2) * up(head_dim / 16, kWidth);
+    return up(num_rows, kTileRows) * (score_steps + value_steps) +
+           kPackingSteps * groups * up(head_dim, 32);
+}
+
+// One block of keys for all rows. columns(dim): its values from a dimension on.
+template <class F>
+void attend_block(const Rows& rows, const Block& block, int head_dim, const Scoring& scoring,
+                  F&& columns) {
     const int groups = (block.num_keys + 15) / 16;
     const int num_tiles = (rows.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < num_tiles; ++tile) {
         const int first = rows.count * tile / num_tiles;
         const int count = rows.count * (tile + 1) / num_tiles - first;
         kScoreTile[count - 1][groups - 1](rows, first, block, head_dim / 2, scoring);
-        const int part_dims = head_dim / block.num_parts, num_pairs = (block.num_keys + 1) / 2;
+        const int part_dims = head_dim / block.num_parts;
         for (int dim = 0; dim < head_dim;) {
             const int left = (dim < part_dims ? part_dims : head_dim) - dim;
             const int width = std::min(kWidth, left / 16);
             const Pair* probs = dim < part_dims ? rows.probs : rows.second_probs;
-            kValueTile[count - 1][width - 1](rows, probs, first, block.values, num_pairs, head_dim,
-                                             dim);
+            kValueTile<decltype(columns(0))>[count - 1][width - 1](rows, probs, first,
+                                                                  columns(dim), block, head_dim,
+                                                                  dim);
             dim += 16 * width;
         }
     }
@@ -315,11 +398,46 @@ void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_
     }
 }
 
+// The keys and values, and their scales, of a KV head.
 template <class KV>
-void run_unit(const Attention& a, const Item& item, int kv_head) {
+struct HeadKV {
+    const typename KV::Number *keys, *values;
+    const float *key_scales = nullptr, *value_scales = nullptr;
+
+    HeadKV(const Attention& a, int kv_head)
+        : keys(static_cast<const typename KV::Number*>(a.kv) +
+               kv_head * a.num_slots * KV::width(a.head_dim)),
+          values(keys + a.values_at) {
+        if (!KV::kIsScaled) return;
+        key_scales = a.scales + kv_head * a.num_slots;
+        value_scales = key_scales + a.num_kv_heads * a.num_slots;
+    }
+};
+
+// The unit's block of keys that begins with `first`.
+template <class KV>
+void set_upcoming(const Attention& a, Unit unit, int first, Upcoming& upcoming) {
+    upcoming.clear();
+    if (unit.item == nullptr) return;
+    const HeadKV<KV> kv(a, unit.kv_head);
+    const int32_t* slots = a.slots + unit.item->first_slot + first;
+    const int num_keys = std::clamp(unit.item->num_seen() - first, 0, kKeys);
+    const int bytes = KV::width(a.head_dim) * static_cast<int>(sizeof(typename KV::Number));
+    upcoming.add(kv.keys, slots, num_keys, bytes);
+    if (a.values_at != 0) upcoming.add(kv.values, slots, num_keys, bytes);
+    if (!KV::kIsScaled) return;
+    upcoming.add_scales(kv.key_scales, slots, num_keys);
+    upcoming.add_scales(kv.value_scales, slots, num_keys);
+}
+
+template <class KV>
+void run_unit(const Attention& a, Unit unit, Unit next) {
     thread_local Workspace workspace;
+    const Item& item = *unit.item;
+    const int kv_head = unit.kv_head;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
+    const bool are_few = KV::kHasColumns && count <= kFewRows;
     const size_t row_bytes =
         (dims + 2 * kKeys) / 2 * sizeof(Pair) + dims * 4 + 54 * sizeof(float);
     char* at =
@@ -332,6 +450,8 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     Block block;
     block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
     block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    Upcoming upcoming;
+    block.upcoming = &upcoming;
     block.num_parts = KV::kIsTransformed ? 2 : 1;
     block.key_scales[0] = block.value_scales[0] = nullptr;
     for (int part = 0; KV::kIsScaled && part < block.num_parts; ++part) {
@@ -375,17 +495,11 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     std::fill(rows.largest, rows.largest + count, -INFINITY);
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
 
-    using Number = typename KV::Number;
-    const int width = KV::width(dims);
-    const auto* all_keys = static_cast<const Number*>(a.kv) + kv_head * a.num_slots * width;
-    const auto* all_values = all_keys + a.values_at;
-    const float* key_scales = KV::kIsScaled ? a.scales + kv_head * a.num_slots : nullptr;
-    const float* value_scales =
-        KV::kIsScaled ? key_scales + a.num_kv_heads * a.num_slots : nullptr;
+    const HeadKV<KV> kv(a, kv_head);
     const Scoring scoring{a.softmax_scale() * kLog2E,
                           a.soft_cap > 0 ? a.scale / a.soft_cap : 0.0f, a.soft_cap};
     const int32_t* slots = a.slots + item.first_slot;
-    const int last_seen = std::min(item.num_keys, item.num_visible + item.num_tokens - 1);
+    const int last_seen = item.num_seen();
     for (int first = 0; first < last_seen; first += kKeys) {
         block.num_keys = std::min(kKeys, last_seen - first);
         // Rows that see none of this block's keys are left out: those before `begin` only see
@@ -397,23 +511,35 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
             rows.first_seen[row] = std::max(0, item.num_hidden + row / group - first);
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
         }
-        fetch(all_values, value_scales, slots + first, block.num_keys, width);
-        KV::pack_keys(all_keys, slots + first, block.num_keys, dims, block.keys);
-        KV::pack_values(all_values, slots + first, block.num_keys, dims, block.values);
-        const int num_next = std::clamp(last_seen - first - kKeys, 0, kKeys);
-        fetch(all_keys, key_scales, slots + first + kKeys, num_next, width);
+        const int32_t* at = slots + first;
+        const bool is_last = first + kKeys >= last_seen;
+        set_upcoming<KV>(a, is_last ? next : unit, is_last ? 0 : first + kKeys, upcoming);
+        upcoming.begin(num_steps((end - begin) * group, block.num_keys, dims));
+        KV::pack_keys(kv.keys, at, block.num_keys, dims, block.keys,
+                      [&] { upcoming.ask(kPackingSteps); });
+        if (!are_few) KV::pack_values(kv.values, at, block.num_keys, dims, block.values);
         if constexpr (KV::kIsTransformed) {
-            const int32_t* at = slots + first;
             const int num = block.num_keys;
-            pack_ranges(key_scales, at, num, block.key_scales, block.key_added);
-            pack_ranges(value_scales, at, num, block.value_scales, block.value_added);
+            pack_ranges(kv.key_scales, at, num, block.key_scales, block.key_added);
+            pack_ranges(kv.value_scales, at, num, block.value_scales, block.value_added);
         } else if constexpr (KV::kIsScaled) {
-            pack_scales(key_scales, slots + first, block.num_keys, block.key_scales[0]);
-            pack_scales(value_scales, slots + first, block.num_keys, block.value_scales[0]);
+            pack_scales(kv.key_scales, at, block.num_keys, block.key_scales[0]);
+            pack_scales(kv.value_scales, at, block.num_keys, block.value_scales[0]);
         }
         Rows seeing = rows.from(begin * group, dims);
         seeing.count = (end - begin) * group;
-        attend_block(seeing, block, dims, scoring);
+        const auto packed = [&](int dim) { return Packed{block.values + dim, dims}; };
+        if constexpr (KV::kHasColumns) {
+            const auto lying = [&](int dim) {
+                return Lying<KV>{kv.values + dim, at, block.num_keys, dims};
+            };
+            if (are_few)
+                attend_block(seeing, block, dims, scoring, lying);
+            else
+                attend_block(seeing, block, dims, scoring, packed);
+        } else {
+            attend_block(seeing, block, dims, scoring, packed);
+        }
     }
     for (int row = 0; row < count; ++row) {
         if constexpr (KV::kIsTransformed) {
@@ -442,5 +568,5 @@ extern "C" void stemma_attention(const void* plan, const void* q, int64_t q_stri
         run_unit<Bf16KV>, run_unit<ByteKV<kInt8>>, run_unit<ByteKV<kFp8>>,
         run_unit<NibbleKV>};
     const auto run = kRunUnit[a.format];
-    run_plan<bf16>(a, [&](const Item& item, int kv_head) { run(a, item, kv_head); });
+    run_plan<bf16>(a, [&](Unit unit, Unit next) { run(a, unit, next); });
 }

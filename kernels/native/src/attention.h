@@ -24,6 +24,9 @@ struct Item {
     int32_t num_visible;
     int32_t num_hidden;
     int32_t partial;      // index of the first token's partial, or -1: the result is final
+
+    // The keys that any of the tokens sees come before this one.
+    int num_seen() const { return std::min(num_keys, num_visible + num_tokens - 1); }
 };
 
 // A step's plan, which all layers share.
@@ -136,11 +139,27 @@ void merge_token(const Attention& a, int token, const int32_t* at, int count) {
     }
 }
 
-// Runs run(item, kv_head) for all units, then merges tokens that several items served.
+// What a thread computes at a time: an item by a KV head. No item: nothing.
+struct Unit {
+    const Item* item = nullptr;
+    int kv_head = 0;
+};
+
+// Runs run(unit, next) for all units, then merges tokens that several items served. next: what this
+// thread probably runs then.
 template <class Number, class F>
 void run_plan(const Attention& a, F&& run) {
-    pool().for_each(static_cast<int>(a.num_items * a.num_kv_heads), [&](int unit) {
-        run(a.items[unit / a.num_kv_heads], unit % a.num_kv_heads);
+    const int num_threads = pool().num_threads();
+    const int num_units = static_cast<int>(a.num_items * a.num_kv_heads);
+    const auto unit_at = [&a, num_units](int i) {
+        return i < num_units ? Unit{a.items + i / a.num_kv_heads, i % a.num_kv_heads} : Unit{};
+    };
+    // Few enough for threads to end together.
+    const int run_length = std::clamp(num_units / (8 * num_threads), 1, a.num_kv_heads);
+    pool().for_each((num_units + run_length - 1) / run_length, [&](int chunk) {
+        const int first = chunk * run_length, last = std::min(num_units, first + run_length) - 1;
+        for (int i = first; i < last; ++i) run(unit_at(i), unit_at(i + 1));
+        run(unit_at(last), unit_at(first + num_threads * run_length));
     });
     if (a.num_merged == 0) return;
     constexpr int kTokens = 16;

@@ -96,12 +96,12 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     }
     const float* keys = static_cast<const float*>(a.kv) + kv_head * a.num_slots * dims;
     const int32_t* slots = a.slots + item.first_slot;
-    const int last_seen = std::min(item.num_keys, item.num_visible + item.num_tokens - 1);
+    const int last_seen = item.num_seen();
     for (int first = 0; first < last_seen; first += kKeys) {
         const int num_keys = std::min(kKeys, last_seen - first);
         // A float is as wide as the pair that is packed there.
         Bf16KV::pack_keys(reinterpret_cast<const bf16*>(keys), slots + first, num_keys, dims * 2,
-                          reinterpret_cast<uint32_t*>(packed));
+                          reinterpret_cast<uint32_t*>(packed), [] {});
         for (int row = 0; row < count; ++row) {
             const int from = std::max(0, item.num_hidden + row / group - first);
             const int to = std::min(num_keys, item.num_visible + row / group - first);
@@ -121,5 +121,5 @@ extern "C" void stemma_float_attention(const void* plan, const void* q, int64_t 
                                        const void* kv, const float* scales, const float* sinks,
                                        void* out) {
     const Attention a{*static_cast<const Plan*>(plan), q, q_stride, kv, scales, sinks, out};
-    run_plan<float>(a, [&](const Item& item, int kv_head) { run_unit(a, item, kv_head); });
+    run_plan<float>(a, [&](Unit unit, Unit) { run_unit(a, *unit.item, unit.kv_head); });
 }

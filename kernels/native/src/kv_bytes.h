@@ -1,17 +1,20 @@
-// Keys and values in 8 bits: keys become rows of bfloat16, which are packed as those are; of values
-// two rows at a time become pairs.
+// Keys and values in 8 bits: words of four numbers are transposed, then become pairs of bfloat16.
 #pragma once
 
 namespace stemma {
 
-// 16 numbers, each of which bfloat16 has too.
+// The numbers of 16 codes, signed bytes; bfloat16 has each of them.
 template <KVFormat kFormat>
-inline Floats load_numbers(const uint8_t* from) {
-    const Ints codes = load_bytes(from);
+STEMMA_INLINE Floats numbers_of(Ints codes) {
     if constexpr (kFormat == kInt8) return to_floats(codes);
     // The fields of float8_e4m3fn where float32 has them, then the exponents' biases, 7 and 127.
     const Floats sized = as_floats((codes & splat(0x7f)) << 20) * splat(0x1p120f);
     return as_floats(as_ints(sized) | (codes & splat(0x80)) << 24);
+}
+
+template <KVFormat kFormat>
+STEMMA_INLINE Floats load_numbers(const uint8_t* from) {
+    return numbers_of<kFormat>(load_bytes(from));
 }
 
 // int8 or float8_e4m3fn.
@@ -20,49 +23,69 @@ struct ByteKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = false;
+    static constexpr bool kHasColumns = kPairSteps == 2;
     static int width(int head_dim) { return head_dim; }
 
     // As of Bf16KV.
-    static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,
-                          uint32_t* packed) {
-        const Rows rows(keys, slots, num_keys, head_dim);
-        Bf16KV::pack_keys(rows.at, rows.places, num_keys, head_dim, packed);
+    template <int kStep>
+    STEMMA_INLINE static Floats column(const uint8_t* even, const uint8_t* odd) {
+        return load_numbers<kFormat>(kStep == 0 ? even : odd);
     }
+
+    // As of Bf16KV.
+    template <class F>
+    static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,
+                          uint32_t* packed, F&& between) {
+        const int num_words = head_dim / 4;
+        for (int group = 0; group < num_keys; group += 16) {
+            const uint8_t* from[16];
+            for (int i = 0; i < 16; ++i) {
+                const int64_t slot = slots[std::min(group + i, num_keys - 1)];
+                from[i] = keys + slot * head_dim;
+            }
+            for (int word = 0; word < num_words; word += 16) {
+                const int count = std::min(16, num_words - word);
+                Ints rows[16];
+                _Pragma("GCC unroll 16")
+                for (int i = 0; i < 16; ++i)
+                    rows[i] = load_ints(from[i] + word * 4, lanes_below(count));
+                transpose(rows);
+                uint32_t* to = packed + word * 2 * kKeys + group;
+                for (int i = 0; i < count; ++i, to += 2 * kKeys) {
+                    store_ints(to, pair(byte_of<0>(rows[i]), byte_of<1>(rows[i])));
+                    store_ints(to + kKeys, pair(byte_of<2>(rows[i]), byte_of<3>(rows[i])));
+                }
+                between();
+            }
+        }
+    }
+
     static void pack_values(const uint8_t* values, const int32_t* slots, int num_keys,
                             int head_dim, uint32_t* packed) {
-        const Ints second = splat(static_cast<int32_t>(0xffff0000));
         for (int key = 0; key < num_keys; key += 2) {
             const uint8_t* even = values + static_cast<int64_t>(slots[key]) * head_dim;
             const bool has_odd = key + 1 < num_keys;
             const uint8_t* odd =
                 has_odd ? values + static_cast<int64_t>(slots[key + 1]) * head_dim : even;
             for (int dim = 0; dim < head_dim; dim += 16) {
-                const Ints low = shift_right<16>(as_ints(load_numbers<kFormat>(even + dim)));
-                const Ints high = as_ints(load_numbers<kFormat>(odd + dim)) & second;
-                store_ints(packed + key / 2 * head_dim + dim,
-                           low | (has_odd ? high : zero_ints()));
+                const Floats low = load_numbers<kFormat>(even + dim);
+                const Floats high = has_odd ? load_numbers<kFormat>(odd + dim) : zero_floats();
+                store_ints(packed + key / 2 * head_dim + dim, pair(low, high));
             }
         }
     }
 
   private:
-    struct Rows {
-        const bf16* at;  // [num_keys, head_dim]
-        int32_t places[kKeys];
-
-        Rows(const uint8_t* numbers, const int32_t* slots, int num_keys, int head_dim) {
-            thread_local std::vector<bf16> all;
-            if (all.size() < static_cast<size_t>(kKeys * head_dim)) all.resize(kKeys * head_dim);
-            at = all.data();
-            for (int key = 0; key < num_keys; ++key) {
-                places[key] = key;
-                const uint8_t* from = numbers + static_cast<int64_t>(slots[key]) * head_dim;
-                for (int dim = 0; dim < head_dim; dim += 16)
-                    store_halfwords(all.data() + key * head_dim + dim,
-                                    narrow_exactly(load_numbers<kFormat>(from + dim)));
-            }
-        }
-    };
+    // The number in a byte of each lane.
+    template <int kByte>
+    STEMMA_INLINE static Floats byte_of(Ints words) {
+        return numbers_of<kFormat>(shift_right_signed<24>(words << (24 - 8 * kByte)));
+    }
+    // Two numbers that bfloat16 has.
+    STEMMA_INLINE static Ints pair(Floats first, Floats second) {
+        return shift_right<16>(as_ints(first)) |
+               (as_ints(second) & splat(static_cast<int32_t>(0xffff0000)));
+    }
 };
 
 }  // namespace stemma

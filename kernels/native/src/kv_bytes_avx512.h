@@ -36,11 +36,13 @@ struct ByteKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = false;
+    static constexpr bool kHasColumns = false;
     static int width(int head_dim) { return head_dim; }
 
     // As of Bf16KV.
+    template <class F>
     static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,
-                          uint32_t* packed) {
+                          uint32_t* packed, F&& between) {
         // In a lane 4 dimensions of 4 keys: the first two of every key, then the others.
         const __m512i by_pair = _mm512_broadcast_i32x4(
             _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
@@ -60,6 +62,7 @@ struct ByteKV {
                     _mm512_store_si512(to, wide.first());
                     _mm512_store_si512(to + kKeys, wide.second());
                 }
+                between();
             }
     }
 

@@ -14,13 +14,15 @@ struct NibbleKV {
     using Number = uint8_t;
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = true;
+    static constexpr bool kHasColumns = false;
     static constexpr float kAdded = 16.0f;
     static constexpr int32_t kFirstScaleCode = 107 << 3;  // reference/kv_store.py
     static int width(int head_dim) { return head_dim / 2; }
 
     // As of Bf16KV, with the dimensions in the order of `in_order`.
+    template <class F>
     static void pack_keys(const uint8_t* keys, const int32_t* slots, int num_keys, int head_dim,
-                          uint32_t* packed) {
+                          uint32_t* packed, F&& between) {
         const int bytes = width(head_dim), num_words = bytes / 4;
         for (int group = 0; group < num_keys; group += 16)
             for (int word = 0; word < num_words; word += 16) {
@@ -39,6 +41,7 @@ struct NibbleKV {
                     store_ints(high, numbers(shift_right<1>(rows[i])));
                     store_ints(high + kKeys, numbers(shift_right<9>(rows[i])));
                 }
+                between();
             }
     }
 

@@ -17,8 +17,6 @@ struct Halfwords {
     __m256i all;
 };
 
-inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
-
 inline FloatPart splat_part(float x) { return (FloatPart)_mm256_set1_ps(x); }
 inline IntPart splat_part(int32_t x) { return (IntPart)_mm256_set1_epi32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {

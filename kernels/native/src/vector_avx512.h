@@ -16,8 +16,6 @@ typedef int32_t Ints __attribute__((vector_size(64), may_alias));
 using Halfwords = __m256i;
 using Choice = __mmask16;
 
-inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
-
 inline Floats splat(float x) { return _mm512_set1_ps(x); }
 inline Ints splat(int32_t x) { return (Ints)_mm512_set1_epi32(x); }
 inline Floats zero_floats() { return _mm512_setzero_ps(); }

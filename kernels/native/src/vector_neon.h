@@ -17,8 +17,6 @@ struct Halfwords {
     uint16x8_t half[2];
 };
 
-inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
-
 inline FloatPart splat_part(float x) { return (FloatPart)vdupq_n_f32(x); }
 inline IntPart splat_part(int32_t x) { return (IntPart)vdupq_n_s32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {

@@ -82,6 +82,11 @@ STEMMA_INLINE Ints shift_right(Ints x) {
     STEMMA_EACH_PART x.part[i] = (IntPart)((Unsigned)x.part[i] >> kBits);
     return x;
 }
+template <int kBits>
+STEMMA_INLINE Ints shift_right_signed(Ints x) {
+    STEMMA_EACH_PART x.part[i] = x.part[i] >> kBits;
+    return x;
+}
 STEMMA_INLINE Floats fmadd(Floats a, Floats b, Floats c) {
     STEMMA_EACH_PART c.part[i] = fmadd_part(a.part[i], b.part[i], c.part[i]);
     return c;
@@ -152,8 +157,13 @@ STEMMA_INLINE Floats load_float16(const void* from) {
 }
 STEMMA_INLINE Floats gather(const float* from, const int32_t* at, Mask lanes) {
     float all[16] = {};
-    for (int lane = 0; lanes >> lane; ++lane)
-        if (lanes >> lane & 1) all[lane] = from[at[lane]];
+    if (lanes == 0xffff) {
+        _Pragma("GCC unroll 16")
+        for (int lane = 0; lane < 16; ++lane) all[lane] = from[at[lane]];
+    } else {
+        for (int lane = 0; lanes >> lane; ++lane)
+            if (lanes >> lane & 1) all[lane] = from[at[lane]];
+    }
     return load(all);
 }
 // 4 bytes a lane, `stride` times 4 bytes from each other.
@@ -208,11 +218,6 @@ STEMMA_INLINE Halfwords narrow(Floats x) {
     const Ints rounded = bits + splat(0x7fff) + (shift_right<16>(bits) & splat(1));
     const Ints wide = select(is_number(x), rounded, bits | splat(0x400000));
     return narrow_parts(shift_right<16>(wide).part);
-}
-
-// The same for numbers that bfloat16 has.
-STEMMA_INLINE Halfwords narrow_exactly(Floats x) {
-    return narrow_parts(shift_right<16>(as_ints(x)).part);
 }
 
 STEMMA_INLINE float sum_of(Floats x) {
