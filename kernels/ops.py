@@ -686,10 +686,19 @@ class Captured(Protocol):
 
 class Capture(Protocol):
     def __call__(
-        self, run: Callable[[], Tensor], plans: Sequence[object], lora_plan: object | None = None
+        self,
+        run: Callable[[], Tensor],
+        plans: Sequence[object],
+        lora_plan: object | None = None,
+        *,
+        outputs: Callable[[], Sequence[Tensor]] = tuple,
+        beside: Captured | None = None,
     ) -> tuple[Tensor, Captured | None]:
         """Run once and record; None if `run` does something that cannot be recorded. plans: the
-        attention plans that `run` uses; lora_plan: that of its adapters, None: without any."""
+        attention plans that `run` uses; lora_plan: that of its adapters, None: without any. outputs:
+        tells after the run which tensors besides the result are read after a replay. beside: a
+        recording that is never replayed at the same time, so that both may compute in the same
+        memory; results and outputs have their own."""
         ...
 
 

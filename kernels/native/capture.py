@@ -7,19 +7,23 @@ weights have evicted the interpreter's code and data from the caches whenever it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..ops import Captured
 from .bindings import library
 from .calls import ATTENTION, LORA, Call, recorded
 from .lora import NativeLoraPlan
 from .paged_attention import NativeAttentionPlan
 
 _NUM_ARGS = 13  # src/capture.cpp
+_ALIGNMENT = 64  # a cache line, and a register
 _PLAN = 1  # the column of a plan, its call's first argument
 # What torch may do during a recording: allocate, view memory in another shape, and return values. A
 # result that torch computes would be missing from the replay.
@@ -35,24 +39,36 @@ _ANSWERING = frozenset(
 
 
 def capture(
-    run: Callable[[], Tensor], plans: Sequence[object], lora_plan: object | None = None
+    run: Callable[[], Tensor],
+    plans: Sequence[object],
+    lora_plan: object | None = None,
+    *,
+    outputs: Callable[[], Sequence[Tensor]] = tuple,
+    beside: Captured | None = None,
 ) -> tuple[Tensor, Recording | None]:
     watch = _Watch()
     with recorded() as calls, watch:
         result = run()
     if watch.has_computed or not all(isinstance(plan, NativeAttentionPlan) for plan in plans):
         return result, None
-    return result, Recording(result, calls, watch.results, plans)
+    assert beside is None or isinstance(beside, Recording), "a recording of this backend"
+    return result, Recording(result, calls, watch.allocated, plans, outputs(), beside)
 
 
 class Recording:
-    """The calls that a function made. Owns the memory that was allocated for them."""
+    """The calls that a function made. What it allocated and nobody reads afterwards shares memory,
+    with itself and with the recording beside it."""
 
     def __init__(
-        self, result: Tensor, calls: list[Call], kept: list[Any], plans: Sequence[object]
+        self,
+        result: Tensor,
+        calls: list[Call],
+        allocated: Sequence[Tensor],
+        plans: Sequence[object],
+        outputs: Sequence[Tensor],
+        beside: Recording | None,
     ) -> None:
         self.result = result
-        self._kept = kept
         self._calls = np.zeros((len(calls), 1 + _NUM_ARGS), dtype=np.int64)
         for index, call in enumerate(calls):
             self._calls[index, : len(call)] = call
@@ -61,6 +77,35 @@ class Recording:
         used = self._calls[self._attentions, _PLAN].tolist()
         self._plan_of_attention = np.array([plan_of[address] for address in used], dtype=np.int64)
         self._loras = np.flatnonzero(self._calls[:, 0] == LORA)
+        self._scratch = None if beside is None else beside._scratch
+        self._kept = self._share_memory(allocated, (result, *outputs))
+
+    def _share_memory(
+        self, allocated: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Give what is needed from one call to another a place in the scratch. -> what stays."""
+        ends = {_start(each) for each in outputs}
+        blocks = sorted((each for each in allocated if each.nbytes), key=_start)
+        starts = np.array([_start(each) for each in blocks], dtype=np.int64)
+        sizes = np.array([each.untyped_storage().nbytes() for each in blocks], dtype=np.int64)
+        if not len(blocks):
+            return []
+        addresses = self._calls[:, 1:]
+        block_of = np.searchsorted(starts, addresses, side="right") - 1
+        is_inside = (block_of >= 0) & (addresses < (starts + sizes)[block_of])
+        uses: dict[int, list[int]] = {}
+        for call, argument in np.argwhere(is_inside).tolist():
+            uses.setdefault(int(block_of[call, argument]), []).append(call)
+        for block in [each for each in uses if int(starts[each]) in ends]:
+            del uses[block]
+        places, size = _places({each: (calls[0], calls[-1]) for each, calls in uses.items()}, sizes)
+        if self._scratch is None or len(self._scratch) < size:
+            self._scratch = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
+        shift = np.zeros(len(blocks), dtype=np.int64)
+        for block, place in places.items():
+            shift[block] = self._scratch.data_ptr() + place - starts[block]
+        addresses[is_inside] += shift[block_of[is_inside]]
+        return [each for index, each in enumerate(blocks) if index not in places]
 
     def replay(self, plans: Sequence[object], lora_plan: object | None = None) -> None:
         """See `ops.Captured`."""
@@ -78,6 +123,31 @@ def _addresses(plans: Sequence[object]) -> list[int]:
     return [plan.address for plan in plans if isinstance(plan, NativeAttentionPlan)]
 
 
+def _start(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _places(
+    lives: Mapping[int, tuple[int, int]], sizes: npt.NDArray[np.int64]
+) -> tuple[dict[int, int], int]:
+    """lives: by block, the first and the last call that takes it; sizes: of all blocks, in bytes.
+    -> by block, a place that no other has at the same time, and how many bytes all take."""
+    places: dict[int, int] = {}
+    for block, (first, last) in sorted(lives.items(), key=lambda item: item[1]):
+        taken = sorted(
+            (places[each], places[each] + int(sizes[each]))
+            for each in places
+            if lives[each][1] >= first and lives[each][0] <= last
+        )
+        place = 0
+        for start, end in taken:
+            if start - place >= sizes[block]:
+                break
+            place = max(place, -(-end // _ALIGNMENT) * _ALIGNMENT)
+        places[block] = place
+    return places, max((place + int(sizes[each]) for each, place in places.items()), default=1)
+
+
 class _Watch(TorchFunctionMode):
     """Keeps torch's allocations alive and notes whether it computes.
 
@@ -86,7 +156,7 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.results: list[Any] = []
+        self.allocated: list[Tensor] = []
         self.has_computed = False
 
     def __torch_function__(
@@ -95,7 +165,7 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in _ALLOCATING:
-            self.results.append(result)
+            self.allocated.append(result)
         elif name in _VIEWING:
             self.has_computed |= not _is_view(result, args[0])
         elif name not in _ANSWERING:
