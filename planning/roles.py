@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import log2
+from math import floor, log2
 
 from ..cluster.placement.policies import policy_of
 from ..runtime.memory.disk.block_key import BlockLayout
@@ -165,13 +165,18 @@ class Search:
         self._runs: dict[int, Run] = {}  # by power
         self._first = self._begin = round(_STEPS * log2(first_rate))
 
-    def goodput(self, limits: Limits, share: float) -> Goodput:
+    def goodput(self, limits: Limits, share: float, least: float = 0.0) -> Goodput:
         """The rate in calls a second of which `share` are within limits: between the two rates
-        tried that lie around it, by its logarithm. Raises no error where there is none: 0."""
+        tried that lie around it, by its logarithm. Raises no error where there is none: 0. Nor is
+        one below `least` searched for: one run mostly tells that it is, and the rate is 0."""
 
         def is_good(power: int) -> bool:
             return limits.share(self._run(power)) >= share
 
+        if least:
+            self._first = self._begin = floor(_STEPS * log2(least))
+            if not is_good(self._begin):
+                return Goodput(0.0, None)
         there, step = self._begin, 1 if is_good(self._begin) else -1
         while is_good(there + step) == (step > 0):
             there, step = there + step, 2 * step

@@ -102,7 +102,9 @@ class Cell:
             if point.served < _KEPT_UP * rate:
                 break
             rate *= 2
-        return self.point(min(rate, _OVERLOAD * point.served)).served
+        if rate <= _OVERLOAD * point.served:
+            return point.served
+        return self.point(_OVERLOAD * point.served).served
 
 
 @dataclass(frozen=True)
