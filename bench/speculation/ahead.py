@@ -4,9 +4,9 @@ Two engines, a process each, carry out the same held-out conversations of the em
 turns; the tools are pure and sleep. In the first round every task is new, in the second all come
 again. With `--history` they have carried out others before, as a service that has been running;
 `--load pipeline`: tasks of few templates in place of what people ask. With `--parallel 64` and a
-small `--max-total-tokens` the pool holds a part of them, and nothing should be spent ahead. Outputs
-are compared, too, as is the engines' CPU time (`CPU ratio`, off : on): work ahead changes none, but steps of other sizes round otherwise (`--dtype
-float64 --kernels reference`: all the same).
+small `--max-total-tokens` the pool holds a part of them, and nothing should be spent ahead. `CPU
+ratio` is of the engines' CPU time. Outputs are compared, too: work ahead changes none, but steps of
+other sizes round otherwise (`--dtype float64 --kernels reference`: all the same).
 
 The embedded model says a turn in some 60 ms, so that tools of half a second are nearly all of an
 agent's time, and little can go on beside them; in float64 through the reference kernels it takes
