@@ -89,10 +89,11 @@ class Fleet:
         starts = mix.starts(seed, rate, duration_s)
         fleet.run(starts, _PATIENCE * duration_s, counted_s=duration_s)
         begin_s = _WARM_SHARE * duration_s
+        num_asked = sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s)
         return Run(
-            rate,
+            num_asked / (duration_s - begin_s),
             fleet.num_calls,
-            sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s),
+            num_asked,
             [each for each in fleet.times if begin_s <= each.asked_s < duration_s],
             [replica.busy_s / fleet.now_s for replica in fleet.replicas],
             0 if streams is None else streams.num_asked,
@@ -104,7 +105,7 @@ class Fleet:
 class Run:
     """What became of a rate."""
 
-    rate: float
+    rate: float  # calls a second that were sent after the fleet had filled
     num_all: int  # calls
     num_calls: int  # that were sent after the fleet had filled
     times: list[CallTimes]  # of those of them that ended in time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from fleet_surfaces import surface_of
@@ -15,7 +16,9 @@ from stemma.planning.fleet_plan import (
     Wish,
     _combined,
     _exchanged,
+    _first_options,
     _sized,
+    good_alone,
     good_rate,
 )
 from stemma.planning.prices import GPU_HOUR
@@ -81,6 +84,18 @@ def test_a_rate_is_good_while_enough_calls_are() -> None:
     assert good_rate(surface, Limits(0.2, 1.0), 0.9) == pytest.approx(4.0)
     assert good_rate(surface, Limits(1.0, 1.0), 0.9) == pytest.approx(9.5)
     assert good_rate(surface, Limits(0.01, 1.0), 0.9) == 0.0
+
+
+def test_groups_on_which_calls_are_late_even_alone_are_not_simulated() -> None:
+    """A step of an L4 takes longer than some limits allow, whatever the load."""
+    wish = wish_of(1.0)
+    step_s = wish.device("l4", 1).rows_s([(1, 1)], 1)
+    for tpot_s, share in ((1.01 * step_s, 1.0), (0.99 * step_s, 0.0)):
+        tight = replace(wish, limits=Limits(0.5, tpot_s))
+        assert good_alone(tight, wish.device("l4", 1)) == share
+    fast_s = wish.device("h200", 1).rows_s([(1, 1)], 1)
+    options, why_not = _first_options(replace(wish, limits=Limits(0.5, (fast_s + step_s) / 2)))
+    assert {each.gpu for each in options} == {"h200"} and set(why_not) == {"l4"}
 
 
 def test_features_that_pay_by_themselves_are_combined_and_roles_are_not() -> None:
