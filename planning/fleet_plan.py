@@ -45,6 +45,7 @@ _NUM_CALLS = 160  # of a run of the search, about
 _WORTH = 1.03  # times the calls, or a feature is left out
 _SURFACE_CALLS = 4000  # of the cell's fullest point, about
 _LEAST_CELL, _MOST_CELL = 4, 32  # engines
+_PROGRAMS = 6  # times a program's time alone, that counts of a run: under load it takes thrice that
 _EXACT_CALLS = 1500  # of the exact check, at most
 _EXACT_REPLICAS = 64
 
@@ -335,7 +336,8 @@ def _pool(wish: Wish, option: Option, jobs: Executor | None) -> PlannedPool:
     engine = option.engine(wish)
     num_replicas = wish.gpus[option.gpu] // option.tp_size
     device = wish.device(option.gpu, option.tp_size)
-    rate, least_s = option.calls_s * option.tp_size, 2 * first_rate(wish, device).program_s
+    rate = option.calls_s * option.tp_size
+    least_s = _PROGRAMS * first_rate(wish, device).program_s
     num_engines = min(_MOST_CELL, max(_LEAST_CELL, round(_SURFACE_CALLS / (rate * least_s))))
     num_engines = min(num_engines, num_replicas)
     cell = Cell(engine, wish.trace.mix(), num_engines, _NUM_CALLS, least_s)
@@ -418,12 +420,19 @@ def _exchanged(
             saved = num_fewer * prices[here]
             room = range(most[there] - numbers[there] + 1)
             cheaper = [num for num in room if num * prices[there] < saved]
-            found = _least(
-                0, max(cheaper, default=-1), lambda num, moved=moved: is_good(moved(num))
-            )
+            is_enough = partial(_is_good_then, is_good, moved)
+            found = _least(0, max(cheaper, default=-1), is_enough)
             if found is not None:
                 return _exchanged(moved(found), most, prices, is_good)
     return numbers
+
+
+def _is_good_then(
+    is_good: Callable[[Sequence[int]], bool],
+    moved: Callable[[int], tuple[int, ...]],
+    num_more: int,
+) -> bool:
+    return is_good(moved(num_more))
 
 
 def _moved(
