@@ -45,6 +45,7 @@ _NUM_CALLS = 160  # of a run of the search, about
 _WORTH = 1.03  # times the calls, or a feature is left out
 _SURFACE_CALLS = 4000  # of the cell's fullest point, about
 _LEAST_CELL, _MOST_CELL = 4, 32  # engines
+_BEYOND = 1.2  # times the good rate: mostly more than is served, by little, as overload costs most
 _PROGRAMS = 6  # times a program's time alone, that counts of a run: under load it takes thrice that
 _EXACT_CALLS = 1500  # of the exact check, at most
 _EXACT_REPLICAS = 64
@@ -341,7 +342,7 @@ def _pool(wish: Wish, option: Option, jobs: Executor | None) -> PlannedPool:
     num_engines = min(_MOST_CELL, max(_LEAST_CELL, round(_SURFACE_CALLS / (rate * least_s))))
     num_engines = min(num_engines, num_replicas)
     cell = Cell(engine, wish.trace.mix(), num_engines, _NUM_CALLS, least_s)
-    surface = Surface.learn(cell, rate, jobs)
+    surface = Surface.learn(cell, _BEYOND * rate, jobs)
     price_s = wish.prices[option.gpu] * option.tp_size / 3600
     pool = Pool(
         option.gpu, surface, num_replicas, device.prefill_token_ms / 1e3, device.num_tokens, price_s
