@@ -166,7 +166,7 @@ def _report(args: argparse.Namespace, wish: Wish, plan: FleetPlan) -> dict[str, 
         "trace": _trace_row(trace, args.load),
         "limits": {"ttft_s": wish.limits.ttft_s, "tpot_s": wish.limits.tpot_s},
         "pools": [_pool_row(each) for each in plan.pools],
-        "options": [_option_row(each, wish) for pool in plan.pools for each in pool.options],
+        "options": [_option_row(each, wish) for each in plan.options],
         "fleet": {
             "within the limits": round(figures.good_share, 4),
             "is enough": plan.is_enough,
@@ -217,6 +217,7 @@ def _pool_row(each: PlannedPool) -> dict[str, Any]:
         "tp": option.tp_size,
         "GPUs": each.num_replicas * option.tp_size,
         "engines": option.name,
+        "of the programs": round(each.share, 4),
         "host KV, tokens": option.host_tokens,
         "calls/s a replica": round(each.good_calls_s, 3),
         "$ an hour": round(_hourly(each), 2),
@@ -234,7 +235,8 @@ def _option_row(each: Option, wish: Wish) -> dict[str, Any]:
         "GPU": each.gpu,
         "tp": each.tp_size,
         "engines": each.name,
-        "calls/s a GPU": round(each.calls_s, 3),
+        "calls/s a GPU": None if each.less_than else round(each.calls_s, 3),
+        "less than": round(each.less_than, 3) if each.less_than else None,
         "$ a thousand calls": None if price is None else _rounded(price),
         "on Ray": "yes" if each.is_deployable else "not yet",
     }
@@ -268,23 +270,25 @@ def _page(report: dict[str, Any], plan: FleetPlan, wish: Wish) -> str:
         bar_chart(
             "Calls a second of one GPU within the limits",
             [
-                (f"{o.gpu} x {o.tp_size}, {o.name}", o.calls_s)
-                for p in plan.pools
-                for o in p.options
+                (
+                    f"{o.gpu} x {o.tp_size}, {o.name}{', less than' if o.less_than else ''}",
+                    o.less_than or o.calls_s,
+                )
+                for o in plan.options
             ],
         ),
         line_chart(
             "Time to first token by the rate of calls",
             "calls/s of a replica",
             "TTFT p90, s",
-            {each.option.gpu: _curve(each, 0) for each in plan.pools},
+            {each.option.gpu: _curve(each, 0) for each in plan.learned},
             limit=wish.limits.ttft_s,
         ),
         line_chart(
             "Time per output token by the rate of calls",
             "calls/s of a replica",
             "TPOT p90, s",
-            {each.option.gpu: _curve(each, 1) for each in plan.pools},
+            {each.option.gpu: _curve(each, 1) for each in plan.learned},
             limit=wish.limits.tpot_s,
         ),
     ]

@@ -1,4 +1,5 @@
-"""A fleet of any size over a trace: cells of engines by response surfaces, and the router over all.
+"""A fleet of any size over a trace: cells of engines by response surfaces, and the router over all,
+or routers of their own over pools of them.
 
 A mean-field model: each cell, some engines of one pool, has a rate of calls, a queue of those that
 it could not serve yet, and engines that fail or are slow; what its calls take at that rate was
@@ -185,12 +186,13 @@ class _PoolState:
 
 @dataclass(frozen=True)
 class CellFleet:
-    """Pools behind one router."""
+    """Pools behind one router, or each behind its own, with a fixed share of the programs."""
 
     pools: Sequence[Pool]
     num_output: float  # tokens of a call, on average
     failures: Failures = field(default=NO_FAILURES)
     seed: int = 0
+    shares: Sequence[float] | None = None  # of each pool, 1 in all; None: one router
 
     def run(
         self, rates: Sequence[float], slot_s: float = SLOT_S, *, ttft_s: float, tpot_s: float
@@ -201,9 +203,16 @@ class CellFleet:
         for number, rate in enumerate(rates):
             for state in states:
                 state.begin_slot(number * slot_s, slot_s)
-            for state, given in zip(states, _given(states, rate), strict=True):
+            for state, given in zip(states, self._divided(states, rate), strict=True):
                 state.take(given, slot_s)
         return self._figures(states, len(rates) * slot_s, ttft_s, tpot_s)
+
+    def _divided(self, states: Sequence[_PoolState], rate: float) -> list[Floats]:
+        """The rate of each cell."""
+        if self.shares is None:
+            return _given(states, rate)
+        own = zip(states, self.shares, strict=True)
+        return [cells for state, share in own for cells in _given([state], share * rate)]
 
     def _figures(
         self, states: Sequence[_PoolState], duration_s: float, ttft_s: float, tpot_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import log2
+from math import floor, log2
 
 from ..cluster.placement.policies import policy_of
 from ..runtime.memory.disk.block_key import BlockLayout
@@ -89,10 +89,11 @@ class Fleet:
         starts = mix.starts(seed, rate, duration_s)
         fleet.run(starts, _PATIENCE * duration_s, counted_s=duration_s)
         begin_s = _WARM_SHARE * duration_s
+        num_asked = sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s)
         return Run(
-            rate,
+            num_asked / (duration_s - begin_s),
             fleet.num_calls,
-            sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s),
+            num_asked,
             [each for each in fleet.times if begin_s <= each.asked_s < duration_s],
             [replica.busy_s / fleet.now_s for replica in fleet.replicas],
             0 if streams is None else streams.num_asked,
@@ -104,7 +105,7 @@ class Fleet:
 class Run:
     """What became of a rate."""
 
-    rate: float
+    rate: float  # calls a second that were sent after the fleet had filled
     num_all: int  # calls
     num_calls: int  # that were sent after the fleet had filled
     times: list[CallTimes]  # of those of them that ended in time
@@ -165,13 +166,18 @@ class Search:
         self._runs: dict[int, Run] = {}  # by power
         self._first = self._begin = round(_STEPS * log2(first_rate))
 
-    def goodput(self, limits: Limits, share: float) -> Goodput:
+    def goodput(self, limits: Limits, share: float, least: float = 0.0) -> Goodput:
         """The rate in calls a second of which `share` are within limits: between the two rates
-        tried that lie around it, by its logarithm. Raises no error where there is none: 0."""
+        tried that lie around it, by its logarithm. Raises no error where there is none: 0. Nor is
+        one below `least` searched for: one run mostly tells that it is, and the rate is 0."""
 
         def is_good(power: int) -> bool:
             return limits.share(self._run(power)) >= share
 
+        if least:
+            self._first = self._begin = floor(_STEPS * log2(least))
+            if not is_good(self._begin):
+                return Goodput(0.0, None)
         there, step = self._begin, 1 if is_good(self._begin) else -1
         while is_good(there + step) == (step > 0):
             there, step = there + step, 2 * step

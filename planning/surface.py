@@ -32,7 +32,8 @@ _MAX_DOUBLINGS = 12
 
 @dataclass(frozen=True)
 class Point:
-    """A cell at one rate. Of one engine: `rate` (calls a second), `expected_tokens` (what the
+    """A cell at one rate. Of one engine: `rate` (calls a second that were asked of it while they
+    counted: of programs that take long some come later), `expected_tokens` (what the
     router counts it to have to do), `held_tokens` (KV that open programs want again), `busy` (share
     of the time). Of all calls: `times` [num_calls, 2], TTFT and TPOT in seconds."""
 
@@ -59,7 +60,7 @@ class Cell:
     seed: int = 0
 
     def point(self, rate: float) -> Point:
-        """At so many calls a second for each engine."""
+        """Programs of so many calls a second for each engine."""
         total = rate * self.num_engines
         duration_s = max(self.least_s, self.num_calls / total) / (1 - _WARM_SHARE)
         fleet = FleetSimulation([self.engine] * self.num_engines, ROUTING, seed=self.seed)
@@ -82,8 +83,9 @@ class Cell:
         drained = len(ends) / (fleet.now_s - begin_s)
         first, last = seen[0], seen[-1]
         prompt = sum(each.prompt_tokens for each in fleet.replicas)
+        num_asked = sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s)
         return Point(
-            rate,
+            num_asked / (duration_s - begin_s) / self.num_engines,
             max(steady, drained) / self.num_engines,
             np.array([(each.ttft_s, each.tpot_s) for each in counted]).reshape(-1, 2),
             float(np.mean([each.ended_s - each.asked_s for each in counted])) if counted else 0.0,
@@ -99,10 +101,12 @@ class Cell:
         rate = first_rate
         for _ in range(_MAX_DOUBLINGS):
             point = self.point(rate)
-            if point.served < _KEPT_UP * rate:
+            if point.served < _KEPT_UP * point.rate:
                 break
             rate *= 2
-        return self.point(min(rate, _OVERLOAD * point.served)).served
+        if rate <= _OVERLOAD * point.served:
+            return point.served
+        return self.point(_OVERLOAD * point.served).served
 
 
 @dataclass(frozen=True)

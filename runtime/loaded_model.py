@@ -286,8 +286,10 @@ class LoadedModel:
         if self.config.disable_ahead:
             return None
         try:
-            costs = self.engine.scheduler.costs
-            return Foreteller(lambda: costs.load(time.perf_counter()))
+            scheduler = self.engine.scheduler
+            return Foreteller(
+                lambda: scheduler.costs.load(time.perf_counter()), lambda: len(scheduler.running)
+            )
         except BuildError as error:
             log.warning("no likely outputs are told, so no tool starts early: %s", error)
             return None

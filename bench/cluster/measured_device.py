@@ -6,17 +6,13 @@ simulated fleet of such devices is a real one but for processes and sockets.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.execute.threads import configure_threads
 from ...runtime.models.model_config import read_model_config
 from ...runtime.schedule.plan import PageUpdate, Row, StepPlan
 from ...runtime.schedule.sampling_params import SamplingParams
@@ -92,36 +88,3 @@ class MeasuredDevice:
         """Seconds that steps of the loads' shapes take, as `Calibration.of` takes them."""
         room = self.num_tokens
         return {each: self.rows_s(*each) for each in _SHAPES if each[0] * sum(each[1:]) <= room}
-
-
-def measured_side_by_side(
-    model: Path, num_tokens: int, max_running_requests: int, number: int
-) -> dict[tuple[int, int, int], float]:
-    """What steps take on one of so many cores while the others make the same ones: geometric
-    means. Cores of one machine share its memory's bandwidth, so that is more than on a core
-    alone."""
-    spawned = multiprocessing.get_context("spawn")
-    begin = spawned.Barrier(number)
-    with ProcessPoolExecutor(number, spawned, _share, (begin,)) as processes:
-        device = (model, num_tokens, max_running_requests)
-        tasks = [processes.submit(_measured_beside_others, *device) for _ in range(number)]
-        found = [task.result() for task in tasks]
-    return {shape: statistics.geometric_mean([each[shape] for each in found]) for shape in found[0]}
-
-
-_begin: Barrier | None = None  # of the processes that measure side by side
-
-
-def _share(begin: Barrier) -> None:
-    global _begin
-    _begin = begin
-
-
-def _measured_beside_others(
-    model: Path, num_tokens: int, max_running_requests: int
-) -> dict[tuple[int, int, int], float]:
-    configure_threads(1, None)
-    device = MeasuredDevice(model, num_tokens, max_running_requests)
-    assert _begin is not None
-    _begin.wait()
-    return device.measured()

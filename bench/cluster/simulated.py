@@ -1,10 +1,12 @@
 """A simulated fleet held against real replicas of this machine: throughput and times.
 
-One replica and two, a core each, behind the real router, under loads of `stemma bench replicas`;
-and the same programs, of as many tokens, which come when the real ones came, on simulated replicas
-whose steps take what steps were measured to take in this run, on as many cores at once. `simulated
-/ real` of the output tokens a second and of the median time to first token, as engines count it:
-from a call's arrival. Repeats take turns with one another; medians of each figure.
+One replica and two, a core each, behind the real router, under loads of `stemma bench replicas`
+that begin within `--spread-s` seconds; and the same programs, of as many tokens, begun at the same
+times, on simulated replicas. Their steps take what the engines' own logs say of the real ones of
+that run, by numbers of tokens: what the cores of a machine share (memory, caches, the clients'
+and the router's work) is in them, and is not guessed. So what is compared is all but the steps:
+which there are, when, of what, and what is cached. `simulated / real` of the output tokens a second
+and of the median time to first token, from where a client asks. Medians of the repeats.
 
 With `--against steps` what is real are the steps alone: each is computed when an engine's scheduler
 plans it, and moves the fleet's clock by the CPU time that it took, so that other work on the
@@ -19,10 +21,9 @@ import random
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from tokenizers import Tokenizer
 from ...cluster.placement.policies import policy_of
 from ...flags import count
 from ...frontend.client.backend import Backend
+from ...frontend.dsl.function import function
+from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
 from ...planning.calibration import Calibration
 from ...planning.devices import DeviceModel, Rates
@@ -44,8 +47,9 @@ from ...runtime.checkpoint.location import EMBEDDED_MODEL
 from ...runtime.execute.threads import configure_threads
 from ...runtime.models.model_config import read_model_config
 from ..harness.report import write_report
-from .measured_device import MeasuredDevice, measured_side_by_side
-from .replicas import LOADS, Conversation, converse, served_with
+from .measured_device import MeasuredDevice
+from .replicas import GREEDY, LOADS, Conversation, served_with
+from .step_record import StepRecord
 
 _LOADS = ("agents", "chats", "documents")
 _MAX_RUNNING = 128
@@ -63,7 +67,6 @@ class Outcome:
     tokens_s: float
     ttft_s: float  # median
     hit_rate: float
-    came_s: Sequence[float] = ()  # each conversation, behind the run's begin
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +76,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=count, nargs="+", default=[1, 2], metavar="N")
     add("--load", choices=_LOADS, action="append", help="default: all")
     add("--conversations", type=count, default=24, metavar="N", help="a load (%(default)s)")
+    add("--spread-s", type=float, default=8.0, metavar="S",
+        help="within which all begin, divided by the replicas (default: %(default)s)")  # fmt: skip
     add("--tokens", type=count, default=8192, help="KV of each replica (default: %(default)s)")
     add("--repeats", type=count, default=3)
     add("--against", choices=("replicas", "steps"), default="replicas")
@@ -83,17 +88,20 @@ def run(args: argparse.Namespace) -> int:
     if args.against == "steps":
         return _run_steps(args)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    costs = _costs(args.model)
     rows: list[dict[str, Any]] = []
     for number in args.replicas:
         found: dict[str, list[tuple[Outcome, Outcome]]] = {}
-        steps = measured_side_by_side(args.model, args.tokens, _MAX_RUNNING, number)
-        device = _modelled(args, steps)
         with _replicas(args, number) as backend:
             for repeat in range(args.repeats + 1):
                 for load in args.load or _LOADS:
-                    said = LOADS[load](random.Random(repeat), args.conversations)
-                    real = _measured(said, backend)
-                    simulated = _simulated(said, tokenizer, [device] * number, real.came_s)
+                    rng = random.Random(repeat)
+                    said = LOADS[load](rng, args.conversations)
+                    begins_s = [rng.uniform(0.0, args.spread_s / number) for _ in said]
+                    with StepRecord(backend, number) as record:
+                        real = _measured(said, begins_s, backend)
+                    device = _modelled(args, costs, record.calibration(costs))
+                    simulated = _simulated(said, tokenizer, [device] * number, begins_s)
                     if repeat:  # the first one warms up
                         found.setdefault(load, []).append((real, simulated))
         rows += [row for load, pairs in found.items() for row in _rows(load, number, pairs)]
@@ -107,7 +115,8 @@ def _run_steps(args: argparse.Namespace) -> int:
     devices = [
         MeasuredDevice(args.model, args.tokens, _MAX_RUNNING) for _ in range(max(args.replicas))
     ]
-    model = _modelled(args, devices[0].measured())
+    costs = _costs(args.model)
+    model = _modelled(args, costs, Calibration.of(devices[0].measured(), costs))
     rows: list[dict[str, Any]] = []
     for number in args.replicas:
         for load in args.load or _LOADS:
@@ -134,64 +143,77 @@ def _replicas(args: argparse.Namespace, number: int) -> Iterator[Backend]:
         yield backend
 
 
+def _costs(model: Path) -> CostModel:
+    return CostModel(ServedModel.of(read_model_config(model), "bfloat16"), _CORE)
+
+
 def _modelled(
-    args: argparse.Namespace, measured: Mapping[tuple[int, int, int], float]
+    args: argparse.Namespace, costs: CostModel, calibration: Calibration
 ) -> RooflineDevice:
     """A core, by the steps that it was measured to make."""
-    costs = CostModel(ServedModel.of(read_model_config(args.model), "bfloat16"), _CORE)
-    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, Calibration.of(measured, costs))
+    return RooflineDevice(costs, args.tokens, _MAX_RUNNING, calibration)
 
 
-def _measured(said: Sequence[Conversation], backend: Backend) -> Outcome:
-    """All conversations at once, from an empty cache."""
+@function
+def _converse(
+    s: ProgramState, said: Conversation, times: list[tuple[float, float]], begin_s: float
+) -> None:
+    """As in `replicas`, from then on; `times`: when each answer was asked for, and was there."""
+    time.sleep(max(0.0, begin_s - time.perf_counter()))
+    asked_s = time.perf_counter()
+    for turn, text in enumerate(said.texts):
+        if turn:
+            with s.pause(expected_s=said.pauses_s[turn - 1], label="tool"):
+                s[f"t{turn - 1}"]
+                times.append((asked_s, time.perf_counter()))
+                time.sleep(said.pauses_s[turn - 1])
+            asked_s = time.perf_counter()
+        s += text + gen(f"t{turn}", max_tokens=said.max_tokens, **GREEDY)
+    s[f"t{len(said.texts) - 1}"]
+    times.append((asked_s, time.perf_counter()))
+
+
+def _measured(said: Sequence[Conversation], begins_s: Sequence[float], backend: Backend) -> Outcome:
+    """From an empty cache."""
     backend.flush_cache()
     began_s = time.perf_counter()
+
+    def held(each: Conversation, begin_s: float) -> list[tuple[float, dict[str, Any]]]:
+        times: list[tuple[float, float]] = []
+        state = _converse.run(said=each, times=times, begin_s=began_s + begin_s, backend=backend)
+        metas = [state.get_meta_info(f"t{turn}") for turn in range(len(each.texts))]
+        return [(end_s - ask_s, meta) for (ask_s, end_s), meta in zip(times, metas, strict=True)]
+
     with ThreadPoolExecutor(len(said)) as users:
-        held = list(users.map(partial(_held, backend), said))
+        calls = [call for of_one in users.map(held, said, begins_s) for call in of_one]
     wall_s = time.perf_counter() - began_s
-    all_metas = [
-        [state.get_meta_info(f"t{turn}") for turn in range(len(each.texts))]
-        for (state, _), each in zip(held, said, strict=True)
+    # An engine counts from where it has read a call, which is behind the step that was on its way.
+    ttfts_s = [
+        took_s - float(meta["latency_s"]) + float(meta["time_to_first_token_s"])
+        for took_s, meta in calls
     ]
-    metas = [meta for of_one in all_metas for meta in of_one]
-    prompt = sum(int(meta["prompt_tokens"]) for meta in metas)
+    prompt = sum(int(meta["prompt_tokens"]) for _, meta in calls)
     return Outcome(
-        sum(int(meta["completion_tokens"]) for meta in metas) / wall_s,
-        statistics.median(float(meta["time_to_first_token_s"]) for meta in metas),
-        sum(int(meta["cached_tokens"]) for meta in metas) / prompt,
-        [
-            max(0.0, ended_s - began_s - _since_arrival_s(of_one))
-            for (_, ended_s), of_one in zip(held, all_metas, strict=True)
-        ],
+        sum(int(meta["completion_tokens"]) for _, meta in calls) / wall_s,
+        statistics.median(ttfts_s),
+        sum(int(meta["cached_tokens"]) for _, meta in calls) / prompt,
     )
-
-
-def _held(backend: Backend, said: Conversation) -> tuple[ProgramState, float]:
-    """What came of a conversation, and when it ended."""
-    state = converse.run(said=said, backend=backend)
-    return state, time.perf_counter()
-
-
-def _since_arrival_s(metas: Sequence[Mapping[str, Any]]) -> float:
-    """From the arrival of a program's first call at the engine to the end of its last one."""
-    first, last = metas[0], metas[-1]
-    return float(last["start_s"]) + float(last["latency_s"]) - float(first["start_s"])
 
 
 def _simulated(
     said: Sequence[Conversation],
     tokenizer: Tokenizer,
     devices: Sequence[FleetDevice],
-    came_s: Sequence[float] = (),
+    begins_s: Sequence[float] = (),
 ) -> Outcome:
-    """The same on simulated replicas, one on each device; `came_s`: when each conversation comes;
-    none: all at once."""
+    """The same on simulated replicas, one on each device; `begins_s`: of each conversation; none:
+    all at once."""
     engines = [SimulatedEngine(device) for device in devices]
     fleet = FleetSimulation(engines, Routing(lambda: policy_of("program")))
     fleet.run(
         [
             Start(at_s, _job(each, tokenizer))
-            for at_s, each in zip(came_s or [0.0] * len(said), said, strict=True)
+            for at_s, each in zip(begins_s or [0.0] * len(said), said, strict=True)
         ]
     )
     ttft_s = statistics.median(each.ttft_s for each in fleet.times)

@@ -4,9 +4,9 @@ Two engines, a process each, carry out the same held-out conversations of the em
 turns; the tools are pure and sleep. In the first round every task is new, in the second all come
 again. With `--history` they have carried out others before, as a service that has been running;
 `--load pipeline`: tasks of few templates in place of what people ask. With `--parallel 64` and a
-small `--max-total-tokens` the pool holds a part of them, and nothing should be spent ahead. Outputs
-are compared, too: work ahead changes none, but steps of other sizes round otherwise (`--dtype
-float64 --kernels reference`: all the same).
+small `--max-total-tokens` the pool holds a part of them, and nothing should be spent ahead. `CPU
+ratio` is of the engines' CPU time. Outputs are compared, too: work ahead changes none, but steps of
+other sizes round otherwise (`--dtype float64 --kernels reference`: all the same).
 
 The embedded model says a turn in some 60 ms, so that tools of half a second are nearly all of an
 agent's time, and little can go on beside them; in float64 through the reference kernels it takes
@@ -34,6 +34,7 @@ from ...frontend.dsl.generation import gen
 from ...frontend.dsl.state import ProgramState
 from ...frontend.dsl.tool import Tool
 from ...runtime.checkpoint.location import EMBEDDED_MODEL
+from ..harness.process_meter import process_cpu_s
 from ..harness.report import write_report
 from .agent_tasks import LOADS, agent_tasks
 from .conversations import ACTION, MAX_ACTIONS, STOP, Conversation, use_tool
@@ -81,6 +82,7 @@ class _Side:
     """One engine in one round, over the repeats; all but the times are the last repeat's."""
 
     wall_s: list[float] = field(default_factory=list)
+    engine_s: list[float] = field(default_factory=list)  # of CPU
     texts: list[str] = field(default_factory=list)
     early: list[EarlyCallCounts] = field(default_factory=list)
     num_calls: int = 0
@@ -111,6 +113,7 @@ def _repeat(
         for sides in measured.values():
             for side in sides:
                 side.wall_s.append(0.0)
+                side.engine_s.append(0.0)
                 side.texts, side.early, side.num_calls = [], [], 0
             for first in range(0, len(cases), args.parallel):
                 batch = cases[first : first + args.parallel]
@@ -169,13 +172,14 @@ def _arguments(action: re.Match[str]) -> tuple[str, str]:
 
 def _carry_out(engine: Engine, batch: Sequence[Conversation], tool: Tool, side: _Side) -> None:
     many = [{"case": case, "tool": tool} for case in batch]
-    started = time.perf_counter()
+    started, cpu_s = time.perf_counter(), process_cpu_s(engine.pid)
     if len(many) == 1:
         states = [_agent.run(**many[0], backend=engine)]
     else:
         states = _agent.run_batch(many, backend=engine, num_threads=len(many))
     side.texts += [state.text() for state in states]
     side.wall_s[-1] += time.perf_counter() - started
+    side.engine_s[-1] += process_cpu_s(engine.pid) - cpu_s
     side.num_calls += sum(state.ret_value for state in states)
     side.early += [state._program.early_calls.counts for state in states]
 
@@ -190,6 +194,9 @@ def _row(name: str, off: _Side, on: _Side) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "least": min(ratios),
         "most": max(ratios),
+        "CPU ratio": statistics.median(
+            a / b for a, b in zip(off.engine_s, on.engine_s, strict=True)
+        ),
         "tool calls": on.num_calls,
         "early": counts["num_begun"],
         "used": counts["num_used"],

@@ -27,6 +27,7 @@ from ...errors import StemmaError
 from ...radix.leases import Lease
 from ..engine import Engine
 from ..programs.likely_texts import num_common
+from ..programs.time_credit import TimeCredit
 from ..schedule.plan import RowResult
 from ..schedule.queue.working_set import MAX_LOAD
 from ..schedule.request import FinishReason, Request, Scoring
@@ -66,8 +67,7 @@ class AheadPrefills:
         self._engine = engine
         self._clock = clock
         self._offers: OrderedDict[Hashable, _Offer] = OrderedDict()
-        self._credit_s = BURST_S
-        self._credit_at_s = clock()
+        self._credit = TimeCredit(SHARE, BURST_S, clock)
         self.num_tokens = 0  # computed
         self.num_used_tokens = 0  # of these: with which a prompt really began
         self.spent_s = 0.0
@@ -100,7 +100,7 @@ class AheadPrefills:
             used_s = offer.spent_s * num_used / (offer.num_done - offer.num_known)
             self.num_used_tokens += num_used
             self.used_s += used_s
-            self._credit_s += used_s
+            self._credit.spend(-used_s)
         kv_cache = self._engine.scheduler.kv_cache
         if offer.lease is not None:
             kv_cache.release_lease(offer.lease)
@@ -145,8 +145,7 @@ class AheadPrefills:
         offer.request = None
         assert request.finished_s is not None
         duration_s = request.finished_s - (request.admitted_s or request.finished_s)
-        self._earn()
-        self._credit_s -= duration_s
+        self._credit.spend(duration_s)
         self.spent_s += duration_s
         if request.finish_reason is FinishReason.ABORT:
             return
@@ -177,8 +176,7 @@ class AheadPrefills:
         scheduler = self._engine.scheduler
         if scheduler.running or scheduler.num_waiting or scheduler.has_work:
             return None
-        self._earn()
-        if self._credit_s <= 0.0 or scheduler.costs.load(self._clock()) >= MAX_LOAD:
+        if not self._credit.is_left or scheduler.costs.load(self._clock()) >= MAX_LOAD:
             return None
         for offer in list(self._offers.values()):
             if offer.request is not None or offer.num_done == len(offer.ids):
@@ -206,11 +204,6 @@ class AheadPrefills:
         token_s = scheduler.costs.prompt_token_s
         wanted = int(PIECE_S / token_s) if token_s else FIRST_PIECE_TOKENS
         return min(max(MIN_PIECE_TOKENS, wanted), scheduler.token_budget)
-
-    def _earn(self) -> None:
-        now_s = self._clock()
-        self._credit_s = min(BURST_S, self._credit_s + SHARE * (now_s - self._credit_at_s))
-        self._credit_at_s = now_s
 
 
 class _Listener:

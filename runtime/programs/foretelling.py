@@ -13,15 +13,19 @@ is asked at each eighth token, and where a guess turned out wrong. Analogies (`a
 was said of other things is said of these. They are asked at each word until something is told, and
 again where that turned out wrong; they tell of the next output, too, also at this one's end.
 
-Under load, as of work ahead, no output is followed.
+Under load, as of work ahead, no output is followed. Analogies take a bounded share of all time, in
+which what they take counts once for each request that runs: the engine's loop waits for them, and
+with it all of these. While none of it is left gens have none, and are no examples.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -34,6 +38,7 @@ from ..speculate.suffix import MAX_DRAFT, Place, SuffixDrafter, SuffixText
 from ..tokenizer.detokenizer import Detokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .analogies import Analogies, Analogy, Guess, num_settled
+from .time_credit import TimeCredit
 
 # Of an output that is told; of 23 early calls on these 23 were right (docs/how-it-works/ahead.md).
 MIN_CHANCE = 0.25
@@ -42,6 +47,8 @@ MAX_TOLD = 4  # outputs told of one gen: each may be a call
 MAX_TOLD_NEXT = 2  # and of the next one
 MAX_BYTES = 16 << 20  # of outputs: some 700,000 tokens
 END = -(1 << 30)  # behind an output's last token; ids of images are negative, too, but small
+ANALOGY_SHARE = 0.05  # of all time; one agent's gens take a third of that
+ANALOGY_BURST_S = 0.1  # at once: some 200 questions
 _NUM_FOLLOWED = 8  # tokens after which a guess is made anew, with what they say (guess)
 _WINDOW = 8  # tokens decoded with what follows, so that characters across tokens are whole
 _MAX_PROMPT = 256  # tokens of a prompt's end that analogies see
@@ -57,10 +64,18 @@ OnLikely = Callable[[str, float], None]
 class Foreteller:
     """Owns the outputs from which those of later gens are told, each account's for itself."""
 
-    def __init__(self, load: Callable[[], float] = lambda: 0.0) -> None:
-        """`load`: of the device, see `StepCosts.load`. Raises BuildError where there is no
-        compiler."""
+    def __init__(
+        self,
+        load: Callable[[], float] = lambda: 0.0,
+        num_running: Callable[[], int] = lambda: 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`load`: of the device, see `StepCosts.load`; `num_running`: requests that wait for the
+        engine's loop. Raises BuildError where there is no compiler."""
         self._load = load
+        self._num_running = num_running
+        self._clock = clock
+        self._credit = TimeCredit(ANALOGY_SHARE, ANALOGY_BURST_S, clock)
         self._drafter = SuffixDrafter(MAX_BYTES)
         self._analogies = Analogies()
         self._ended: OrderedDict[Hashable, deque[_End]] = OrderedDict()  # by program
@@ -83,10 +98,25 @@ class Foreteller:
             return None
         place = Place(request.history, request.program_key, request.op_key)
         text = self._drafter.open_at(place, request.prompt)
-        analogy = self._open_analogy(request, tokenizer)
+        analogy = None
+        if self.may_ask:
+            with self.asking():
+                analogy = self._open_analogy(request, tokenizer)
         begun = _Begun(_program(request), len(request.prompt), request.prompt[-_TAIL:])
         followed = _Followed(begun, output, tokenizer, stop, on_likely)
         return Foretelling(self, followed, text, analogy)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is time for analogies."""
+        return self._credit.is_left
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """What the block takes counts as theirs."""
+        began_s = self._clock()
+        yield
+        self._credit.spend((self._clock() - began_s) * max(1, self._num_running()))
 
     def note_end(self, begun: _Begun, analogy: Analogy, output: str) -> None:
         """A gen has ended so; the next one of its program may follow it."""
@@ -168,7 +198,7 @@ class Foretelling:
         foreteller: Foreteller,
         followed: _Followed,
         text: SuffixText,
-        analogy: Analogy,
+        analogy: Analogy | None,
     ) -> None:
         self._foreteller = foreteller
         self._followed = followed
@@ -205,11 +235,17 @@ class Foretelling:
                 is_right = self._told[-1] == text
                 self._foreteller.num_right += is_right
                 self._foreteller.num_wrong += not is_right
-            self._tell_next(self._analogy.propose_next(text))  # no true call has begun yet
         self._text.close()
-        self._analogy.end(text)
+        if self._analogy is not None:
+            with self._foreteller.asking():
+                self._end_analogy(self._analogy, text)
+
+    def _end_analogy(self, analogy: Analogy, text: str | None) -> None:
+        if text is not None and self._foreteller.may_ask:
+            self._tell_next(analogy.propose_next(text))  # no true call has begun yet
+        analogy.end(text)
         if text is not None:
-            self._foreteller.note_end(self._followed.begun, self._analogy, text)
+            self._foreteller.note_end(self._followed.begun, analogy, text)
 
     def _follow(self) -> None:
         """Tell the drafter what came since its last guess, and what of that was right."""
@@ -235,16 +271,19 @@ class Foretelling:
         self._tell(self._cut(self._followed.output.text, draft.tokens[:end]), chance)
 
     def _ask_analogies(self) -> None:
-        """Ask once for each new word, unless what was told may still come true: of other guesses
-        then one in ten was right."""
+        """Ask once for each new word, if there is time, and unless what was told may still come
+        true: of other guesses then one in ten was right."""
+        if self._analogy is None or self._analogy.is_over:
+            return
         text = self._followed.output.text
-        if self._analogy.is_over or self._holds(text):
+        if self._holds(text):
             return
         num_whole = num_settled(text)
-        if num_whole == self._num_asked:
+        if num_whole == self._num_asked or not self._foreteller.may_ask:
             return
         self._num_asked = num_whole
-        proposal = self._analogy.propose(text)
+        with self._foreteller.asking():
+            proposal = self._analogy.propose(text)
         if proposal is not None and proposal.own.chance >= MIN_ANALOGY_CHANCE:
             self._tell(proposal.own.text, proposal.own.chance)
             self._tell_next(proposal.next)

@@ -121,3 +121,16 @@ def test_a_pool_that_is_too_large_for_a_router_is_several_jobs() -> None:
         assert worker["resources"]["limits"]["nvidia.com/gpu"] == each.ray_gpus
         head = cluster["headGroupSpec"]["template"]
         assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
+
+
+def test_each_kind_is_a_job_on_its_own_nodes() -> None:
+    pools = [
+        DeployedPool("h200", 7, 1, ("--speculate", "off")),
+        DeployedPool("l4", 2, 4, ("--tp-size", "4", "--speculate", "off")),
+    ]
+    jobs = list(yaml.safe_load_all(manifest(pools, "/models/model")))[::2]
+    settings = [deployed(job["spec"]["entrypoint"]) for job in jobs]
+    assert [(each.replicas, each.ray_gpus) for each in settings] == [(7, 1.0), (2, 4.0)]
+    for pool, job in zip(pools, jobs, strict=True):
+        (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        assert workers["template"]["spec"]["nodeSelector"]["stemma.example/gpu"] == pool.name

@@ -60,6 +60,15 @@ def test_what_cannot_be_served_waits_and_is_late() -> None:
     assert burst.num_served == pytest.approx(burst.num_calls), "the queue is worked off"
 
 
+def test_a_pool_with_a_share_of_its_own_does_what_it_does_alone() -> None:
+    pools = [pool_of(10), pool_of(10, 5.0, 8e-4)]
+    both = CellFleet(pools, 50.0, shares=[0.75, 0.25]).run([60.0] * 3, **ANY)
+    alone = [CellFleet([pool], 50.0).run([rate] * 3, **ANY) for pool, rate in zip(pools, (45, 15))]
+    assert [each.share for each in both.pools] == pytest.approx([0.75, 0.25])
+    assert [each.busy for each in both.pools] == [each.pools[0].busy for each in alone]
+    assert both.num_served == pytest.approx(sum(each.num_served for each in alone))
+
+
 def test_the_router_gives_more_to_the_faster_until_both_expect_equally_long() -> None:
     pools = [pool_of(10), pool_of(10, 5.0, 8e-4)]
     idle, busy = (CellFleet(pools, 50.0).run([rate] * 3, **ANY) for rate in (10.0, 145.0))

@@ -106,6 +106,15 @@ def test_a_search_finds_the_rate_wherever_it_starts(first_rate: float) -> None:
     assert len(fleet.rates) == len(set(fleet.rates)), "a rate was simulated twice"
 
 
+def test_a_rate_below_the_least_one_is_not_searched_for() -> None:
+    for least, rate, num_runs in ((14.0, 0.0, 1), (9.0, 11.0, 4)):
+        fleet = Known([])
+        search = Search(cast(Fleet, fleet), Layout(""), LONG, first_rate=0.1, duration_s=1.0)
+        found = search.goodput(Limits(1.0, 1.0), 0.9, least)
+        assert found.rate == pytest.approx(rate, rel=0.04)
+        assert len(fleet.rates) <= num_runs
+
+
 def test_plan_says_how_many_engines_compute_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--prompt-tokens", "300", "--output-tokens", "4", "--clients", "1"]
     limits = ["--ttft-ms", "10", "--tpot-ms", "2"]

@@ -146,3 +146,19 @@ def test_an_output_that_was_cut_short_is_no_example_of_an_end(foretelling: Progr
         harness.session.cancel()
     assert told(foretelling, ACTION + "\n") == []
     assert foretelling.foreteller is not None and foretelling.foreteller.num_gens == 1
+
+
+@pytest.mark.parametrize(("num_running", "most"), [(1, 40), (64, 8)])
+def test_analogies_take_a_share_of_the_time_of_all_that_run(
+    context: ProgramContext, num_running: int, most: int
+) -> None:
+    """A look at this clock takes 0.1 ms, so each question that: with 64 that run, 6.4 of them."""
+    ticks = itertools.count()
+    foreteller = Foreteller(num_running=lambda: num_running, clock=lambda: 1e-4 * next(ticks))
+    context = replace(context, foreteller=foreteller)
+    for number in range(40):
+        told(context, f"Action: lookup[{number}]\n", prompt=f"Where is {number}?\n")
+    counts = foreteller.describe()
+    assert counts["num_gens"] == 40, "whatever time there is, outputs are followed"
+    assert (counts["num_examples"] == 40) is (most == 40)
+    assert 0 < counts["num_examples"] <= most
