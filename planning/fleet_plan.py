@@ -279,7 +279,7 @@ def _pool(
     num_replicas = wish.gpus[option.gpu] // option.tp_size
     first = first_rate(wish, wish.device(option.gpu, option.tp_size))
     cell = Cell(engine, wish.trace.mix(), min(4, num_replicas), 240, 2 * first.program_s)
-    surface = Surface.learn(cell, first.rate, jobs)
+    surface = Surface.learn(cell, cell.largest_rate(first.rate), jobs)
     price_s = wish.prices[option.gpu] * option.tp_size / 3600
     device = engine.device
     pool = Pool(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from .simulated_engine import SimulatedEngine
 
 Floats = npt.NDArray[np.float64]
 
-ROUTING = Routing(lambda: policy_of("program"))
+ROUTING = Routing(partial(policy_of, "program"))  # a cell goes to other processes
 # Of the largest rate that is served: closer together where waiting begins.
 _SHARES = (0.03, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.88, 0.95)
 _WARM_SHARE = 0.4  # of a run, whose calls do not count: the cell fills
@@ -57,7 +57,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Cell:
-    """How points are found: so many engines, and about so many calls that count."""
+    """How points are found: so many engines, and about so many calls that count. `routing`: of
+    the calls among them."""
 
     engine: SimulatedEngine
     mix: Mix
@@ -65,6 +66,7 @@ class Cell:
     num_calls: int = 1200
     least_s: float = 4.0  # of a run, simulated
     seed: int = 0
+    routing: Routing = ROUTING
 
     def point(self, rate: float) -> Point:
         """At so many calls a second for each engine."""
@@ -132,7 +134,7 @@ class Cell:
         return self._each_s(ends, begin_s + flood_s / 2, duration_s)
 
     def _fleet(self) -> FleetSimulation:
-        return FleetSimulation([self.engine] * self.num_engines, ROUTING, seed=self.seed)
+        return FleetSimulation([self.engine] * self.num_engines, self.routing, seed=self.seed)
 
     def _each_s(self, times: Sequence[float], begin_s: float, end_s: float) -> float:
         """How many of these times are between the two, a second and an engine."""
@@ -149,9 +151,9 @@ class Surface:
     limit: float
 
     @classmethod
-    def learn(cls, cell: Cell, first_rate: float, pool: Executor | None = None) -> Surface:
-        """By simulation of the cell, its points in the processes of `pool` where there is one."""
-        limit = cell.largest_rate(first_rate)
+    def learn(cls, cell: Cell, limit: float, pool: Executor | None = None) -> Surface:
+        """By simulation of the cell, its points in the processes of `pool` where there is one.
+        `limit`: the cell's largest rate."""
         rates = [share * limit for share in _SHARES]
         points = map(cell.point, rates) if pool is None else pool.map(cell.point, rates)
         return cls(tuple(sorted(points, key=lambda each: each.rate)), limit)

@@ -14,7 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import pi, sin
 from typing import Any
@@ -60,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     with ProcessPoolExecutor(args.jobs) as jobs:
         for mix in [mix for mix in MIXES if mix.name in (args.mix or ["code"])]:
             began_s = time.monotonic()
-            cell = Cell(engine, mix, args.cell, args.cell_calls, args.seconds, seed=args.seed + 1)
-            surface = Surface.learn(cell, _FIRST_RATE, jobs)
+            cell = Cell(engine, mix, args.cell, args.cell_calls, seed=args.seed + 1)
+            limit = cell.largest_rate(_FIRST_RATE)
+            surface = Surface.learn(replace(cell, least_s=args.seconds), limit, jobs)
             learned_s = time.monotonic() - began_s
             found = jobs.map(partial(_exact, engine, mix, surface.limit, args), args.shares)
             for share, exact in zip(args.shares, found, strict=True):

@@ -273,7 +273,7 @@ def region(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
     engine = engine_of(None, "h200")
     mix = Mix("agents", f"{_TURNS} turns, pauses of {_PAUSE_S:g} s", _region_agents, _TURNS)
     cell = Cell(engine, mix, 2, args.cell_calls, 1.2 * _TURNS * _PAUSE_S, args.seed)
-    surface = Surface.learn(cell, 4.0, jobs)
+    surface = Surface.learn(cell, cell.largest_rate(4.0), jobs)
     call_s = _PAUSE_S + 2.0  # of an agent, from one call to the next
     slots = range(round(24 * 3600 / _SLOT_S))
     low, high = _ACTIVE
