@@ -40,7 +40,7 @@ class Point:
     all calls: `times` [num_calls, 2], TTFT and TPOT in seconds."""
 
     rate: float
-    served: float  # calls that ended a second
+    served: float  # calls that had their first token a second
     times: Floats
     call_s: float  # a call from its arrival to its end, on average
     expected_tokens: float
@@ -51,7 +51,8 @@ class Point:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether about as many calls end as come."""
+        """Whether about as many calls begin to be answered as come. Not as end: while a mix of
+        many turns has not filled the cell yet, ends come behind by a call's length."""
         return self.served >= _KEPT_UP * self.rate
 
 
@@ -90,7 +91,7 @@ class Cell:
         prompt = sum(each.prompt_tokens for each in fleet.replicas)
         return Point(
             self._each_s([each.asked_s for each in counted], begin_s, duration_s),
-            self._each_s([each.ended_s for each in fleet.times], begin_s, duration_s),
+            self._each_s([each.first_s for each in fleet.times], begin_s, duration_s),
             np.array([(each.ttft_s, each.tpot_s) for each in counted]).reshape(-1, 2),
             float(np.mean([each.ended_s - each.asked_s for each in counted])) if counted else 0.0,
             float(np.mean([each[0] for each in seen])),

@@ -24,7 +24,7 @@ def test_it_holds_cells_against_exact_simulations(tmp_path: Path) -> None:
     assert 0.5 < exactly["TPOT p50, ms"]["ratio"] < 2.0
     assert 0.5 < exactly["output tokens/s"]["ratio"] < 2.0
     large = {figure: row["cells"] for (case, figure), row in found.items() if "1000 GPUs" in case}
-    assert large["million calls"] > 1.0 and large["s, computing"] > 0
+    assert large["million calls"] > 0.5 and large["s, computing"] > 0
 
 
 def test_leases_keep_what_agents_come_back_for() -> None:
