@@ -60,15 +60,33 @@ class CostModel:
     def step_time(self, rows: Rows, num_sampled: int) -> StepTime:
         """num_sampled of the rows sample. If adapters are served, each row has one, with as many
         different ones as there are slots."""
-        num_tokens = self._num_own(sum([num for num, _ in rows]))
-        key = (num_tokens, num_sampled, len(rows))
+        found = self._known(sum([num for num, _ in rows]), num_sampled, len(rows))
+        befores = [before for num_tokens, before in rows if num_tokens == 1]
+        chunks = [row for row in rows if row[0] != 1]
+        return self._with_attention(found, befores, chunks)
+
+    def decode_times(self, befores: Sequence[int], num_steps: int) -> list[float]:
+        """Seconds of so many steps of rows of one token each that all sample, behind so many at
+        first, and each step a token further."""
+        found = self._known(len(befores), len(befores), len(befores))
+        return [
+            self._with_attention(found, [num + further for num in befores], ()).total_s
+            for further in range(num_steps)
+        ]
+
+    def _with_attention(self, found: StepTime, befores: Sequence[int], chunks: Rows) -> StepTime:
+        attention_s = self._attention_s(befores, chunks)
+        return StepTime(found.reading_s, found.computing_s, attention_s, found.overhead_s)
+
+    def _known(self, num_tokens: int, num_sampled: int, num_rows: int) -> StepTime:
+        """All but attention."""
+        key = (self._num_own(num_tokens), num_sampled, num_rows)
         found = self._known_times.get(key)
         if found is None:
             if len(self._known_times) >= _MAX_KNOWN:
                 self._known_times.clear()
             found = self._known_times[key] = self._without_attention(*key)
-        attention_s = self._attention_s(rows)
-        return StepTime(found.reading_s, found.computing_s, attention_s, found.overhead_s)
+        return found
 
     @cached_property
     def _known_times(self) -> dict[tuple[int, int, int], StepTime]:
@@ -160,16 +178,17 @@ class CostModel:
         num_bytes = self._num_own(num_tokens) * self.model.config.hidden_size * itemsize
         return self.device.sum_s + num_bytes / self.device.link_bytes_s
 
-    def _attention_s(self, rows: Rows) -> float:
-        """Each row's attention, and its recurrent states, read and written once. A chunk reads its
-        keys once for all of its tokens; in layers with a window, keys before it cost nothing; where
-        keys are selected, all index keys are read. Of divided KV a rank reads its share, with the
-        queries of all tokens."""
-        total_s = len(rows) * 2 * self.model.state_bytes / self.device.kv_bytes_s
+    def _attention_s(self, befores: Sequence[int], chunks: Rows) -> float:
+        """Of rows of one token each behind so many, and of rows of more: each row's attention, and
+        its recurrent states, read and written once. A chunk reads its keys once for all of its
+        tokens; in layers with a window, keys before it cost nothing; where keys are selected, all
+        index keys are read. Of divided KV a rank reads its share, with the queries of all
+        tokens."""
+        num_rows = len(befores) + len(chunks)
+        total_s = num_rows * 2 * self.model.state_bytes / self.device.kv_bytes_s
         if self.model.config.latent is not None:
-            total_s += sum(self._selection_s(num_tokens, before) for num_tokens, before in rows)
-        befores = [before for num_tokens, before in rows if num_tokens == 1]
-        chunks = [row for row in rows if row[0] != 1]
+            total_s += sum(self._selection_s(1, before) for before in befores)
+            total_s += sum(self._selection_s(*row) for row in chunks)
         for layers, key_s, pair_s in self._key_times_s:
             # A lone query's keys are its pairs.
             attention_s = layers.num_seen(befores) * max(key_s, pair_s)

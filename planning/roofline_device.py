@@ -43,9 +43,10 @@ class RooflineDevice:
         copy_s = 2 * copied * self.costs.model.kv_bytes_per_token / self.costs.device.kv_bytes_s
         return self.rows_s(rows, num_sampled) + copy_s
 
-    def decode_s(self, before: Sequence[int]) -> float:
+    def decode_times_s(self, before: Sequence[int], num_steps: int) -> list[float]:
         """See FleetDevice."""
-        return self.rows_s([(1, num) for num in before], len(before))
+        ratio = self.calibration.ratio(len(before))
+        return [step_s * ratio for step_s in self.costs.decode_times(before, num_steps)]
 
     def copy_s(self, num_tokens: int) -> float:
         """Over the link to the host's memory."""

@@ -34,8 +34,9 @@ class FleetDevice(Protocol):
     def step_s(self, plan: StepPlan) -> float:
         """How long a step takes, without copies to and from the host tier."""
 
-    def decode_s(self, before: Sequence[int]) -> float | None:
-        """The same of rows of one token each, behind so many; None: only a plan says it."""
+    def decode_times_s(self, before: Sequence[int], num_steps: int) -> Sequence[float]:
+        """The same of so many steps of rows of one token each, behind so many at first, and each
+        step a token further; none where only a plan says it."""
 
     def copy_s(self, num_tokens: int) -> float:
         """How long copies of so many tokens' KV between device and host take."""

@@ -21,7 +21,7 @@ from ..runtime.speculate.drafter import Subject
 from .simulated_engine import SimulatedEngine
 from .traces import Call
 
-_MAX_ALIKE = 16  # steps at once: somebody mostly comes before so many
+_MAX_ALIKE = 8  # steps at once: somebody mostly comes, or ends, before so many
 _SOON_S = 1e-6  # a wake that is due already is not an endless loop
 
 
@@ -80,12 +80,12 @@ class SimulatedCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AlikeSteps:
-    """Steps of the same rows, each with its duration and the time of its end. Invariant: until the
-    last one's end nothing happens in the engine but these, unless somebody calls it."""
+    """Steps of the same rows, each with its duration and the time of its end; the first has begun.
+    Invariant: until the last one's end nothing happens in the engine but these, unless somebody
+    calls it. No output ends before the last step."""
 
     rows: Sequence[Request]
     calls: Sequence[SimulatedCall]
-    began_s: float
     steps: Sequence[tuple[float, float]]
 
 
@@ -133,7 +133,6 @@ class SimulatedReplica:
     def _begin(self) -> None:
         """A new engine, with nothing in it."""
         device = self.spec.device
-        self._now_s: float | None = None  # while steps of the past are made: where it is there
         self.load = ReplicaLoad()
         self.calls: dict[int, SimulatedCall] = {}
         self.is_busy = False
@@ -154,7 +153,7 @@ class SimulatedReplica:
                 coming=coming,
             ),
             drafting=self.spec.drafting(_output_of, self.number),
-            clock=self._clock,
+            clock=lambda: self.fleet.now_s,
         )
 
     # --- coming and going -----------------------------------------------------------------------
@@ -256,7 +255,7 @@ class SimulatedReplica:
             return
         self.is_busy = True
         result = self.submit(plan).result()
-        ended_s = self._clock() + self._duration_s
+        ended_s = self.fleet.now_s + self._duration_s
         self.fleet.at(ended_s, partial(self._end_step, self._engine, result))
 
     def _end_step(self, engine: Engine, result: StepResult) -> None:
@@ -269,7 +268,7 @@ class SimulatedReplica:
     # --- steps that are alike -------------------------------------------------------------------
 
     def _begin_alike(self) -> bool:
-        """Whether its next steps are decode steps of the same rows, all but the one that ends an
+        """Whether its next steps are decode steps of the same rows, up to the first that ends an
         output: they are made once somebody looks, or when all of them have ended."""
         scheduler = self._engine.scheduler
         rows = scheduler.steady_rows()
@@ -278,58 +277,61 @@ class SimulatedReplica:
         calls = [self.calls[request.id] for request in rows]
         num_steps = min(
             _MAX_ALIKE,
-            min([len(call.output) - call.num_tokens for call in calls]) - 1,
-            min([request.num_new_tokens for request in rows]) - 1,
-            scheduler.kv_cache.allocator.num_free // len(rows) - 1,
+            min([len(call.output) - call.num_tokens for call in calls]),
+            scheduler.kv_cache.allocator.num_free // len(rows),
         )
-        if num_steps < 2:
-            return False
-        began_s = now_s = self._clock()
         before = [request.num_scheduled_tokens for request in rows]
-        steps = []
-        for _ in range(num_steps):
-            step_s = self.spec.device.decode_s(before)
-            if step_s is None:
-                return False
+        times = self.spec.device.decode_times_s(before, num_steps)
+        if not times:
+            return False
+        now_s, steps = self.fleet.now_s, []
+        for step_s in times:
             duration_s = step_s * self._slowdown
             now_s += duration_s
             steps.append((duration_s, now_s))
-            before = [num + 1 for num in before]
         self.is_busy = True
-        self._alike = _AlikeSteps(rows, calls, began_s, steps)
-        self.fleet.at(now_s, partial(self._end_alike, self._alike))
+        self._busy_s += steps[0][0]
+        self._await(_AlikeSteps(rows, calls, steps))
         return True
+
+    def _await(self, alike: _AlikeSteps) -> None:
+        self._alike = alike
+        self.fleet.at(alike.steps[-1][1], partial(self._end_alike, alike))
 
     def _end_alike(self, alike: _AlikeSteps) -> None:
         if alike is self._alike:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Make those of the steps that have ended, and begin the one behind them."""
+        """Make those of the steps that have ended. Of the others only the first has begun."""
         alike, self._alike = self._alike, None
         assert alike is not None, "there are none"
-        ended = [step for step in alike.steps if step[1] <= self.fleet.now_s]
-        token_ids = []
-        for call in alike.calls:
-            token_ids.append(call.output[call.num_tokens : call.num_tokens + len(ended)])
-            call.num_tokens += len(ended)
-        self._engine.scheduler.repeat(alike.rows, token_ids, alike.began_s, ended)
-        for duration_s, _ in ended:
+        steps, now_s = alike.steps, self.fleet.now_s
+        num_ended = sum([ended_s <= now_s for _, ended_s in steps])
+        for duration_s, _ in steps[1 : num_ended + 1]:
             self._busy_s += duration_s
-        self._now_s = ended[-1][1] if ended else alike.began_s
-        self.is_busy = False
-        if len(ended) < len(alike.steps):
-            self._begin_step()
+        if num_ended < len(steps):
+            self._await(_AlikeSteps(alike.rows, alike.calls, steps[num_ended : num_ended + 1]))
         else:
-            self.begin_step()
-        self._now_s = None
+            self.is_busy = False
+        if num_ended:
+            self._repeat(alike, steps[:num_ended])
+        self.begin_step()
+
+    def _repeat(self, alike: _AlikeSteps, steps: Sequence[tuple[float, float]]) -> None:
+        token_ids, ended = [], []
+        for request, call in zip(alike.rows, alike.calls, strict=True):
+            end = call.num_tokens + len(steps)
+            token_ids.append(call.output[call.num_tokens : end])
+            call.num_tokens = end
+            if end == len(call.output):
+                ended.append(request)
+        self._engine.scheduler.repeat(alike.rows, token_ids, steps, ended)
 
     def _settle(self) -> None:
-        while self._alike is not None:
+        """Have one step on its way at most."""
+        if self._alike is not None and len(self._alike.steps) > 1:
             self._catch_up()
-
-    def _clock(self) -> float:
-        return self.fleet.now_s if self._now_s is None else self._now_s
 
     # --- what a router knows of it --------------------------------------------------------------
 

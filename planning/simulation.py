@@ -62,9 +62,13 @@ class Device:
         """How long a step takes."""
         return (self.fixed_ms + sum(map(self._row_ms, plan.rows))) / 1000
 
-    def decode_s(self, before: Sequence[int]) -> float:
-        """The same of rows of one token each, behind so many."""
-        return (self.fixed_ms + sum(map(self._decode_row_ms, before))) / 1000
+    def decode_times_s(self, before: Sequence[int], num_steps: int) -> list[float]:
+        """See FleetDevice."""
+        times = []
+        for further in range(num_steps):
+            rows_ms = sum([self._decode_row_ms(num + further) for num in before])
+            times.append((self.fixed_ms + rows_ms) / 1000)
+        return times
 
     def copy_s(self, num_tokens: int) -> float:
         """How long copies of so many tokens' KV between device and host take."""

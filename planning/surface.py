@@ -7,9 +7,10 @@ calls' times are kept as they are: a mixture of points is then a mixture of thei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +22,26 @@ from .simulated_engine import SimulatedEngine
 
 Floats = npt.NDArray[np.float64]
 
-ROUTING = Routing(lambda: policy_of("program"))
+ROUTING = Routing(partial(policy_of, "program"))  # a cell goes to other processes
 # Of the largest rate that is served: closer together where waiting begins.
 _SHARES = (0.03, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.88, 0.95)
 _WARM_SHARE = 0.4  # of a run, whose calls do not count: the cell fills
 _KEPT_UP = 0.95  # of what is sent must be served, or it is more than the engines can
-_OVERLOAD = 1.3  # times the largest rate: how its limit is found
+_FLOOD = 2.5  # times a rate that they keep up with: more than they can
 _MAX_DOUBLINGS = 12
+_ROUGHLY = 4  # times fewer calls while a rate is looked for
 
 
 @dataclass(frozen=True)
 class Point:
     """A cell at one rate. Of one engine: `rate` (calls a second that were asked of it while they
-    counted: of programs that take long some come later), `expected_tokens` (what the
-    router counts it to have to do), `held_tokens` (KV that open programs want again), `busy` (share
-    of the time). Of all calls: `times` [num_calls, 2], TTFT and TPOT in seconds."""
+    counted: some come later, of programs that take long, and arrivals at random are a few percent
+    more or less than was meant), `expected_tokens` (what the router counts it to have to do),
+    `held_tokens` (KV that open programs want again), `busy` (share of the time). Of all calls:
+    `times` [num_calls, 2], TTFT and TPOT in seconds."""
 
     rate: float
-    served: float  # calls that ended a second
+    served: float  # calls that had their first token a second
     times: Floats
     call_s: float  # a call from its arrival to its end, on average
     expected_tokens: float
@@ -47,10 +50,17 @@ class Point:
     hit_rate: float
     missing_tokens: float  # of a call's prompt, computed
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether about as many calls begin to be answered as come. Not as end: while a mix of
+        many turns has not filled the cell yet, ends come behind by a call's length."""
+        return self.served >= _KEPT_UP * self.rate
+
 
 @dataclass(frozen=True)
 class Cell:
-    """How points are found: so many engines, and about so many calls that count."""
+    """How points are found: so many engines, and about so many calls that count. `routing`: of
+    the calls among them."""
 
     engine: SimulatedEngine
     mix: Mix
@@ -58,13 +68,14 @@ class Cell:
     num_calls: int = 1200
     least_s: float = 4.0  # of a run, simulated
     seed: int = 0
+    routing: Routing = ROUTING
 
     def point(self, rate: float) -> Point:
         """Programs of so many calls a second for each engine."""
         total = rate * self.num_engines
         duration_s = max(self.least_s, self.num_calls / total) / (1 - _WARM_SHARE)
-        fleet = FleetSimulation([self.engine] * self.num_engines, ROUTING, seed=self.seed)
         begin_s = _WARM_SHARE * duration_s
+        fleet = self._fleet()
         seen: list[tuple[float, float, float]] = []
 
         def look() -> None:
@@ -77,16 +88,11 @@ class Cell:
             fleet.at(begin_s + number / 32 * (duration_s - begin_s), look)
         fleet.run(self.mix.starts(self.seed, total, duration_s), counted_s=duration_s)
         counted = [each for each in fleet.times if begin_s <= each.asked_s < duration_s]
-        ends = [each.ended_s for each in fleet.times if each.ended_s >= begin_s]
-        # While calls come, or until all have ended: more than can be served may not end before.
-        steady = sum(end_s < duration_s for end_s in ends) / (duration_s - begin_s)
-        drained = len(ends) / (fleet.now_s - begin_s)
         first, last = seen[0], seen[-1]
         prompt = sum(each.prompt_tokens for each in fleet.replicas)
-        num_asked = sum(begin_s <= asked_s < duration_s for asked_s in fleet.asked_s)
         return Point(
-            num_asked / (duration_s - begin_s) / self.num_engines,
-            max(steady, drained) / self.num_engines,
+            self._each_s(fleet.asked_s, begin_s, duration_s),
+            self._each_s([each.first_s for each in fleet.times], begin_s, duration_s),
             np.array([(each.ttft_s, each.tpot_s) for each in counted]).reshape(-1, 2),
             float(np.mean([each.ended_s - each.asked_s for each in counted])) if counted else 0.0,
             float(np.mean([each[0] for each in seen])),
@@ -97,16 +103,45 @@ class Cell:
         )
 
     def largest_rate(self, first_rate: float) -> float:
-        """Calls a second that an engine serves where there are always more; from `first_rate`."""
-        rate = first_rate
+        """Calls a second that an engine serves where there are always more; looked for from
+        `first_rate` on."""
+        rough = replace(self, num_calls=-(-self.num_calls // _ROUGHLY))
+        rate, factor = first_rate, 2.0 if rough.point(first_rate).keeps_up else 0.5
         for _ in range(_MAX_DOUBLINGS):
-            point = self.point(rate)
-            if point.served < _KEPT_UP * point.rate:
+            keeps_up = rough.point(factor * rate).keeps_up
+            if keeps_up or factor < 1:
+                rate *= factor
+            if keeps_up == (factor < 1):
                 break
-            rate *= 2
-        if rate <= _OVERLOAD * point.served:
-            return point.served
-        return self.point(_OVERLOAD * point.served).served
+        return self._flooded(rate)
+
+    def _flooded(self, rate: float) -> float:
+        """What it serves of more than it can, after a time at a rate that it keeps up with.
+        NOTE: flooded from its start an engine serves more. It has learned from no step what its
+        decode rows take alone, and lets prompts delay them without limit."""
+        total = _FLOOD * rate * self.num_engines
+        flood_s = max(self.least_s, _FLOOD * self.num_calls / total)
+        begin_s = _WARM_SHARE / (1 - _WARM_SHARE) * flood_s
+        duration_s, slow_s = begin_s + flood_s, begin_s / _FLOOD
+        starts = [
+            replace(
+                each,
+                at_s=_FLOOD * each.at_s if each.at_s < slow_s else begin_s + each.at_s - slow_s,
+            )
+            for each in self.mix.starts(self.seed, total, slow_s + flood_s)
+        ]
+        fleet = self._fleet()
+        fleet.run(starts, duration_s)
+        ends = [each.ended_s for each in fleet.times]
+        return self._each_s(ends, begin_s + flood_s / 2, duration_s)
+
+    def _fleet(self) -> FleetSimulation:
+        return FleetSimulation([self.engine] * self.num_engines, self.routing, seed=self.seed)
+
+    def _each_s(self, times: Sequence[float], begin_s: float, end_s: float) -> float:
+        """How many of these times are between the two, a second and an engine."""
+        num = sum(begin_s <= each < end_s for each in times)
+        return num / (end_s - begin_s) / self.num_engines
 
 
 @dataclass(frozen=True)
@@ -118,12 +153,12 @@ class Surface:
     limit: float
 
     @classmethod
-    def learn(cls, cell: Cell, first_rate: float, pool: Executor | None = None) -> Surface:
-        """By simulation of the cell, its points in the processes of `pool` where there is one."""
-        limit = cell.largest_rate(first_rate)
+    def learn(cls, cell: Cell, limit: float, pool: Executor | None = None) -> Surface:
+        """By simulation of the cell, its points in the processes of `pool` where there is one.
+        `limit`: the cell's largest rate."""
         rates = [share * limit for share in _SHARES]
         points = map(cell.point, rates) if pool is None else pool.map(cell.point, rates)
-        return cls(tuple(points), limit)
+        return cls(tuple(sorted(points, key=lambda each: each.rate)), limit)
 
     @cached_property
     def rates(self) -> Floats:
@@ -151,7 +186,7 @@ class Surface:
         """Of which point a rate's calls are, and the share of them that are of the next one."""
         upper = np.clip(np.searchsorted(self.rates, rates), 1, len(self.rates) - 1)
         low, high = self.rates[upper - 1], self.rates[upper]
-        return upper - 1, np.clip((rates - low) / (high - low), 0.0, 1.0)
+        return upper - 1, np.clip((rates - low) / np.maximum(1e-9, high - low), 0.0, 1.0)
 
 
 def quantile(values: Floats, weights: Floats, share: float) -> float:

@@ -2,9 +2,10 @@
 
 The response surface is learned from `--cell` engines simulated exactly at several rates; then
 `--exact` engines are simulated exactly at each of `--shares` of what they can serve, and computed
-by cells. `cells / exact` is the ratio of each figure. The last rows are `--gpus` GPUs, each with an
-engine, over an hour whose load swells and ebbs, with failures: seconds that it took, learning
-included.
+by cells at the rates at which their calls came. Both kinds of runs count for `--seconds` after a
+warm-up of two thirds as long. `cells / exact` is the ratio of each figure. The last rows are
+`--gpus` GPUs, each with an engine, over an hour whose load swells and ebbs, with failures: seconds
+that it took, learning included.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from math import pi, sin
 from typing import Any
@@ -32,7 +34,7 @@ from ..harness.report import write_report
 _WARM_SHARE = 0.4
 _FAILURES = Failures(mean_s=30 * 24 * 3600.0, repair_s=600.0, slow_share=0.01)
 _LOOSE_S = 1e9
-_FIRST_RATE = 16.0  # of an engine, from which to look for the largest
+_FIRST_RATE = 2.0  # of an engine, from which to look for the largest
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +46,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--cell", type=count, default=32, help="engines that are learned from (%(default)s)")
     add("--cell-calls", type=count, default=1200, help="of each of its runs (%(default)s)")
     add("--exact", type=count, default=64, help="engines of the comparison (%(default)s)")
-    add("--shares", type=float, nargs="+", default=[0.5, 0.85], help="of what they can serve")
-    add("--seconds", type=float, default=20.0, help="simulated exactly (%(default)s)")
+    add("--shares", type=float, nargs="+", default=[0.5, 0.7], help="of what they can serve")
+    add("--seconds", type=float, default=20.0, help="that count of a run (%(default)s)")
     add("--gpus", type=count, default=10_000, help="of the last rows (%(default)s)")
     add("--seed", type=int, default=0)
     add("--jobs", type=count, default=2, help="processes (%(default)s)")
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         for mix in [mix for mix in MIXES if mix.name in (args.mix or ["code"])]:
             began_s = time.monotonic()
             cell = Cell(engine, mix, args.cell, args.cell_calls, seed=args.seed + 1)
-            surface = Surface.learn(cell, _FIRST_RATE, jobs)
+            limit = cell.largest_rate(_FIRST_RATE)
+            surface = Surface.learn(replace(cell, least_s=args.seconds), limit, jobs)
             learned_s = time.monotonic() - began_s
             found = jobs.map(partial(_exact, engine, mix, surface.limit, args), args.shares)
             for share, exact in zip(args.shares, found, strict=True):
@@ -69,22 +72,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class _Exact:
+    """An exact run: the figures of the calls that count, calls a second in each slot of their time,
+    and CPU seconds a simulated second."""
+
+    figures: dict[str, float]
+    rates: Sequence[float]
+    slot_s: float
+    num_output: float  # tokens of a call, on average
+    cost_s: float
+
+
 def _exact(
     engine: SimulatedEngine, mix: Mix, limit: float, args: argparse.Namespace, share: float
-) -> dict[str, float]:
-    """The figures of the calls that count, and seconds of computing a simulated second."""
-    began_s = time.thread_time()
+) -> _Exact:
     duration_s = args.seconds / (1 - _WARM_SHARE)
     fleet = FleetSimulation([engine] * args.exact, ROUTING, seed=args.seed)
     starts = mix.starts(args.seed, share * limit * args.exact, duration_s)
+    began_s = time.thread_time()
     fleet.run(starts, 2 * duration_s, counted_s=duration_s)
     begin_s = _WARM_SHARE * duration_s
     times = [each for each in fleet.times if begin_s <= each.asked_s < duration_s]
     num_tokens = sum(t.num_tokens for t in fleet.times if begin_s <= t.ended_s < duration_s)
     cost_s = (time.thread_time() - began_s) / fleet.now_s
-    rate = sum(begin_s <= at_s < duration_s for at_s in fleet.asked_s) / args.seconds
-    tokens_s = num_tokens / args.seconds
-    return {**_figures(times), "output tokens/s": tokens_s, "cpu s/s": cost_s, "rate": rate}
+    num_slots = max(1, round(args.seconds / SLOT_S))
+    edges = np.linspace(begin_s, duration_s, num_slots + 1)
+    num_asked, _ = np.histogram(fleet.asked_s, edges)
+    slot_s = args.seconds / num_slots
+    figures = {**_figures(times), "output tokens/s": num_tokens / args.seconds}
+    num_output = float(np.mean([each.num_tokens for each in times]))
+    return _Exact(figures, list(num_asked / slot_s), slot_s, num_output, cost_s)
 
 
 def _figures(times: Sequence[CallTimes]) -> dict[str, float]:
@@ -96,7 +114,6 @@ def _figures(times: Sequence[CallTimes]) -> dict[str, float]:
         "TTFT p90, ms": 1e3 * quantile(ttfts, ones, 0.9),
         "TPOT p50, ms": 1e3 * quantile(tpots, ones, 0.5),
         "TPOT p90, ms": 1e3 * quantile(tpots, ones, 0.9),
-        "num output": float(np.mean([each.num_tokens for each in times])),
     }
 
 
@@ -110,11 +127,11 @@ def _compared(
     share: float,
     surface: Surface,
     engine: SimulatedEngine,
-    exact: dict[str, float],
+    exact: _Exact,
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    fleet = CellFleet([_pool(surface, engine, args.exact)], exact["num output"])
-    found = fleet.run([exact["rate"]] * 6, ttft_s=_LOOSE_S, tpot_s=_LOOSE_S)
+    fleet = CellFleet([_pool(surface, engine, args.exact)], exact.num_output)
+    found = fleet.run(exact.rates, exact.slot_s, ttft_s=_LOOSE_S, tpot_s=_LOOSE_S)
     computed = {
         "TTFT p50, ms": 1e3 * found.ttft_s[0.5],
         "TTFT p90, ms": 1e3 * found.ttft_s[0.9],
@@ -123,8 +140,8 @@ def _compared(
         "output tokens/s": found.output_tokens_s,
     }
     name = f"{mix.name}, {args.exact} engines at {share:g}"
-    rows = [_row(name, each, computed[each], exact[each]) for each in computed]
-    return [*rows, _row(name, "cpu s a simulated s, exactly", None, exact["cpu s/s"])]
+    rows = [_row(name, each, computed[each], exact.figures[each]) for each in computed]
+    return [*rows, _row(name, "cpu s a simulated s, exactly", None, exact.cost_s)]
 
 
 def _row(case: str, figure: str, computed: float | None, exact: float | None) -> dict[str, Any]:

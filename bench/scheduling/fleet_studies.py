@@ -39,13 +39,14 @@ from ...planning.roles import Fleet, Layout, Limits
 from ...planning.simulated_engine import SimulatedEngine
 from ...planning.simulation import CPU
 from ...planning.surface import Cell, Surface, quantile
-from ...planning.traces import TRACES, Call, Job, Start
+from ...planning.traces import Call, Job, Start
 from ..cluster.roles import TTFT_S
 from ..harness.fleet_device import device_of, engine_of
 from ..harness.report import percentile, write_report
 from .placement import ROUTINGS
 
 _POLICIES = ("round_robin a call", "prefix a call", "round_robin", "program")
+_BY_CELLS = ("round_robin a call", "round_robin", "program")
 _THINK_S = (0.25, 1.0, 4.0, 16.0)
 _LEASE_TOKENS = 6_000  # of KV: some twenty agents' contexts
 _ENGINES = 8  # of the fleet with roles
@@ -54,6 +55,11 @@ _ROLE_RATES = {"chat": (10, 20), "rag": (2, 4), "code": (10, 20)}  # calls a sec
 _ROLE_TPOT_S = (0.007, 0.010)  # a decode step without any prompt takes some 5 ms
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _ACCEPTANCES = (0.0, 0.5, 0.7, 0.9)
+_WARM_SHARE, _LATE_SHARE = 0.4, 0.7  # of a run's time: agents that begin between them count
+_CELL = 64
+_ROUTING_OUTPUT = 24  # tokens of a call
+_OBSERVED = 96  # tokens a turn
+_TOOL_S = 1.6  # that tools take, on average
 _AGENTS = 1_000_000
 _PAUSE_S = 5.0  # of an agent of the region, between two turns, on average
 _TURNS = 6
@@ -74,10 +80,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `stemma bench fleet-studies`."""
     add = parser.add_argument
     add("--study", choices=[*STUDIES], action="append", help="default: all")
-    add("--replicas", type=count, nargs="+", default=[8, 16, 32, 64], help="of `routing`")
-    add("--scale", type=float, default=0.25, help="programs of a replica (%(default)s)")
+    sizes = [8, 16, 32, 64, 128, 1000, 10_000]
+    add("--replicas", type=count, nargs="+", default=sizes, help="of `routing`")
+    add("--exact", type=count, default=128, help="replicas of it, by cells beyond (%(default)s)")
+    add("--rate", type=float, default=3.5, help="calls a second of a replica of it (%(default)s)")
+    add("--scale", type=float, default=0.25, help="agents of `leases` (%(default)s)")
     add("--cell-calls", type=count, default=400, help="of a run of a cell (%(default)s)")
-    add("--seconds", type=float, default=24.0, help="of a run of `roles` (%(default)s)")
+    add("--seconds", type=float, default=24.0, help="of a run of `routing`, `roles` (%(default)s)")
     add("--seed", type=int, default=0)
     add("--jobs", type=count, default=2, help="processes (default: %(default)s)")
 
@@ -96,30 +105,81 @@ def run(args: argparse.Namespace) -> int:
 
 
 def routing(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
-    """Policies over more and more replicas."""
-    cases = [(number, name) for number in args.replicas for name in _POLICIES]
-    rows = list(jobs.map(partial(_routed, args.scale, args.seed), cases))
+    """Policies over more and more replicas, as busy whatever their number: exactly, and beyond
+    `--exact` replicas by cells."""
+    few = [number for number in args.replicas if number <= args.exact]
+    many = [number for number in args.replicas if number > args.exact]
+    cases = [(number, name) for number in few for name in _POLICIES]
+    rows = list(jobs.map(partial(_routed, args), cases))
+    if many:
+        cells = jobs.map(partial(_routed_by_cells, args), _BY_CELLS)
+        rows += [{**row, "replicas": number} for row in cells for number in many]
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in _POLICIES}
     for row in rows:
-        lines[row["policy"]].append((row["replicas"], row["program mean s"]))
-    title = "A ReAct agent's time by the number of replicas"
+        lines[row["policy"]].append((row["replicas"], row["agent mean s"]))
+    title = "An agent's time by the number of replicas"
     return Study(rows, line_chart(title, "replicas", "mean, s", lines, is_log_x=True))
 
 
-def _routed(scale: float, seed: int, case: tuple[int, str]) -> dict[str, Any]:
+def _routed(args: argparse.Namespace, case: tuple[int, str]) -> dict[str, Any]:
+    """Of the agents that began between 0.4 and 0.7 of the time: most of them end within it."""
     number, name = case
-    load = CPU.loads["react"]
-    device = replace(CPU, num_tokens=load.num_tokens or CPU.num_tokens)
-    fleet = FleetSimulation([SimulatedEngine(device)] * number, ROUTINGS[name], seed=seed)
-    num_requests = int(load.num_requests * scale * number)
-    fleet.run(TRACES["react"](seed, num_requests, load.rate * number))
+    duration_s = args.seconds / (1 - _WARM_SHARE)
+    fleet = FleetSimulation([_routing_engine()] * number, ROUTINGS[name], seed=args.seed)
+    mix = Mix("agents", "six turns", _routing_agents, _TURNS)
+    fleet.run(mix.starts(args.seed, args.rate * number, duration_s))
+    begin_s, end_s = _WARM_SHARE * duration_s, _LATE_SHARE * duration_s
+    counted = [job for job in fleet.jobs if begin_s <= job.started_s < end_s]
     return {
         "replicas": number,
         "policy": name,
-        "program mean s": statistics.mean(job.ended_s - job.started_s for job in fleet.jobs),
+        "how": "exactly",
+        "agent mean s": statistics.mean(job.ended_s - job.started_s for job in counted),
         "hit rate": fleet.hit_rate,
-        "router us/call": 1e6 * fleet.router_s / fleet.num_calls,
     }
+
+
+def _routed_by_cells(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """As each cell of a fleet of any size is, whose router spreads agents evenly over them. Where
+    it places calls, and in turn, no replica of many gets two of an agent's: a cell of them has
+    calls of as many agents."""
+    mix = Mix("agents", "six turns", _routing_agents, _TURNS)
+    routing = ROUTINGS[name]
+    if routing.by_call:
+        mix, routing = (
+            Mix("calls", "one of an agent's six", _routing_calls),
+            ROUTINGS["round_robin"],
+        )
+    num_calls = round(args.rate * _CELL * args.seconds)
+    cell = Cell(_routing_engine(), mix, _CELL, num_calls, seed=args.seed + 1, routing=routing)
+    point = cell.point(args.rate)
+    return {
+        "policy": name,
+        "how": "by cells",
+        "agent mean s": _TURNS * point.call_s + (_TURNS - 1) * _TOOL_S,
+        "hit rate": point.hit_rate,
+    }
+
+
+def _routing_engine() -> SimulatedEngine:
+    load = CPU.loads["react"]
+    return SimulatedEngine(replace(CPU, num_tokens=load.num_tokens or CPU.num_tokens))
+
+
+def _routing_agents(rng: Random) -> Callable[[Random], Job]:
+    common = _drawn(rng, 384)
+    return lambda rng: _agent(rng, common, _TOOL_S, _TURNS)
+
+
+def _routing_calls(rng: Random) -> Callable[[Random], Job]:
+    common = _drawn(rng, 384)
+    return lambda rng: _nth_call(rng, common)
+
+
+def _nth_call(rng: Random, common: array[int]) -> Job:
+    """One of an agent's calls, whose program's other ones are elsewhere."""
+    num_before = rng.randrange(_TURNS) * (_ROUTING_OUTPUT + _OBSERVED)
+    yield [Call(common + _drawn(rng, 256 + num_before), _ROUTING_OUTPUT, 48, "agent")]
 
 
 # --- leases and moves -----------------------------------------------------------------------------
@@ -168,8 +228,8 @@ def _agent(rng: Random, common: array[int], think_s: float, turns: int) -> Job:
     context = common + _drawn(rng, 256)
     for turn in range(turns):
         delay_s = rng.uniform(0.5, 1.5) * think_s if turn else 0.0
-        (out,) = yield [Call(context, 24, 48, "agent", delay_s=delay_s)]
-        context = context + out + _drawn(rng, 96)
+        (out,) = yield [Call(context, _ROUTING_OUTPUT, 48, "agent", delay_s=delay_s)]
+        context = context + out + _drawn(rng, _OBSERVED)
 
 
 # --- roles ----------------------------------------------------------------------------------------
@@ -273,7 +333,7 @@ def region(args: argparse.Namespace, jobs: ProcessPoolExecutor) -> Study:
     engine = engine_of(None, "h200")
     mix = Mix("agents", f"{_TURNS} turns, pauses of {_PAUSE_S:g} s", _region_agents, _TURNS)
     cell = Cell(engine, mix, 2, args.cell_calls, 1.2 * _TURNS * _PAUSE_S, args.seed)
-    surface = Surface.learn(cell, 4.0, jobs)
+    surface = Surface.learn(cell, cell.largest_rate(4.0), jobs)
     call_s = _PAUSE_S + 2.0  # of an agent, from one call to the next
     slots = range(round(24 * 3600 / _SLOT_S))
     low, high = _ACTIVE

@@ -32,7 +32,7 @@ class ProgramRecord:
     num_prompt_tokens: int = 0  # of these
     num_output_tokens: int = 0  # of these
     _level: int = field(init=False, default=0)
-    _level_end: int = field(init=False, default=LEVEL_SERVICE)  # the service at which it ends
+    level_end: int = field(init=False, default=LEVEL_SERVICE)  # the service at which `level` rises
 
     def note_used(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """One of its requests has ended."""
@@ -53,6 +53,6 @@ class ProgramRecord:
     def level(self) -> int:
         """How much it has had, coarsely: programs of one level are not interleaved (a multi-level
         feedback queue, as in Autellix, arXiv:2502.13965)."""
-        while self.service >= self._level_end:
-            self._level, self._level_end = self._level + 1, self._level_end * LEVEL_FACTOR
+        while self.service >= self.level_end:
+            self._level, self.level_end = self._level + 1, self.level_end * LEVEL_FACTOR
         return self._level

@@ -721,7 +721,7 @@ class Scheduler:
     def steady_rows(self) -> Sequence[Request]:
         """All that runs, in the order of rows, if until somebody comes or ends each step will
         differ from the one before by one more token of each of them: all decode, and nothing waits
-        or is on its way. Else nobody."""
+        or is on its way. Else nobody. As at the beginning of any step, leases expire."""
         if self.waiting or self.grammars or self.beams or self._in_flight:
             return ()
         if self.speculation is not None or self.images is not None or self._num_stages > 1:
@@ -732,19 +732,20 @@ class Scheduler:
             return ()
         if not all(map(_decodes_plainly, self.running)):
             return ()
+        self.kv_cache.leases.expire(self._clock())
         return [self.running[index] for index in self._tree_order.depth_first(self.running)]
 
     def repeat(
         self,
         rows: Sequence[Request],
         token_ids: Sequence[array[int]],
-        began_s: float,
         steps: Sequence[tuple[float, float]],
+        ended: Iterable[Request] = (),
     ) -> None:
-        """As if `steady_rows` had been planned and applied so often from a time on, each step with
+        """As if `steady_rows` had been planned and applied so often from then on, each step with
         its duration and the time of its end, and each row with the next one of its tokens: for who
-        simulates a device. There are free pages for all of it, no output ends with it, and no
-        listener is told."""
+        simulates a device. There are free pages for all of it, and no listener is told of tokens.
+        `ended`: of the rows, those whose outputs the last step has ended, by now."""
         num_steps, num_tokens = len(steps), len(steps) * len(rows)
         starts = [request.num_scheduled_tokens for request in rows]
         segments = self._tree_order.segments(starts, self.segment_cost_tokens)
@@ -752,18 +753,13 @@ class Scheduler:
             request.num_computed_tokens += num_steps
             request.num_scheduled_tokens += num_steps
             request.token_ids.extend(tokens)
-            self.kv_cache.reserve(request, request.num_scheduled_tokens)
-            request.num_sent_pages = len(request.pages)
+        self.kv_cache.reserve_free(rows)
+        services = []
         for duration_s, ended_s in steps:
-            self.kv_cache.leases.expire(began_s)
-            if self.waiting.policy.has_working_set:
-                self.running.sort(key=self.waiting.policy.keep)
             self.new_tokens.note_step()
             self.costs.note_rows(len(rows), 0, duration_s, ended_s)
-            row_tokens = self.costs.row_tokens
-            for request in rows:
-                self.shares.charge(request, row_tokens)
-            began_s = ended_s
+            services.append(self.costs.row_tokens)
+        self._charge(rows, services)
         self._step_id += num_steps
         self._is_stalled = False
         self.new_tokens.num_running -= num_tokens
@@ -771,6 +767,24 @@ class Scheduler:
         self.stats.num_computed_tokens += num_tokens
         self.stats.num_generated_tokens += num_tokens
         self.stats.num_shared_tokens += num_steps * sum(each.num_saved_tokens for each in segments)
+        for request in ended:
+            self._finish(request, FinishReason.STOP)
+        self.kv_cache.leases.expire(steps[-1][1])
+
+    def _charge(self, rows: Sequence[Request], services: Sequence[float]) -> None:
+        """For steps one after the other, each of which costs each row so much; who runs is put in
+        order before each, which changes nothing while nobody's level does."""
+        keep = self.waiting.policy.keep
+        has_levels = self.waiting.policy.has_working_set
+        if has_levels:
+            self.running.sort(key=keep)
+        if self.shares.charge_all(rows, services):
+            return
+        for index, service in enumerate(services):
+            if has_levels and index:
+                self.running.sort(key=keep)
+            for request in rows:
+                self.shares.charge(request, service)
 
     # --- for beam searches, and for compressed prefixes -----------------------------------------
 

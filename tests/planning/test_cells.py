@@ -108,11 +108,20 @@ SMALL = replace(CPU, num_tokens=12_000, max_running_requests=32)
 SHORT: Mix = workload(96, 64, 12)
 
 
+def test_the_largest_rate_is_what_is_kept_up_with_wherever_it_is_looked_for() -> None:
+    cell = Cell(SimulatedEngine(SMALL), SHORT, num_engines=2, num_calls=320, seed=1)
+    from_below, from_above = (cell.largest_rate(rate) for rate in (10.0, 400.0))
+    assert from_below == pytest.approx(from_above, rel=0.1)
+    within, beyond = (cell.point(share * from_below) for share in (0.85, 1.3))
+    assert within.keeps_up and not beyond.keeps_up
+    assert beyond.served == pytest.approx(from_below, rel=0.1)
+
+
 def test_cells_meet_the_exact_fleet_that_is_larger_than_what_they_learned_from() -> None:
     """Six engines from two, at a rate between those that were simulated."""
     engine = SimulatedEngine(SMALL)
     cell = Cell(engine, SHORT, num_engines=2, num_calls=160, seed=1)
-    surface = Surface.learn(cell, 80.0)
+    surface = Surface.learn(cell, cell.largest_rate(80.0))
     rate, duration_s = 0.55 * surface.limit * 6, 5.0
     fleet = FleetSimulation([engine] * 6, ROUTING)
     fleet.run(SHORT.starts(0, rate, duration_s), counted_s=duration_s)

@@ -232,6 +232,17 @@ class KVCacheManager(PrefixCache):
             assert request.compaction is not None
             request.compaction.pages = pages[missing:]
 
+    def reserve_free(self, requests: Iterable[Request]) -> None:
+        """The same for all that is scheduled of each, as if the executor had been told; there are
+        enough free pages."""
+        page_size, allocate = self.page_size, self.allocator.allocate
+        for request in requests:
+            pages = request.pages
+            missing = -(-request.num_scheduled_tokens // page_size) - len(pages)
+            if missing > 0:
+                pages.extend(allocate(missing))
+            request.num_sent_pages = len(pages)
+
     def _num_missing_pages(self, request: Request, num_tokens: int) -> tuple[int, int]:
         """For its first tokens up to there, and for the compressed prefix that a chunk up to there
         makes."""

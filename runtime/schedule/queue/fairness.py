@@ -11,7 +11,7 @@ it finds them equal, their times do.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from ....errors import InvalidRequest
@@ -90,6 +90,31 @@ class TenantShares:
             request.program.service += service
         tenant = tenant_of(request)
         self._times[tenant] += service / self.weight(tenant)
+
+    def charge_all(self, requests: Sequence[Request], services: Sequence[float]) -> bool:
+        """The same for each of the requests, so many times, if they are one tenant's, and no two of
+        one program, and every program stays on its level; else nobody is charged. Whether it was
+        done."""
+        programs = [request.program for request in requests if request.program is not None]
+        most = 1.0 + sum(services)  # 1.0: whatever the order of sums does to the last bits
+        if any(each.service + most >= each.level_end for each in programs):
+            return False
+        tenants = set(map(tenant_of, requests))
+        if len(tenants) > 1 or len(set(programs)) < len(programs):
+            return False
+        for program in programs:
+            had = program.service
+            for service in services:
+                had += service
+            program.service = had
+        for tenant in tenants:
+            weight, time = self.weight(tenant), self._times[tenant]
+            for service in services:
+                part = service / weight
+                for _ in requests:
+                    time += part
+            self._times[tenant] = time
+        return True
 
     def place(self, tenant: Hashable, num_more: float = 0.0) -> int:
         """Quanta that a tenant is ahead of the one that has had least, with `num_more` tokens that

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
+import pytest
+
 from stemma.__main__ import main
-from stemma.bench.scheduling.fleet_studies import _apart, _leased, _routed
+from stemma.bench.scheduling import fleet_studies
+from stemma.bench.scheduling.fleet_studies import _apart, _leased, _routed, _routed_by_cells
 from stemma.planning.mixes import MIXES
 
 
@@ -20,7 +24,7 @@ def test_it_holds_cells_against_exact_simulations(tmp_path: Path) -> None:
     assert 0.5 < exactly["TPOT p50, ms"]["ratio"] < 2.0
     assert 0.5 < exactly["output tokens/s"]["ratio"] < 2.0
     large = {figure: row["cells"] for (case, figure), row in found.items() if "1000 GPUs" in case}
-    assert large["million calls"] > 1.0 and large["s, computing"] > 0
+    assert large["million calls"] > 0.5 and large["s, computing"] > 0
 
 
 def test_leases_keep_what_agents_come_back_for() -> None:
@@ -30,9 +34,23 @@ def test_leases_keep_what_agents_come_back_for() -> None:
 
 
 def test_programs_are_routed_better_than_calls() -> None:
-    by_call, by_program = (_routed(0.1, 0, (4, way)) for way in ("round_robin a call", "program"))
+    args = argparse.Namespace(seconds=6.0, seed=0, rate=3.5)
+    by_call, by_program = (_routed(args, (4, way)) for way in ("round_robin a call", "program"))
     assert by_program["hit rate"] > by_call["hit rate"] + 0.1
-    assert by_program["program mean s"] < by_call["program mean s"]
+    assert by_program["agent mean s"] < by_call["agent mean s"]
+
+
+def test_cells_route_as_more_replicas_do_than_were_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_studies, "_CELL", 4)
+    args = argparse.Namespace(seconds=12.0, seed=0, rate=3.0)
+    by_call, by_program = (_routed_by_cells(args, way) for way in ("round_robin a call", "program"))
+    exactly = _routed(args, (4, "program"))
+    assert by_program["hit rate"] == pytest.approx(exactly["hit rate"], abs=0.05)
+    assert by_program["agent mean s"] == pytest.approx(exactly["agent mean s"], rel=0.1)
+    few = _routed(args, (4, "round_robin a call"))
+    assert by_call["hit rate"] < few["hit rate"] - 0.1, "of many replicas none has an agent's KV"
 
 
 def test_prompts_computed_elsewhere_keep_decode_steps_short() -> None:
