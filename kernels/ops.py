@@ -695,10 +695,10 @@ class Capture(Protocol):
         beside: Captured | None = None,
     ) -> tuple[Tensor, Captured | None]:
         """Run once and record; None if `run` does something that cannot be recorded. plans: the
-        attention plans that `run` uses; lora_plan: that of its adapters, None: without any. outputs:
-        tells after the run which tensors besides the result are read after a replay. beside: a
-        recording that is never replayed at the same time, so that both may compute in the same
-        memory; results and outputs have their own."""
+        attention plans that `run` uses; lora_plan: that of its adapters, None: without any.
+        outputs: tells after the run which tensors besides the result are read after a replay.
+        beside: a recording that is never replayed at the same time, so that both may compute in
+        the same memory; results and outputs have their own."""
         ...
 
 

@@ -77,12 +77,10 @@ class Recording:
         used = self._calls[self._attentions, _PLAN].tolist()
         self._plan_of_attention = np.array([plan_of[address] for address in used], dtype=np.int64)
         self._loras = np.flatnonzero(self._calls[:, 0] == LORA)
-        self._scratch = None if beside is None else beside._scratch
+        self.scratch = None if beside is None else beside.scratch
         self._kept = self._share_memory(allocated, (result, *outputs))
 
-    def _share_memory(
-        self, allocated: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _share_memory(self, allocated: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
         """Give what is needed from one call to another a place in the scratch. -> what stays."""
         ends = {_start(each) for each in outputs}
         blocks = sorted((each for each in allocated if each.nbytes), key=_start)
@@ -99,11 +97,11 @@ class Recording:
         for block in [each for each in uses if int(starts[each]) in ends]:
             del uses[block]
         places, size = _places({each: (calls[0], calls[-1]) for each, calls in uses.items()}, sizes)
-        if self._scratch is None or len(self._scratch) < size:
-            self._scratch = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
+        if self.scratch is None or len(self.scratch) < size:
+            self.scratch = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
         shift = np.zeros(len(blocks), dtype=np.int64)
         for block, place in places.items():
-            shift[block] = self._scratch.data_ptr() + place - starts[block]
+            shift[block] = self.scratch.data_ptr() + place - starts[block]
         addresses[is_inside] += shift[block_of[is_inside]]
         return [each for index, each in enumerate(blocks) if index not in places]
 

@@ -1,5 +1,5 @@
-"""The C++ kernels for every instruction set that can run here, NEON by an emulator, AVX512-BF16 also
-with its products made of others. (On the best one all other tests run.)"""
+"""The C++ kernels for every instruction set that can run here, NEON by an emulator, AVX512-BF16
+also with its products made of others. (On the best one all other tests run.)"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import torch
 from stemma.kernels.attention_rows import AttentionRows
 from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
+from stemma.kernels.native.capture import Recording
 from stemma.kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_tensors import QuantizedKV
@@ -180,3 +181,38 @@ def test_a_replay_adds_the_adapters_of_its_own_step(kernels: Kernels) -> None:
         assert not torch.equal(captured.result, forward(plan))
     captured.replay([], plan)
     assert torch.equal(captured.result, forward(plan))
+
+
+def test_recordings_compute_in_one_memory_and_keep_what_is_read(kernels: Kernels) -> None:
+    """Whichever was replayed last; the shared memory is overwritten in between."""
+    blocks = [Block(kernels) for _ in range(2)]
+    kept: list[list[torch.Tensor]] = [[], []]
+    steps = [([1, 2], [0, 32], [1, 1]), ([3, 4], [1, 33], [2, 2])]
+
+    def forward(index: int) -> torch.Tensor:
+        kept[index] = [kernels.gather_rows(blocks[index].table, blocks[index].ids)]
+        return blocks[index].forward()
+
+    def capture(index: int, beside: object) -> object:
+        blocks[index].set_step(*steps[0])
+        assert kernels.capture is not None
+        _, captured = kernels.capture(
+            lambda: forward(index), [blocks[index].plan], outputs=lambda: kept[index], beside=beside
+        )
+        return captured
+
+    first = capture(0, None)
+    second = capture(1, first)
+    assert isinstance(first, Recording) and isinstance(second, Recording)
+    assert first.scratch is second.scratch and first.scratch is not None
+    direct = Block(kernels)
+    direct.set_step(*steps[0])
+    direct.forward()
+    direct.set_step(*steps[1])
+    expected = direct.forward()
+    for index, captured in ((0, first), (1, second), (0, first)):
+        blocks[index].set_step(*steps[1])
+        first.scratch.random_()
+        captured.replay([blocks[index].plan])
+        assert torch.equal(captured.result, expected)
+        assert torch.equal(kept[index][0], direct.table[direct.ids])
