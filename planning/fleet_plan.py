@@ -255,7 +255,7 @@ def _first_options(wish: Wish) -> tuple[list[Option], dict[str, str]]:
 
 def good_alone(wish: Wish, device: RooflineDevice) -> float:
     """The share of the trace's calls that would be good with an engine for each and all of its
-    prompt cached but for what no other call has: no load has a larger one."""
+    prompt cached but for what no other call has: no load has a larger one, without guesses."""
     calls = [call for each in wish.trace.programs for step in each.steps for call in step]
     own = [sum(text.num_tokens for text in call.texts if not text.name) for call in calls]
     ttft_s = {num: device.rows_s([(max(1, num), 0)], 1) for num in set(own)}
@@ -414,9 +414,23 @@ def _exchanged(
 ) -> tuple[int, ...]:
     """For less money: while 1, 2, 4 ... or all replicas of a pool can be left out, with some more
     of another one or without, that cost less, they are. Prices: of a replica."""
+    better: tuple[int, ...] | None = numbers
+    while better is not None:
+        numbers, better = better, _exchanged_once(better, most, prices, is_good)
+    return numbers
+
+
+def _exchanged_once(
+    numbers: tuple[int, ...],
+    most: Sequence[int],
+    prices: Sequence[float],
+    is_good: Callable[[Sequence[int]], bool],
+) -> tuple[int, ...] | None:
+    """By the most that can be; None: by nothing."""
     for here, there in permutations(range(len(most)), 2):
         num_here = numbers[here]
-        for num_fewer in [2**power for power in range(num_here.bit_length() - 1)] + [num_here]:
+        powers = [2**power for power in range(num_here.bit_length()) if 2**power < num_here]
+        for num_fewer in [num_here, *reversed(powers)] if num_here else ():
             moved = partial(_moved, numbers, here, num_fewer, there)
             saved = num_fewer * prices[here]
             room = range(most[there] - numbers[there] + 1)
@@ -424,8 +438,8 @@ def _exchanged(
             is_enough = partial(_is_good_then, is_good, moved)
             found = _least(0, max(cheaper, default=-1), is_enough)
             if found is not None:
-                return _exchanged(moved(found), most, prices, is_good)
-    return numbers
+                return moved(found)
+    return None
 
 
 def _is_good_then(
@@ -471,6 +485,8 @@ def _checked(wish: Wish, chosen: Sequence[PlannedPool], times: float) -> ExactFi
             for seed, each in enumerate(chosen)
         ]
     )
+    if not len(found):
+        return None
     limits, ones = wish.limits, np.ones(len(found))
     good = (found[:, 0] <= limits.ttft_s) & (found[:, 1] <= limits.tpot_s)
     return ExactFigures(

@@ -146,8 +146,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Surface:
-    """The points of one kind of engine, by rising rates; `limit`: the largest rate that it
-    serves."""
+    """The points of one kind of engine, by rising rates; `limit`: the largest rate that cells are
+    taken to serve."""
 
     points: tuple[Point, ...]
     limit: float
@@ -155,7 +155,7 @@ class Surface:
     @classmethod
     def learn(cls, cell: Cell, limit: float, pool: Executor | None = None) -> Surface:
         """By simulation of the cell, its points in the processes of `pool` where there is one.
-        `limit`: the cell's largest rate."""
+        `limit`: the cell's largest rate, or one around which to learn."""
         rates = [share * limit for share in _SHARES]
         points = map(cell.point, rates) if pool is None else pool.map(cell.point, rates)
         return cls(tuple(sorted(points, key=lambda each: each.rate)), limit)

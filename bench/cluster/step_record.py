@@ -16,7 +16,7 @@ from ...frontend.client.backend import Backend
 from ...planning.calibration import Calibration
 from ...planning.roofline import CostModel, Rows
 
-_LOOK_S = 2.0  # logs end 10 s after somebody has looked, and tell of 192 steps at a time
+_LOOK_S = 0.3  # logs end 10 s after somebody has looked, and tell of 192 steps at a time
 
 
 class StepRecord:
@@ -55,6 +55,7 @@ class StepRecord:
         for number, (run, last) in enumerate(self._read):
             answer = self._backend.connection.call("watch", replica=number, run=run, step=last)
             steps = answer["steps"]["items"]
+            assert not last or not answer["steps"]["num_missed"], "steps came faster than looks"
             for step in steps:
                 self._note(step, self._before[number])
             self._read[number] = answer["run"], steps[-1]["id"] if steps else last
@@ -62,7 +63,8 @@ class StepRecord:
     def _note(self, step: dict[str, Any], before: defaultdict[int, int]) -> None:
         rows = []
         for request, _, num_tokens, num_cached, _ in step["rows"]:
-            before[request] += num_cached
+            if num_cached:
+                before[request] = num_cached
             rows.append((num_tokens, before[request]))
             before[request] += num_tokens
         for request in step["decode"]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ...kernels.ops import KVLayer, Linear, RMSNorm, Weight
 
 COLD_BYTES = 96 << 20  # of a linear's copies, together: more than the caches hold
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 64
 EPS = 1e-5
 TURN_S = 0.01  # of each call in a round, at least one
 MAX_CALLS = 100  # in a turn
@@ -69,6 +68,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=count, nargs="+", default=[1, 8, 32, 128], metavar="N", help="of a linear")
     add("--batches", type=count, nargs="+", default=[1, 32], metavar="N", help="of the others")
     add("--contexts", type=count, nargs="+", default=[64, 256, 1024, 2048], metavar="TOKENS")
+    add("--heads", type=count, nargs=3, default=(32, 8, 64), metavar=("Q", "KV", "DIM"),
+        help="of attention and rotation (default: 32 8 64)")  # fmt: skip
+    add("--page-size", type=count, default=1, metavar="TOKENS", help="(default: %(default)s)")
     add("--rounds", type=count, default=7, metavar="N", help="(default: %(default)s)")
     add("--fastest", action="store_true", help="report the fastest rounds, not medians")
     add("--num-threads", type=count, metavar="N", help="(default: one a core)")
@@ -209,13 +211,25 @@ def _linears(args: argparse.Namespace) -> Iterator[Contest]:
         )  # fmt: skip
 
 
+def _in_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def _copy(layer: KVLayer) -> KVLayer:
+    import torch
+
+    if isinstance(layer, torch.Tensor):
+        return layer.clone()
+    return type(layer)(layer.values.clone(), layer.scales.clone())
+
+
 def _num_copies(num_bytes: int) -> int:
     return -(-COLD_BYTES // num_bytes)
 
 
 def _next_linear(linears: Sequence[Linear], x: Tensor) -> Callable[[], object]:
-    turns = itertools.cycle(linears)
-    return lambda: next(turns)(x)
+    return _in_turns([partial(linear, x) for linear in linears])
 
 
 def _torch_linear(weight: Tensor, x: Tensor) -> Tensor:
@@ -225,25 +239,36 @@ def _torch_linear(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _attention(args: argparse.Namespace) -> Iterator[Contest]:
-    """A query a row, of rows that share no KV."""
+    """A query a row, of rows that share no KV; as weights, KV comes from memory."""
     from torch.nn.functional import scaled_dot_product_attention as attention
 
+    num_heads, num_kv_heads, head_dim = args.heads
     for batch, context in itertools.product(args.batches, args.contexts):
-        kv = _random(2, NUM_KV_HEADS, batch * context, HEAD_DIM)
-        q = _random(batch, NUM_HEADS, HEAD_DIM)
+        if context % args.page_size:
+            raise InvalidRequest.of("page-size", args.page_size, f"a divisor of {context} tokens")
+        kv = _random(2, num_kv_heads, batch * context, head_dim)
+        q = _random(batch, num_heads, head_dim)
         calls = {}
         for name, dtype in _dtypes().items():
             keys, values = (
-                kv.view(2, NUM_KV_HEADS, batch, context, HEAD_DIM)
+                kv.view(2, num_kv_heads, batch, context, head_dim)
                 .transpose(1, 2)
                 .to(dtype)
                 .contiguous()
             )
-            calls[name] = partial(attention, q.to(dtype)[:, :, None], keys, values, enable_gqa=True)
-        yield Contest(_attention_kernels(q, kv, batch, context), calls)
+            own = q.to(dtype)[:, :, None]
+            calls[name] = _in_turns(
+                [
+                    partial(attention, own, keys.clone(), values.clone(), enable_gqa=True)
+                    for _ in range(_num_copies(keys.nbytes + values.nbytes))
+                ]
+            )
+        yield Contest(_attention_kernels(q, kv, batch, context, args.page_size), calls)
 
 
-def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[Kernel]:
+def _attention_kernels(
+    q: Tensor, kv: Tensor, batch: int, context: int, page_size: int
+) -> list[Kernel]:
     """With KV in 16, 8 and 4 bits."""
     import numpy as np
     import torch
@@ -253,10 +278,11 @@ def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[
     from ...kernels.quantized_tensors import QuantizedKV
     from ...kernels.reference.kv_store import quantized
 
+    (_, num_heads, head_dim), num_kv_heads = q.shape, kv.shape[1]
     rows = np.arange(batch + 1, dtype=np.int32)
     lens = np.full(batch, context, dtype=np.int32)
-    table = np.arange(batch * context, dtype=np.int32).reshape(batch, context)
-    attended = AttentionRows(rows, lens, table, rows[:-1], 1)
+    table = np.arange(batch * context // page_size, dtype=np.int32).reshape(batch, -1)
+    attended = AttentionRows(rows, lens, table, rows[:-1], page_size)
     layers: dict[str, KVLayer] = {
         "bf16": kv.bfloat16(),
         "int8": QuantizedKV(*quantized(kv, torch.int8)),
@@ -264,13 +290,18 @@ def _attention_kernels(q: Tensor, kv: Tensor, batch: int, context: int) -> list[
     }
     kernels = []
     for name, layer in layers.items():
-        plan = plan_attention(attended, layer, NUM_HEADS)
+        plan = plan_attention(attended, layer, num_heads)
         num_bytes = layer.nbytes if isinstance(layer, torch.Tensor) else layer.values.nbytes
+        call = _in_turns(
+            [
+                partial(paged_attention, q.bfloat16(), _copy(layer), plan)
+                for _ in range(_num_copies(num_bytes))
+            ]
+        )
         kernels.append(
             Kernel(
-                "decode attention", f"{context} tokens, {NUM_HEADS} heads of {NUM_KV_HEADS}",
-                batch, name, partial(paged_attention, q.bfloat16(), layer, plan),
-                num_bytes, 4 * batch * context * NUM_HEADS * HEAD_DIM,
+                "decode attention", f"{context} tokens, {num_heads} heads of {num_kv_heads}",
+                batch, name, call, num_bytes, 4 * batch * context * num_heads * head_dim,
             )
         )  # fmt: skip
     return kernels
@@ -290,7 +321,7 @@ def _dense(args: argparse.Namespace) -> Iterator[Contest]:
                 own = partial(_norm, dense.make_rms_norm(weight, EPS), x, x.clone())
         yield Contest([Kernel("add, RMS norm", str(size), rows, "bf16", own, 0, 0)], calls)
     for rows in args.batches:
-        yield _rotation(rows)
+        yield _rotation(rows, *args.heads)
 
 
 def _norm(norm: RMSNorm, x: Tensor, residual: Tensor) -> Tensor:
@@ -303,16 +334,16 @@ def _torch_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(residual.add_(x), weight.shape, weight, EPS)
 
 
-def _rotation(rows: int) -> Contest:
+def _rotation(rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> Contest:
     """Queries and keys rotated, keys and values stored; torch's calls are those of kernels/cpu."""
     import torch
 
     from ...kernels.cpu.dense import rotate_and_store as torch_rotate_and_store
     from ...kernels.native.dense import rotate_and_store
 
-    heads = _random(rows, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
-    angles = _random(rows, 1, HEAD_DIM)
-    kv = _random(2, NUM_KV_HEADS, rows, HEAD_DIM)
+    heads = _random(rows, num_heads + 2 * num_kv_heads, head_dim)
+    angles = _random(rows, 1, head_dim)
+    kv = _random(2, num_kv_heads, rows, head_dim)
     slots = torch.arange(rows)
 
     def bound(way: Callable[..., None], dtype: torch.dtype) -> Callable[[], None]:
@@ -320,7 +351,7 @@ def _rotation(rows: int) -> Contest:
             way, *(each.to(dtype) for each in (heads, angles.cos(), angles.sin(), kv)), slots
         )
 
-    shape = f"{NUM_HEADS} + 2 * {NUM_KV_HEADS} heads of {HEAD_DIM}"
+    shape = f"{num_heads} + 2 * {num_kv_heads} heads of {head_dim}"
     own = bound(rotate_and_store, torch.bfloat16)
     return Contest(
         [Kernel("rotate and store", shape, rows, "bf16", own, 0, 0)],

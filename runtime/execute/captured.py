@@ -16,9 +16,11 @@ from ...kernels.ops import Capture, Captured
 from ..models.forward_batch import ForwardBatch
 from ..models.language_model import LanguageModel
 
-# Above this many tokens the interpreter's share of a step is small, and so is the gain of a
-# recording (llama-160m, two cores of an Ice Lake Xeon: 8% of a step at 32 tokens, 6% at 64).
-MAX_CAPTURED_TOKENS = 256
+# The more tokens, the smaller the interpreter's share (llama-160m, two cores of an Ice Lake Xeon:
+# 8% of a step at 32 tokens, 6% at 64). While a pass is recorded all that its layers allocate stays:
+# of so many tokens no more than a layer of a full step takes.
+MAX_CAPTURED_TOKENS = 64
+MAX_CAPTURED_WITH_ADAPTERS = 32  # more tokens of one adapter may be torch's products
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class CapturedForward:
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> hidden [T, hidden_size], see `Decoder.forward`."""
         key = (len(batch.input_ids), batch.adapters is not None, batch.kept is not None)
-        is_recorded = key[0] <= MAX_CAPTURED_TOKENS and batch.images is None
+        most = MAX_CAPTURED_TOKENS if batch.adapters is None else MAX_CAPTURED_WITH_ADAPTERS
+        is_recorded = key[0] <= most and batch.images is None
         is_recorded = is_recorded and batch.on_layer is None and batch.observed is None
         if self._capture is None or not is_recorded:
             return self._forward(batch)
@@ -88,4 +91,4 @@ class CapturedForward:
         if captured is None:
             return result, None
         self._last = captured
-        return result, _Replay(fixed, captured)
+        return result, _Replay(replace(fixed, attention=(), adapters=None), captured)

@@ -14,10 +14,12 @@ from stemma.kernels.model_options import DEFAULT_OPTIONS, AttentionOptions
 from stemma.kernels.native.bindings import why_not_native
 from stemma.kernels.native.capture import Recording
 from stemma.kernels.native.communicator import SharedMemory, SharedMemoryCommunicator
+from stemma.kernels.native.lora import NativeLoraPlan
 from stemma.kernels.ops import KVLayer
 from stemma.kernels.quantized_tensors import QuantizedKV
 from stemma.kernels.reference.kv_store import quantized
 from stemma.kernels.registry import Kernels, select_kernels
+from stemma.runtime.execute.captured import MAX_CAPTURED_WITH_ADAPTERS
 
 pytestmark = pytest.mark.skipif(
     why_not_native(torch.bfloat16) is not None, reason="nothing is compiled on this machine"
@@ -181,6 +183,13 @@ def test_a_replay_adds_the_adapters_of_its_own_step(kernels: Kernels) -> None:
         assert not torch.equal(captured.result, forward(plan))
     captured.replay([], plan)
     assert torch.equal(captured.result, forward(plan))
+
+
+def test_as_many_tokens_as_are_recorded_with_adapters_are_no_products_of_torch(
+    kernels: Kernels,
+) -> None:
+    plan = kernels.plan_lora(np.ones(MAX_CAPTURED_WITH_ADAPTERS, dtype=np.int32), 3)
+    assert isinstance(plan, NativeLoraPlan) and not plan.long.runs
 
 
 def test_recordings_compute_in_one_memory_and_keep_what_is_read(kernels: Kernels) -> None:

@@ -31,7 +31,8 @@ constexpr int kMaxSums = 24;
 constexpr int kWidth = kRegisters >= 32 ? kMaxSums / kTileRows : 1;
 // Rows for which values are not packed: as many cost as much as packing them.
 constexpr int kFewRows = 2 * kTileRows;
-// Steps of products that take as long as packing 32 dimensions of 16 keys (by counting instructions).
+// Steps of products that take as long as packing 16 keys' dimensions at once (by counting
+// instructions).
 constexpr int kPackingSteps = 3;
 constexpr int kLineBytes = 64;
 
@@ -76,19 +77,19 @@ class Upcoming {
     }
     STEMMA_INLINE void ask(int steps = 1) {
         for (int end = std::min(num_, next_ + steps * at_once_); next_ < end; ++next_)
-            for (int line = 0; line < num_lines_; ++line)
+            for (int line = 0; line < (next_ < num_vectors_ ? num_lines_ : 1); ++line)
                 prefetch(places_[next_] + line * kLineBytes);
     }
 
-    void clear() { num_ = 0; }
-    // Vectors of as many bytes each, at most kMost.
+    void clear() { num_ = num_vectors_ = 0; }
+    // Vectors of as many bytes each: a block's keys, or values.
     void add(const void* vectors, const int32_t* slots, int num_slots, int bytes) {
         num_lines_ = (bytes + kLineBytes - 1) / kLineBytes;
         for (int i = 0; i < num_slots; ++i)
             places_[num_ + i] = static_cast<const char*>(vectors) + int64_t{slots[i]} * bytes;
-        num_ += num_slots;
+        num_vectors_ = num_ += num_slots;
     }
-    // Their scales.
+    // Their scales, behind all vectors.
     void add_scales(const float* scales, const int32_t* slots, int num_slots) {
         int32_t last = -1;
         for (int i = 0; i < num_slots; ++i) {
@@ -101,7 +102,7 @@ class Upcoming {
   private:
     static constexpr int kMost = 4 * kKeys;
     const char* places_[kMost];
-    int num_ = 0, num_lines_ = 0;
+    int num_ = 0, num_vectors_ = 0, num_lines_ = 0;
     int next_ = 0, at_once_ = 0;
 };
 
@@ -345,13 +346,13 @@ template <class Columns>
 constexpr ValueTile<Columns> kValueTile[kTileRows][4] = STEMMA_TILES(STEMMA_VALUES);
 
 // How often attend_block, and the packing of keys before it, ask for what is upcoming.
-int num_steps(int num_rows, int num_keys, int head_dim) {
+int num_steps(int num_rows, int num_keys, int head_dim, int packed_dims) {
     const auto up = [](int count, int size) { return (count + size - 1) / size; };
     const int groups = up(num_keys, 16);
     const int score_steps = head_dim / 2 * up(groups, kWidth);
     const int value_steps = up(num_keys, 2) * up(head_dim / 16, kWidth);
     return up(num_rows, kTileRows) * (score_steps + value_steps) +
-           kPackingSteps * groups * up(head_dim, 32);
+           kPackingSteps * groups * up(head_dim, packed_dims);
 }
 
 // One block of keys for all rows. columns(dim): its values from a dimension on.
@@ -514,7 +515,8 @@ void run_unit(const Attention& a, Unit unit, Unit next) {
         const int32_t* at = slots + first;
         const bool is_last = first + kKeys >= last_seen;
         set_upcoming<KV>(a, is_last ? next : unit, is_last ? 0 : first + kKeys, upcoming);
-        upcoming.begin(num_steps((end - begin) * group, block.num_keys, dims));
+        upcoming.begin(
+            num_steps((end - begin) * group, block.num_keys, dims, KV::kPackedDims));
         KV::pack_keys(kv.keys, at, block.num_keys, dims, block.keys,
                       [&] { upcoming.ask(kPackingSteps); });
         if (!are_few) KV::pack_values(kv.values, at, block.num_keys, dims, block.values);

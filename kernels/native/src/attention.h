@@ -154,8 +154,15 @@ void run_plan(const Attention& a, F&& run) {
     const auto unit_at = [&a, num_units](int i) {
         return i < num_units ? Unit{a.items + i / a.num_kv_heads, i % a.num_kv_heads} : Unit{};
     };
-    // Few enough for threads to end together.
-    const int run_length = std::clamp(num_units / (8 * num_threads), 1, a.num_kv_heads);
+    // So short that threads end together: an eighth of a thread's share, by keys of query tokens.
+    int64_t total = 0, largest = 1;
+    for (const Item* item = a.items; item < a.items + a.num_items; ++item) {
+        const int64_t size = static_cast<int64_t>(item->num_tokens) * item->num_seen();
+        total += size;
+        largest = std::max(largest, size);
+    }
+    const int run_length = static_cast<int>(std::clamp<int64_t>(
+        total * a.num_kv_heads / (8 * num_threads * largest), 1, a.num_kv_heads));
     pool().for_each((num_units + run_length - 1) / run_length, [&](int chunk) {
         const int first = chunk * run_length, last = std::min(num_units, first + run_length) - 1;
         for (int i = first; i < last; ++i) run(unit_at(i), unit_at(i + 1));

@@ -37,6 +37,7 @@ struct ByteKV {
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = false;
     static constexpr bool kHasColumns = false;
+    static constexpr int kPackedDims = 64;
     static int width(int head_dim) { return head_dim; }
 
     // As of Bf16KV.

@@ -35,6 +35,7 @@ struct Bf16KV {
     static constexpr bool kIsScaled = false;
     static constexpr bool kIsTransformed = false;
     static constexpr bool kHasColumns = true;
+    static constexpr int kPackedDims = 32;
     static int width(int head_dim) { return head_dim; }  // Numbers of a vector
 
     // 16 numbers of two values, as step kStep of products takes them; no odd one: zeros.
@@ -48,7 +49,7 @@ struct Bf16KV {
     }
 
     // keys -> packed [head_dim / 2, kKeys] pairs of dimensions; keys past the last repeat it. Calls
-    // between() about as often as there are 16 keys by 32 dimensions.
+    // between() once for 16 keys by kPackedDims, or what is left of them.
     template <class F>
     static void pack_keys(const bf16* keys, const int32_t* slots, int num_keys, int head_dim,
                           uint32_t* packed, F&& between) {

@@ -15,6 +15,7 @@ struct NibbleKV {
     static constexpr bool kIsScaled = true;
     static constexpr bool kIsTransformed = true;
     static constexpr bool kHasColumns = false;
+    static constexpr int kPackedDims = 128;
     static constexpr float kAdded = 16.0f;
     static constexpr int32_t kFirstScaleCode = 107 << 3;  // reference/kv_store.py
     static int width(int head_dim) { return head_dim / 2; }

@@ -26,7 +26,7 @@ class Connection:
         told = [each for each in self.steps if each["id"] > step]
         for each in (PROMPT, DECODE, DECODE):
             self.steps.append({**each, "id": len(self.steps) + 1})
-        return {"run": "a", "steps": {"items": told}}
+        return {"run": "a", "steps": {"items": told, "num_missed": 0}}
 
 
 class LoggingBackend:
