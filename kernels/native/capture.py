@@ -77,7 +77,7 @@ class Recording:
         used = self._calls[self._attentions, _PLAN].tolist()
         self._plan_of_attention = np.array([plan_of[address] for address in used], dtype=np.int64)
         self._loras = np.flatnonzero(self._calls[:, 0] == LORA)
-        self.scratch = None if beside is None else beside.scratch
+        self.scratch: Tensor | None = None if beside is None else beside.scratch
         self._kept = self._share_memory(allocated, (result, *outputs))
 
     def _share_memory(self, allocated: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
