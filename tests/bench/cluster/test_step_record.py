@@ -20,13 +20,16 @@ class Connection:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
+        self.most = 3  # that an answer has
 
     def call(self, method: str, *, replica: int, run: str | None, step: int) -> dict[str, Any]:
         assert (method, replica) == ("watch", 0) and run in (None, "a")
         told = [each for each in self.steps if each["id"] > step]
+        num_missed = len(told) - self.most if step else 0
+        told = told[-self.most :]
         for each in (PROMPT, DECODE, DECODE):
             self.steps.append({**each, "id": len(self.steps) + 1})
-        return {"run": "a", "steps": {"items": told, "num_missed": 0}}
+        return {"run": "a", "steps": {"items": told, "num_missed": max(0, num_missed)}}
 
 
 class LoggingBackend:
@@ -42,6 +45,14 @@ def test_rows_are_behind_the_tokens_that_were_computed_or_cached() -> None:
     rows = [rows for rows, _ in record.steps]
     assert rows == [[(40, 60)], [(1, 100)], [(1, 101)]]
     assert [step_s for _, step_s in record.steps] == [0.012, 0.003, 0.003]
+
+
+def test_steps_of_requests_whose_begin_was_missed_are_left_out() -> None:
+    backend = LoggingBackend()
+    backend.connection.steps.append({**DECODE, "decode": [3], "id": 1})
+    with StepRecord(cast(Backend, backend), 1) as record:
+        backend.connection.most = 2  # of three
+    assert record.steps == []
 
 
 def test_a_calibration_gives_back_what_steps_of_a_size_took() -> None:

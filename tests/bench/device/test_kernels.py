@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
 
 def test_what_is_compared_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "COLD_BYTES", 1)
-    args = argparse.Namespace(size=(64, 96), rows=[3], batches=[2], contexts=[7])
+    args = argparse.Namespace(
+        size=(64, 96), rows=[3], batches=[2], contexts=[8], heads=(6, 2, 32), page_size=4
+    )
     contests = [*kernels._linears(args), *kernels._attention(args)]
     assert len(contests) == 2
     for contest in contests:
