@@ -361,7 +361,10 @@ class Scheduler:
         beside = decoding
         if self._num_stages > 1:  # a step is in the way of those in the other plans as well
             beside = [request for request in self.running if request.num_ready <= 1]
-        self.limits.begin_step(budget, beside, by_level=self.waiting.policy.has_working_set)
+        by_level = self.waiting.policy.has_working_set
+        self.limits.begin_step(budget, beside, by_level=by_level, num_stages=self._num_stages)
+        if not self.limits.has_prompts:
+            filling = []
         for request in (*decoding, *filling):
             if budget <= 0:
                 return
@@ -383,9 +386,10 @@ class Scheduler:
                 budget -= num_tokens
             elif self._in_flight:
                 return
-        # When pages are short, admitting now would only preempt again.
-        if not self.waiting or budget <= 0 or self.stats.num_preemptions != num_preemptions:
+        if not self.waiting or budget <= 0 or not self.limits.has_prompts:
             return
+        if self.stats.num_preemptions != num_preemptions:
+            return  # pages are short: admitting now would only preempt again
         num_waiting = self.waiting.num_of(claimant)
         for request, num_tokens in self.admission.round(
             budget,

@@ -5,7 +5,8 @@ token. A short prompt does that once. A long one would do it for many steps, so 
 its chunks are kept so small that a step takes at most `slowdown` times what the decode rows alone
 take. (Sarathi-Serve, Agrawal et al., OSDI 2024, chooses such a budget by profiling; here it follows
 from the steps' own times, on any device, with any model.) Work is not lost: where the arithmetic is
-the limit, a token costs the same in a small chunk.
+the limit, a token costs the same in a small chunk. Where prompts never end, a step without any is
+made now and then, or nobody would know what the decode rows alone take.
 
 Under policy `program`, prompts of programs that have had more service than one of those that decode
 are kept within `LEVEL_SLOWDOWN` likewise, however short: else a program with many parallel calls
@@ -50,11 +51,22 @@ class PromptLimits:
         self._late: int | None = None
         self._texts = MIN_TEXT_TOKENS  # that are whole; one more fits while any are left
         self._level = 0  # the least of the programs that decode
+        self.has_prompts = True  # whether the step may have any
 
-    def begin_step(self, token_budget: int, decoding: Sequence[Request], *, by_level: bool) -> None:
-        """A step is being planned, with these rows; `by_level`: programs' levels count."""
+    def begin_step(
+        self,
+        token_budget: int,
+        decoding: Sequence[Request],
+        *,
+        by_level: bool,
+        num_stages: int = 1,
+    ) -> None:
+        """A step is being planned; these rows wait for it, spread over the stages of a pipeline;
+        `by_level`: programs' levels count."""
         self._token_budget = token_budget
-        self._long = self.within(self.slowdown) if decoding else None
+        num_rows = -(-len(decoding) // num_stages)
+        self.has_prompts = not (self.slowdown and num_rows and self._costs.take_trial(num_rows))
+        self._long = self.within(self.slowdown, num_rows) if decoding else None
         self._late = None
         token_s = self._costs.prompt_token_s
         self._texts = (
@@ -62,12 +74,12 @@ class PromptLimits:
         )
         if decoding and by_level:
             self._level = min(map(level_of, decoding))
-            self._late = self.within(LEVEL_SLOWDOWN)
+            self._late = self.within(LEVEL_SLOWDOWN, num_rows)
 
-    def within(self, slowdown: float) -> int | None:
-        """Prompt tokens beside decode rows with which a step takes at most `slowdown` times what
-        the decode rows alone take; None: no limit, also while a cost is unknown."""
-        decode_s, token_s = self._costs.decode_step_s, self._costs.prompt_token_s
+    def within(self, slowdown: float, num_rows: int) -> int | None:
+        """Prompt tokens beside so many decode rows with which a step takes at most `slowdown` times
+        what the decode rows alone take; None: no limit, also while a cost is unknown."""
+        decode_s, token_s = self._costs.decode_rows_s(num_rows), self._costs.prompt_token_s
         if not slowdown or decode_s is None or not token_s:
             return None
         return max(_MIN_CHUNK, int((slowdown - 1.0) * decode_s / token_s))

@@ -20,6 +20,7 @@ _MIN_PROMPT_TOKENS = 4  # of a step whose time says something of a prompt's toke
 _MANY_ROWS = 16.0
 _LEAST_SPREAD = 0.1  # of the mean number of rows, to tell what one more of them costs (guess)
 _DEFAULT_ROW_TOKENS = 2.0  # what a decode row costs before that is known (guess)
+_MOST_TRIALS = 16  # steps that are made to measure decode rows alone
 
 
 class StepCosts:
@@ -29,6 +30,8 @@ class StepCosts:
         self.prompt_token_s: float | None = None
         self.decode_step_s: float | None = None  # of decode rows alone
         self._num_rows = _Line()
+        self._most_rows = 0  # that were measured alone
+        self._num_trials = 0
         self._load_s = 0.0  # seconds of work, fading
         self._load_at_s = 0.0
 
@@ -36,6 +39,18 @@ class StepCosts:
     def decode_row_s(self) -> float:
         """What one more decode row adds to a step."""
         return self._num_rows.slope
+
+    def decode_rows_s(self, num_rows: int) -> float | None:
+        """What a step of so many decode rows alone takes; None: no such step was measured."""
+        return self._num_rows.at(num_rows) if self.decode_step_s is not None else None
+
+    def take_trial(self, num_rows: int) -> bool:
+        """Whether the next step should be of these decode rows alone, to be measured: no step of
+        half as many has been, as none is where prompts never end. A few may be asked for."""
+        if not self.prompt_token_s or num_rows <= 2 * self._most_rows:
+            return False
+        self._num_trials += 1
+        return self._num_trials <= _MOST_TRIALS
 
     @property
     def row_tokens(self) -> float:
@@ -66,6 +81,7 @@ class StepCosts:
         if not num_prompt_tokens:
             self.decode_step_s = _mean(self.decode_step_s, duration_s)
             self._num_rows.add(num_rows, duration_s)
+            self._most_rows = max(self._most_rows, num_rows)
         elif num_prompt_tokens >= _MIN_PROMPT_TOKENS:
             rest_s = duration_s - (self._num_rows.at(num_rows) if num_rows else 0.0)
             token_s = max(rest_s, 0.0) / num_prompt_tokens

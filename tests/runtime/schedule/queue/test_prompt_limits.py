@@ -70,11 +70,11 @@ def chunks_of(harness: EngineHarness, request: Request) -> list[int]:
 def test_nothing_is_limited_before_both_costs_are_known() -> None:
     costs = StepCosts()
     limits = PromptLimits(costs, page_size=1)
-    assert limits.within(1.5) is None
+    assert limits.within(1.5, 4) is None
     costs.note(plan_of(4, 0), 0.010, 0.0)
-    assert limits.within(1.5) is None
+    assert limits.within(1.5, 4) is None
     costs.note(plan_of(0, 100), 0.100, 0.0)
-    assert limits.within(1.5) is not None and limits.within(0.0) is None
+    assert limits.within(1.5, 4) is not None and limits.within(0.0, 4) is None
 
 
 def test_a_chunk_is_what_fits_the_slowdown() -> None:
@@ -82,11 +82,11 @@ def test_a_chunk_is_what_fits_the_slowdown() -> None:
     limits = PromptLimits(costs, page_size=1)
     costs.note(plan_of(0, 100), 0.100, 0.0)
     costs.note(plan_of(4, 0), 0.040, 0.0)
-    assert limits.within(1.5) == 20  # half of 40 ms at 1 ms a token
-    assert limits.within(2.0) == 40
+    assert limits.within(1.5, 4) == 20  # half of 40 ms at 1 ms a token
+    assert limits.within(2.0, 4) == 40
     for _ in range(100):
         costs.note(plan_of(4, 20), 0.080, 0.0)  # tokens turn out to cost 2 ms here
-    assert limits.within(1.5) == 10
+    assert limits.within(1.5, 4) == 10
 
 
 def test_a_long_prompt_beside_decoding_requests_is_cut_small(harness: EngineHarness) -> None:
@@ -170,3 +170,43 @@ def test_an_encoders_step_is_full_with_the_text_that_fills_its_time(token_s: flo
     assert sum(steps[0][:-1]) < MIN_TEXT_TOKENS <= sum(steps[0]), "nothing is known of costs yet"
     for step in steps[1:-1]:
         assert sum(step[:-1]) < most and 0.9 * most < sum(step)
+
+
+def test_what_decode_rows_take_is_measured_where_prompts_never_end() -> None:
+    harness = timed_harness(num_pages=4096, token_budget=256, max_running=8)
+    for seed in range(40):  # always one that is being computed
+        harness.submit(random_prompt(200, seed), max_tokens=200)
+    costs = harness.engine.scheduler.costs
+    alone: list[int] = []
+    while harness.engine.scheduler.num_waiting:
+        harness.step()
+        lengths = [len(row.input_ids) for row in harness.executor.plans[-1].rows]
+        if max(lengths) == 1:
+            alone.append(len(lengths))
+    assert alone[0] <= 2, "the first rows that decode are measured at once"
+    assert any(num_rows >= 4 for num_rows in alone), "and so are twice as many, and more"
+    assert costs.decode_rows_s(8) == pytest.approx(FIXED_S)
+
+
+def test_steps_to_measure_decode_rows_come_to_an_end() -> None:
+    costs = StepCosts()
+    assert not costs.take_trial(1), "no prompt's cost is known, so nothing would be limited"
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    assert costs.take_trial(1)
+    costs.note(plan_of(1, 0), 0.010, 0.0)
+    assert not costs.take_trial(2)
+    assert costs.take_trial(3)
+    for _ in range(100):  # it is never measured: forced runs among them, say
+        costs.take_trial(3)
+    assert not costs.take_trial(3)
+
+
+def test_a_limit_is_for_as_many_rows_as_decode_now() -> None:
+    costs = StepCosts()
+    limits = PromptLimits(costs, page_size=1)
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    for _ in range(20):
+        costs.note(plan_of(2, 0), 0.020, 0.0)
+        costs.note(plan_of(4, 0), 0.030, 0.0)
+    assert limits.within(2.0, 2) == 20
+    assert limits.within(2.0, 8) == pytest.approx(50, abs=1)
