@@ -74,6 +74,15 @@ class CostModel:
             for further in range(num_steps)
         ]
 
+    def counted_s(self, num_tokens: int, num_sampled: int, num_keys: int, num_pairs: int) -> float:
+        """Seconds of a step by its counts alone, whatever its rows: keys are read, pairs of a query
+        and a key multiplied, which layers with windows have fewer of."""
+        attention_s = sum(
+            layers.count * max(num_keys * key_s, num_pairs * pair_s)
+            for layers, key_s, pair_s in self._key_times_s
+        )
+        return self._known(num_tokens, num_sampled, num_sampled).total_s + attention_s
+
     def _with_attention(self, found: StepTime, befores: Sequence[int], chunks: Rows) -> StepTime:
         attention_s = self._attention_s(befores, chunks)
         return StepTime(found.reading_s, found.computing_s, attention_s, found.overhead_s)

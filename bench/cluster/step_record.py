@@ -7,60 +7,29 @@ are left out.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from math import log
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ...frontend.client.backend import Backend
 from ...planning.calibration import Calibration
 from ...planning.roofline import CostModel, Rows
+from ..harness.step_watch import StepWatch
 
-_LOOK_S = 0.3  # logs end 10 s after somebody has looked, and tell of 192 steps at a time
 
-
-class StepRecord:
-    """Looks while the block runs. Owns all steps of the replicas from its begin to its end, as
-    (rows, seconds)."""
+class StepRecord(StepWatch):
+    """Owns all steps of the replicas while the block runs, as (rows, seconds)."""
 
     def __init__(self, backend: Backend, num_replicas: int) -> None:
         self.steps: list[tuple[Rows, float]] = []
-        self._backend = backend
-        self._read: list[tuple[str | None, int]] = [(None, 0)] * num_replicas  # run, last step
         self._before: list[dict[int, int]] = [{} for _ in range(num_replicas)]  # by request
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        super().__init__(backend, num_replicas, self._note_all)
 
-    def __enter__(self) -> Self:
-        self._look()
-        self.steps.clear()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._has_ended.set()
-        self._thread.join()
-        self._look()
-
-    def _look_on(self) -> None:
-        while not self._has_ended.wait(_LOOK_S):
-            self._look()
-
-    def _look(self) -> None:
-        for number, (run, last) in enumerate(self._read):
-            answer = self._backend.connection.call("watch", replica=number, run=run, step=last)
-            steps = answer["steps"]["items"]
-            if answer["steps"]["num_missed"]:
-                self._before[number].clear()
-            for step in steps:
-                self._note(step, self._before[number])
-            self._read[number] = answer["run"], steps[-1]["id"] if steps else last
+    def _note_all(self, replica: int, steps: list[dict[str, Any]], num_missed: int) -> None:
+        if num_missed:
+            self._before[replica].clear()
+        for step in steps:
+            self._note(step, self._before[replica])
 
     def _note(self, step: dict[str, Any], before: dict[int, int]) -> None:
         rows = []

@@ -22,11 +22,16 @@ DECODE_SHARE_TARGET = 0.75  # of the read bandwidth, at batch 1
 
 
 def summary(
-    work: str, spec: EngineSpec, measured: Iterable[Measurement], fewest_s: float | None
+    work: str,
+    spec: EngineSpec,
+    measured: Iterable[Measurement],
+    fewest_s: float | None,
+    floor_s: float | None = None,
 ) -> dict[str, Any]:
     """A row: one engine on one workload; `measured` has the repeats on all engines.
 
-    `fewest_s`: the shortest time within the machine's limits.
+    `fewest_s`: the shortest time within the machine's limits, whoever does the work; `floor_s`:
+    that of the steps which this engine made.
     """
     found = list(measured)
     own = {one.repeat: one for one in found if one.engine == spec.name}
@@ -53,6 +58,8 @@ def summary(
         "cpu_ratio": None if is_base or not spec.has_process else statistics.median(cpu_ratios),
         "target": _target(work, spec.name),
         "share": None if fewest_s is None else fewest_s / wall_s,
+        "floor_s": floor_s,
+        "floor_ratio": None if floor_s is None else wall_s / floor_s,
         "quiet": f"{sum(one.others_cores <= QUIET_CORES for one in own.values())}/{len(own)}",
         "others_cores": statistics.median(one.others_cores for one in quiet),
         "equal_outputs": sum(own[r].output_sha == base[r].output_sha for r in own),
@@ -75,6 +82,8 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
         "ratio": ratio,
         "target": row["target"],
         "share": row["share"],
+        "floor s": row["floor_s"],
+        "x floor": row["floor_ratio"],
         "quiet": row["quiet"],
     }
 

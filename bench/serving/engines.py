@@ -160,6 +160,13 @@ class RunningEngine:
         """Run the loaded workload; returns an `Outcome`'s fields."""
         return self._ask({"op": "run"})
 
+    def log(self) -> list[dict[str, Any]]:
+        """Run the loaded workload; returns its steps, none of an engine that does not tell."""
+        if not self.welcome["has_log"]:
+            return []
+        steps: list[dict[str, Any]] = self._ask({"op": "log"})["steps"]
+        return steps
+
     def measure(self, work: str, repeat: int, judge: DocumentJudge | None = None) -> Measurement:
         """Run the loaded workload and meter the processes meanwhile; `judge` checks the outputs."""
         with ProcessMeter(self.pid) as meter:

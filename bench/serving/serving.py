@@ -31,6 +31,7 @@ from ..harness.report import print_table, write_report
 from ..harness.workloads import DEFINITIONS, Workload, make_workload, names_of
 from .comparison import STARTUP_TARGET_S, STARTUP_TARGETS, shown, shown_documents, summary
 from .engines import PEER_FORMS, EngineSpec, Measurement, RunningEngine, peer_spec, stemma_specs
+from .floor import floor_s, limits_of
 
 WARMUP_REPEAT = 97
 DEFAULT_KV_TOKENS = 65_536
@@ -78,12 +79,18 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
         engines = [stack.enter_context(_start(spec, args)) for spec in specs]
         limits = _measure_limits(args)
         described = [{**engine.welcome, "name": engine.spec.name} for engine in engines]
+        costs = limits_of(args.model, limits)
         found: dict[str, list[Measurement]] = {}
+        floors: dict[tuple[str, str], float] = {}
         try:
             for work in works:
                 path = folder / f"{work.name}.json"
                 path.write_text(work.to_json())
                 found[work.name] = _measure(work, path, engines, args)
+                for engine in engines:
+                    engine.load(path, args.repeats)
+                    if steps := engine.log():
+                        floors[work.name, engine.spec.name] = floor_s(steps, costs)
             for engine, entry in zip(engines, described, strict=True):
                 entry["idle_cores"] = _idle_cores(engine)
         except KeyboardInterrupt:
@@ -92,7 +99,7 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
             _say(f"interrupted: {', '.join(found)} were finished")
     shares = _shares(limits, args.model)
     rows = [
-        summary(work, spec, measured, shares.get(work))
+        summary(work, spec, measured, shares.get(work), floors.get((work, spec.name)))
         for work, measured in found.items()
         for spec in specs
     ]

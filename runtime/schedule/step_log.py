@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from .plan import Row, StepPlan, StepResult
@@ -86,6 +87,7 @@ class StepLog:
             "num_more": max(0, len(decode) - MAX_ROWS) + max(0, len(others) - MAX_ROWS),
             "num_shared": sum(segment.num_saved_tokens for segment in plan.segments),
             "num_copies": len(plan.transfers),
+            "work": work_of(plan.rows),
         }
         while len(self._names) > MAX_NAMES:
             number = next(iter(self._names))
@@ -150,6 +152,20 @@ class StepLog:
         }
         missed = newer[0]["id"] - step_id - 1 if newer and step_id else 0
         return {"items": newer, "names": names, "num_missed": missed}
+
+
+def work_of(rows: Iterable[Row]) -> dict[str, int]:
+    """What rows compute: tokens, those of them with logits, keys (each read once a row), and pairs
+    of a token and a key that it sees where all layers see all that is before it."""
+    num_tokens = num_logits = num_keys = num_pairs = 0
+    for row in rows:
+        length = len(row.input_ids)
+        num_tokens += length
+        num_logits += len(row.target_ids)
+        num_logits += 0 if row.sampling is None else max(1, len(row.sampled_at))
+        num_keys += row.start + length
+        num_pairs += length * row.start + length * (length + 1) // 2
+    return {"tokens": num_tokens, "logits": num_logits, "keys": num_keys, "pairs": num_pairs}
 
 
 def name_of(request: Request) -> dict[str, Any]:

@@ -3,8 +3,10 @@
     runner -> driver    {"engine", "version", "mode"}              once, when the engine is ready
     driver -> runner    {"op": "load", "path", "repeat"}           read and rotate a workload
     driver -> runner    {"op": "run"}                              carry it out
+    driver -> runner    {"op": "log"}                              the same, and log each step
 
-Each is answered by one line: `{}` to load, an `Outcome`'s fields to run, or `{"error": text}`. A
+Each is answered by one line: `{}` to load, an `Outcome`'s fields to run, `{"steps": [...]}` to log,
+of engines whose `has_log` is true (runtime/schedule/step_log.py), or `{"error": text}`. A
 workload under a schema is answered with its outputs, which the driver judges. The runner ends when
 its standard input closes. Standard library only.
 """
@@ -21,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TextIO
+from typing import Any, NoReturn, Protocol, TextIO, runtime_checkable
 
 from ...harness.descendants import (
     GRACE_S,
@@ -48,6 +50,14 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End the engine."""
+
+
+@runtime_checkable
+class LoggingRunner(Protocol):
+    """One whose engine tells of its steps."""
+
+    def log(self, workload: Workload) -> list[dict[str, Any]]:
+        """Run the workload; returns its steps, as runtime/schedule/step_log.py has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,9 @@ def _run(start: Callable[[argparse.Namespace], Runner], args: argparse.Namespace
     for number in INTERRUPTS:
         signal.signal(number, lambda *_: _abandon(runner))
     try:
-        _reply(replies, {"engine": runner.engine, "version": runner.version, "mode": runner.mode})
+        has_log = isinstance(runner, LoggingRunner)
+        welcome = {"engine": runner.engine, "version": runner.version, "mode": runner.mode}
+        _reply(replies, {**welcome, "has_log": has_log})
         _serve(runner, replies)
     finally:
         _ignore_interrupts()
@@ -130,6 +142,10 @@ def _serve(runner: Runner, replies: TextIO) -> None:
                 read = Workload.from_json(Path(request["path"]).read_text())
                 workload = read.rotated(request["repeat"])
                 _reply(replies, {})
+            elif request["op"] == "log":
+                assert isinstance(runner, LoggingRunner), f"{runner.engine} has no log"
+                assert workload is not None, "log before load"
+                _reply(replies, {"steps": runner.log(workload)})
             else:
                 assert workload is not None, "run before load"
                 _reply(replies, asdict(_carry_out(runner, workload)))

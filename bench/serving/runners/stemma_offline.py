@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from .... import __version__
+from ....errors import EngineError
 from ....frontend.backend import Engine
 from ....frontend.client.backend import Backend
 from ....frontend.dsl.expr import tokens
 from ....frontend.dsl.function import function
 from ....frontend.dsl.generation import gen
 from ....frontend.dsl.state import ProgramState
+from ...harness.step_watch import StepWatch
 from ...harness.workloads import PromptBook, WorkItem, Workload
 from .protocol import main
+
+_LOOK_S = 0.05  # 192 steps are told of at a time
 
 Children = dict[int | None, list[WorkItem]]
 States = dict[int, ProgramState]
@@ -62,6 +67,19 @@ class StemmaOffline:
 
     def run(self, workload: Workload) -> PromptBook:
         return run_workload(workload, self._engine)
+
+    def log(self, workload: Workload) -> list[dict[str, Any]]:
+        """All steps of the workload; raises EngineError where some were missed."""
+        steps: list[dict[str, Any]] = []
+
+        def take(_: int, newer: list[dict[str, Any]], num_missed: int) -> None:
+            if num_missed and steps:
+                raise EngineError(f"{num_missed} steps were missed: they are too short to log")
+            steps.extend(newer)
+
+        with StepWatch(self._engine, None, take, _LOOK_S):
+            self.run(workload)
+        return steps
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -14,7 +14,8 @@ from stemma.bench.serving.runners.stemma_offline import run_workload
 
 KEYS = {
     "work", "engine", "wall_s", "wall_min_s", "wall_max_s", "cpu_s", "tok_s", "output_tokens",
-    "ratio", "ratio_min", "ratio_max", "cpu_ratio", "target", "share", "quiet", "others_cores",
+    "ratio", "ratio_min", "ratio_max", "cpu_ratio", "target", "share", "floor_s", "floor_ratio",
+    "quiet", "others_cores",
     "equal_outputs", "peak_rss_mb", "documents", "valid_documents", "s_per_valid",
     "cpu_s_per_valid", "mean_tokens", "mean_canonical_tokens",
 }  # fmt: skip
@@ -43,6 +44,9 @@ def test_serving_reports_rows_limits_and_engines_without_any_peer(tmp_path: Path
     for row in rows[4:]:
         assert (row["documents"], row["valid_documents"]) == (4, 4) and row["s_per_valid"] > 0
         assert row["output_tokens"] < 4 * 128, "end-of-sequence is honoured"
+    for row in rows[::2]:
+        assert 0.0 < row["floor_s"] < row["wall_s"], row["work"]
+    assert rows[1]["floor_s"] is None, "steps are logged where the engine is driven"
     assert rows[0]["ratio"] is None and rows[1]["ratio"] > 0 and rows[2]["share"] > 0
     report = json.loads((tmp_path / "serving.json").read_text())
     assert {"cpu", "cores", "commit", "torch"} <= set(report["machine"])

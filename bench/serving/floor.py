@@ -1,0 +1,39 @@
+"""The least time in which a machine's limits allow the steps that an engine made.
+
+Each product of a step takes as long as reading its weights once, or its arithmetic, whichever is
+more; so does attention, by the keys that rows see and the pairs of a token and a key. Keys that
+several rows share count once where the engine read them so. Nothing else is counted: no norm, no
+sampling, no plan, no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...planning.devices import DeviceModel, Rates
+from ...planning.roofline import CostModel
+from ...planning.served_model import ServedModel
+from ...runtime.models.model_config import read_model_config
+from ..harness.limits import Limits
+
+
+def limits_of(model: Path, limits: Limits) -> CostModel:
+    """The model in bfloat16 on a machine that does nothing but reach its limits."""
+    read, flop = limits.read_gb_s * 1e9, limits.matmul_gflop_s * 1e9
+    device = DeviceModel(
+        name="this machine's limits", memory_bytes=0, rates={"none": Rates(read, flop)},
+        kv_bytes_s=read, attention_flop_s=flop, step_s=0.0, layer_s=0.0, row_s=0.0, adapter_s=0.0,
+    )  # fmt: skip
+    return CostModel(ServedModel.of(read_model_config(model), "bfloat16"), device)
+
+
+def floor_s(steps: Sequence[dict[str, Any]], costs: CostModel) -> float:
+    """Seconds for steps as their log tells of them."""
+    total_s = 0.0
+    for step in steps:
+        work = step["work"]
+        num_keys = work["keys"] - step["num_shared"]
+        total_s += costs.counted_s(work["tokens"], work["logits"], num_keys, work["pairs"])
+    return total_s
