@@ -20,6 +20,7 @@ The scheduler decides the order of these things; each has a collaborator that kn
     what lacks its grammar        grammar_uptake.py
     which drafts are verified     speculation.py
     what a row has generated      outputs.py
+    what a step has cost, whom    step_accounts.py
     which hypotheses go on        beams.py
     which images are encoded      image_encodings.py
     what lacks its compressed KV  compressions.py
@@ -70,6 +71,7 @@ from .rows import StepDraft
 from .running import RunningRequests
 from .speculation import Speculation
 from .stats import Latencies, SchedulerStats
+from .step_accounts import StepAccounts
 from .tree_order import TreeOrder
 
 
@@ -126,6 +128,7 @@ class Scheduler:
         self.deadlines = Deadlines(self.costs, self.output_share, self.stats, clock)
         self._open: set[Request] = set()  # that were added and have not finished
         self.new_tokens = NewTokenEstimate(self.output_share)
+        self._accounts = StepAccounts(self.costs, self.shares, self.new_tokens, self.stats)
         self._running = RunningRequests(max_running_requests, self.new_tokens, adapters)
         self.images = images
         self._num_layers = num_layers
@@ -239,7 +242,10 @@ class Scheduler:
         policy = policy_of(name)
         self.waiting.policy = policy
         self._is_stalled = False
-        self.running.sort(key=policy.keep)
+        self._order_running()
+
+    def _order_running(self) -> None:
+        self.running.sort(key=self.waiting.policy.keep)
 
     def add(self, request: Request) -> None:
         """Queue a request. The caller has checked that alone it fits the pool.
@@ -308,8 +314,7 @@ class Scheduler:
             return None
         self._step_id += 1
         planned = draft.finish(self._step_id, transfers, unsettled, dropped, encodes)
-        self.stats.num_shared_tokens += sum(s.num_saved_tokens for s in planned.plan.segments)
-        self.stats.num_overlapped_steps += bool(self._in_flight)
+        self._accounts.note_plan(planned, is_overlapped=bool(self._in_flight))
         self._in_flight.add(planned)
         return planned.plan
 
@@ -356,7 +361,7 @@ class Scheduler:
         planned: list[Request] = []
         cut: list[CutPrompt] = []
         if self.waiting.policy.has_working_set:  # levels change while requests run
-            self.running.sort(key=self.waiting.policy.keep)
+            self._order_running()
         decoding, filling = self._ready(continued)
         beside = decoding
         if self._num_stages > 1:  # a step is in the way of those in the other plans as well
@@ -516,14 +521,7 @@ class Scheduler:
             self._fail_image(key, error)
         if not planned.requests:
             return
-        self.stats.num_steps += 1
-        self.new_tokens.note_step()
-        if result.duration_s is not None:
-            is_load = not all(request.is_ahead for request in planned.requests)
-            self.costs.note(planned.plan, result.duration_s, self._clock(), is_load=is_load)
-        self.stats.num_computed_tokens += planned.plan.num_tokens
-        self.stats.num_void_rows += len(planned.void)
-        row_tokens = self.costs.row_tokens
+        self._accounts.note(planned, result, self._clock())
         errors: dict[Request, str] = {}
         for row, request, outcome in zip(
             planned.plan.rows, planned.requests, result.rows, strict=True
@@ -534,9 +532,7 @@ class Scheduler:
                 end = request.num_computed_tokens = row.known_end
                 if request.stream is not None:
                     request.stream.prove(end)
-                num_tokens = end - row.start
-                cost = num_tokens if num_tokens > 1 else row_tokens
-                self.shares.charge(request, cost + (row.num_tokens - num_tokens))
+                self._accounts.charge(request, row)
         if errors:
             self._fail_rows(planned, errors)
         for request, checkpoint in zip(planned.requests, planned.checkpoints):
@@ -750,7 +746,7 @@ class Scheduler:
         its duration and the time of its end, and each row with the next one of its tokens: for who
         simulates a device. There are free pages for all of it, and no listener is told of tokens.
         `ended`: of the rows, those whose outputs the last step has ended, by now."""
-        num_steps, num_tokens = len(steps), len(steps) * len(rows)
+        num_steps = len(steps)
         starts = [request.num_scheduled_tokens for request in rows]
         segments = self._tree_order.segments(starts, self.segment_cost_tokens)
         for request, tokens in zip(rows, token_ids, strict=True):
@@ -758,37 +754,14 @@ class Scheduler:
             request.num_scheduled_tokens += num_steps
             request.token_ids.extend(tokens)
         self.kv_cache.reserve_free(rows)
-        services = []
-        for duration_s, ended_s in steps:
-            self.new_tokens.note_step()
-            self.costs.note_rows(len(rows), 0, duration_s, ended_s)
-            services.append(self.costs.row_tokens)
-        self._charge(rows, services)
+        has_levels = self.waiting.policy.has_working_set
+        num_saved = sum(each.num_saved_tokens for each in segments)
+        self._accounts.repeat(rows, steps, num_saved, self._order_running if has_levels else None)
         self._step_id += num_steps
         self._is_stalled = False
-        self.new_tokens.num_running -= num_tokens
-        self.stats.num_steps += num_steps
-        self.stats.num_computed_tokens += num_tokens
-        self.stats.num_generated_tokens += num_tokens
-        self.stats.num_shared_tokens += num_steps * sum(each.num_saved_tokens for each in segments)
         for request in ended:
             self._finish(request, FinishReason.STOP)
         self.kv_cache.leases.expire(steps[-1][1])
-
-    def _charge(self, rows: Sequence[Request], services: Sequence[float]) -> None:
-        """For steps one after the other, each of which costs each row so much; who runs is put in
-        order before each, which changes nothing while nobody's level does."""
-        keep = self.waiting.policy.keep
-        has_levels = self.waiting.policy.has_working_set
-        if has_levels:
-            self.running.sort(key=keep)
-        if self.shares.charge_all(rows, services):
-            return
-        for index, service in enumerate(services):
-            if has_levels and index:
-                self.running.sort(key=keep)
-            for request in rows:
-                self.shares.charge(request, service)
 
     # --- for beam searches, and for compressed prefixes -----------------------------------------
 
