@@ -133,7 +133,7 @@ def make_workload(
     name: str, *, vocab: int = DEFAULT_VOCAB, seed: int = 0, scale: float = 1.0
 ) -> Workload:
     """The workload of this name or alias ("W1", "fanout"); `scale` multiplies the number of
-    requests of W1, W2, W3, W5 and W6. Raises InvalidRequest."""
+    requests, conversations or trees, but for W4's and those of one step. Raises InvalidRequest."""
     known = definition(name)
     if vocab <= LOW:
         raise InvalidRequest.of("vocab", vocab, f"more than {LOW} tokens")
@@ -204,6 +204,55 @@ def _tree(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
         level = children
 
 
+def _uneven_groups(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
+    """Of 1 to 12 requests each behind 32 to 1,500 common tokens."""
+    next_id = 0
+    for _ in range(scale(12)):
+        prefix = (BOS, *draw(_between(draw, 32, 1500) - 1))
+        for _ in range(_between(draw, 1, 12)):
+            yield WorkItem(next_id, prefix + draw(_between(draw, 4, 64)), _between(draw, 8, 64))
+            next_id += 1
+
+
+def _uneven_chats(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
+    """Of 1 to 8 turns."""
+    next_id = 0
+    for _ in range(scale(16)):
+        parent = None
+        for turn in range(_between(draw, 1, 8)):
+            tokens = draw(_between(draw, 8, 200)) if turn else (BOS, *draw(_between(draw, 8, 400)))
+            yield WorkItem(next_id, tokens, _between(draw, 8, 64), parent, turn)
+            parent, next_id = next_id, next_id + 1
+
+
+def _uneven_prompts(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
+    for i in range(scale(48)):
+        yield WorkItem(i, (BOS, *draw(_between(draw, 16, 1500) - 1)), _between(draw, 16, 96))
+
+
+def _uneven_trees(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
+    """Branches of 0 to 5 children, up to four levels deep."""
+    next_id = 0
+    for _ in range(scale(3)):
+        level = [WorkItem(next_id, (BOS, *draw(_between(draw, 64, 800))), 24)]
+        next_id += 1
+        yield level[0]
+        for depth in range(1, 5):
+            parents = [item for item in level for _ in range(_between(draw, 1, 6) - 1)]
+            level = []
+            for parent in parents[:64]:
+                tokens, length = draw(_between(draw, 4, 80)), _between(draw, 8, 48)
+                level.append(WorkItem(next_id, tokens, length, parent.id, depth))
+                next_id += 1
+            yield from level
+
+
+def _between(draw: Draw, least: int, most: int) -> int:
+    """As likely to be half as twice as much: few are long."""
+    share = draw(1)[0] % 1009 / 1008
+    return round(least * (most / least) ** share)
+
+
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -232,6 +281,11 @@ DEFINITIONS = (
     Definition("D1", "decode", 6, "decode step: 1 x 16 own, 128 out", _probe(1, 16, 128)),
     Definition("D32", "decode-32", 7, "decode step: 32 x 16 own, 128 out", _probe(32, 16, 128)),
     Definition("P1", "prefill", 8, "prefill: 1 x 2,048 own, 1 out", _probe(1, 2048, 1)),
+    Definition("U1", "uneven-groups", 10, "12 groups of 1 to 12 behind 32 to 1,500 common tokens",
+               _uneven_groups),
+    Definition("U2", "uneven-chats", 11, "16 conversations of 1 to 8 turns", _uneven_chats),
+    Definition("U3", "uneven-prompts", 12, "48 of 16 to 1,500 own, 16 to 96 out", _uneven_prompts),
+    Definition("U4", "uneven-trees", 13, "3 trees of 0 to 5 children a node", _uneven_trees),
 )
 # fmt: on
 

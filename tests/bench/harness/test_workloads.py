@@ -73,3 +73,20 @@ def test_a_prompt_is_all_that_came_before_it() -> None:
     parent = book.prompts[leaf.parent]
     assert book.prompts[leaf.id] == [*parent, *[leaf.parent] * 32, *leaf.tokens]
     assert len(book.prompts[leaf.id]) + leaf.max_tokens == tree.num_tokens() == 688
+
+
+def test_uneven_workloads_have_little_and_much_of_everything() -> None:
+    for name in ("U1", "U2", "U3", "U4"):
+        work = make_workload(name)
+        for lengths in (
+            [len(item.tokens) for item in work.requests],
+            [item.max_tokens for item in work.requests],
+        ):
+            assert 3 * min(lengths) <= max(lengths), name
+        assert work.num_tokens() <= 2048, name
+    by_parent = make_workload("U4").children()
+    numbers = {len(by_parent.get(item.id, [])) for item in make_workload("U4").requests}
+    assert {0, 1, 2} <= numbers
+    turns = {item.stage for item in make_workload("U2").requests}
+    assert max(turns) >= 4 and len(make_workload("U2").stages()[-1]) < 8
+    assert len(make_workload("U3", scale=0.25).requests) == 12
