@@ -6,8 +6,7 @@
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
 // A tile is some rows by one panel, whose sums stay in registers: two loads of weights and one
-// broadcast a row for two multiply-adds each. While a panel's last tile runs, the next panel is fetched.
-#include <algorithm>
+// broadcast a row for two multiply-adds each.
 #include <array>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "bf16.h"
 #include "linear_output.h"
 #include "native.h"
+#include "panels.h"
 
 namespace stemma {
 namespace {
@@ -23,15 +23,6 @@ namespace {
 // both halves of a panel while its rows are few, else by one after the other.
 constexpr int kTileRows = kRegisters >= 32 ? 10 : 6;
 constexpr int halves_at_once(int rows) { return kRegisters >= 32 || rows <= 3 ? 2 : 1; }
-// Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
-constexpr int64_t kBlockBytes = 256 << 10;
-// A chunk of panels: long enough a stream, short enough to share out (bytes of weights).
-constexpr int64_t kChunkBytes = 192 << 10;
-// Up to so many rows the weights are all that takes time, and the processor's own prefetching of a
-// long stream is better than ours (1 row: 6%, 4 rows: 15%, 32 rows: the other way round).
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kFewRowsChunkBytes = 512 << 10;
-
 // What is multiplied in the inner loop, and in how many steps.
 struct Bf16Products {
     using Number = bf16;
@@ -81,17 +72,15 @@ struct Job {
 };
 
 // The sums of kHalves halves of a panel, the first at `panel`.
-template <class Products, int kRows, int kHalves, bool kPrefetch>
+template <class Products, int kRows, int kHalves>
 inline void multiply(const typename Products::Input* x, int64_t num_inputs, const char* panel,
                      Floats (&all)[kTileRows][2], int first) {
     Floats sums[kRows][kHalves];
     for (int r = 0; r < kRows; ++r)
         for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
-    const char* next = panel + num_inputs * (2 * 64);
     for (int64_t i = 0; i < num_inputs; ++i) {
-        if constexpr (kPrefetch)
-            for (int h = 0; h < kHalves; ++h) prefetch(next + i * 128 + h * 64);
         const char* packed = panel + i * 128;
+        for (int h = 0; h < kHalves; ++h) prefetch_stream(packed + kAheadBytes + h * 64);
         add_step<Products, 0>(x + i, num_inputs, packed, sums);
         if constexpr (Products::kSteps == 2)
             add_step<Products, 1>(x + i, num_inputs, packed, sums);
@@ -102,7 +91,7 @@ inline void multiply(const typename Products::Input* x, int64_t num_inputs, cons
 
 // x: of the tile's first row.
 template <class Products, int kRows>
-void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, bool fetches_next) {
+void run_tile(const Job& job, const void* x, int64_t row, int64_t panel) {
     const PackedLinear& weight = *job.weight;
     const auto* inputs = static_cast<const typename Products::Input*>(x);
     const char* start = static_cast<const char*>(weight.panels) + panel * job.num_inputs * 4 * kPanel;
@@ -110,18 +99,14 @@ void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, bool fe
     constexpr int kHalves = halves_at_once(kRows);
     for (int half = 0; half < 2; half += kHalves) {
         const char* from = start + half * 64;
-        if (fetches_next) {
-            multiply<Products, kRows, kHalves, true>(inputs, job.num_inputs, from, sums, half);
-        } else {
-            multiply<Products, kRows, kHalves, false>(inputs, job.num_inputs, from, sums, half);
-        }
+        multiply<Products, kRows, kHalves>(inputs, job.num_inputs, from, sums, half);
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     for (int r = 0; r < kRows; ++r)
         finish_row<typename Products::Number>(output, sums[r][0], sums[r][1], row + r, panel);
 }
 
-using RunTile = void (*)(const Job&, const void*, int64_t, int64_t, bool);
+using RunTile = void (*)(const Job&, const void*, int64_t, int64_t);
 template <class Products, int... kRows>
 constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int, kRows...>) {
     return {nullptr, run_tile<Products, kRows + 1>...};
@@ -138,8 +123,7 @@ void run_panel(const Job& job, const typename Products::Input* x, int64_t first,
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        kRunTile<Products>[to - from](job, x + (from - first) * job.num_inputs, from, panel,
-                                      job.num_rows > kFewRows && tile + 1 == num_tiles);
+        kRunTile<Products>[to - from](job, x + (from - first) * job.num_inputs, from, panel);
     }
 }
 
@@ -159,23 +143,12 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     const int64_t row_bytes = weight.num_inputs * static_cast<int64_t>(sizeof(Number));
     const Job job{&weight, y, num_rows, row_bytes / 4};
     const auto input_bytes = job.num_inputs * static_cast<int64_t>(sizeof(typename Products::Input));
-    int64_t block = std::max<int64_t>(kBlockBytes / input_bytes / kTileRows, 1) * kTileRows;
-    const int64_t num_blocks = (num_rows + block - 1) / block;
-    if (num_blocks == 0) return;
-    block = (num_rows + num_blocks - 1) / num_blocks;
-    const int64_t panel_bytes = row_bytes * kPanel;
-    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
-    const int64_t panels_each = std::max<int64_t>(chunk_bytes / panel_bytes, 1);
-    const int64_t chunks_each = (weight.num_panels + panels_each - 1) / panels_each;
-    pool().for_each(static_cast<int>(num_blocks * chunks_each), [&](int chunk) {
-        const int64_t first = chunk / chunks_each * block;
-        const int64_t last = std::min(first + block, num_rows);
-        const int64_t panel = chunk % chunks_each * panels_each;
-        const int64_t end = std::min(panel + panels_each, weight.num_panels);
+    const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         const auto* inputs = inputs_of(static_cast<const Number*>(x) + first * weight.num_inputs,
                                        last - first, job.num_inputs);
         for (int64_t p = panel; p < end; ++p) run_panel<Products>(job, inputs, first, last, p);
-    });
+    };
+    for_each_chunk(num_rows, input_bytes, kTileRows, weight.num_panels, row_bytes * kPanel, run_chunk);
 }
 
 }  // namespace

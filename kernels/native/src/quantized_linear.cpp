@@ -23,6 +23,7 @@
 #include "bf16.h"
 #include "linear_output.h"
 #include "native.h"
+#include "panels.h"
 
 namespace stemma {
 namespace {
@@ -35,11 +36,7 @@ constexpr int most_rows(int planes) {
 constexpr int kHalvesAtOnce = kRegisters >= 32 ? 2 : 1;
 constexpr int kLargest = 127 * 256 + 127;
 constexpr float kSmallestPeak = 1e-30f;  // reference/quantized.py
-// As in linear.cpp.
-constexpr int64_t kBlockBytes = 256 << 10;
-constexpr int64_t kChunkBytes = 192 << 10;
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kFewRowsChunkBytes = 512 << 10;
+constexpr int64_t kFewRows = 8;  // are rounded by one thread
 
 // What a weight's bits are.
 enum Numbers { kBytes, kHalfBytes, kFp4 };
@@ -172,7 +169,7 @@ inline Ints load_weights(const char* from, int half) {
 // The products of a block's inputs by some halves of a panel, kRows rows at `x`, `stride` bytes apart.
 template <Numbers kNumbers, int kPlanes, int kRows>
 inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
-                           int64_t next, int first, Ints (&all)[kRows][2][kProductSums<kPlanes>]) {
+                           int first, Ints (&all)[kRows][2][kProductSums<kPlanes>]) {
     constexpr int kStepBytes = 16 * bits_of(kNumbers), kSums = kProductSums<kPlanes>;
     Ints sums[kRows][kHalvesAtOnce][kSums];
     for (int r = 0; r < kRows; ++r)
@@ -183,9 +180,8 @@ inline void multiply_block(const char* x, int64_t stride, const char* weights, i
         Weights halves[kHalvesAtOnce];
         for (int h = 0; h < kHalvesAtOnce; ++h)
             halves[h] = to_weights(load_weights<kNumbers>(at, first + h));
-        if (next != 0) {
-            for (int line = 0; line < kStepBytes; line += 64) prefetch(at + next + line);
-        }
+        if (kHalvesAtOnce == 2 || first == 0)
+            for (int line = 0; line < kStepBytes; line += 64) prefetch_stream(at + kAheadBytes + line);
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
             const Inputs<kPlanes> inputs(x + r * stride + step * kPlanes * 4);
@@ -198,9 +194,9 @@ inline void multiply_block(const char* x, int64_t stride, const char* weights, i
             for (int i = 0; i < kSums; ++i) all[r][first + h][i] = sums[r][h][i];
 }
 
-// kRows rows by one panel. `next` is the distance to what is to be fetched meanwhile, or 0.
+// kRows rows by one panel.
 template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
-void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
+void run_tile(const Job& job, int64_t row, int64_t panel) {
     const QuantizedLinear& weight = *job.weight;
     const int64_t stride = weight.row_bytes;
     const char* x = job.rows + row * stride;
@@ -222,7 +218,7 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
         const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
         for (int half = 0; half < 2; half += kHalvesAtOnce)
             multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps,
-                                                     half == 0 ? next : 0, half, sums);
+                                                     half, sums);
         at += num_steps * (16 * bits_of(kNumbers));
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
@@ -251,7 +247,7 @@ void run_tile(const Job& job, int64_t row, int64_t panel, int64_t next) {
                    row + r, panel);
 }
 
-using RunTile = void (*)(const Job&, int64_t, int64_t, int64_t);
+using RunTile = void (*)(const Job&, int64_t, int64_t);
 
 template <Numbers kNumbers, int kPlanes, bool kScaled, int... kRows>
 constexpr std::array<RunTile, sizeof...(kRows) + 1> tiles_of(std::integer_sequence<int, kRows...>) {
@@ -277,8 +273,7 @@ void run_panel(const Job& job, const RunTile* tiles, int64_t first, int64_t last
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        const bool fetches_next = job.num_rows > kFewRows && tile + 1 == num_tiles;
-        tiles[to - from](job, from, panel, fetches_next ? job.weight->panel_bytes : 0);
+        tiles[to - from](job, from, panel);
     }
 }
 
@@ -310,20 +305,11 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
     round_rows(*weight, static_cast<const bf16*>(x), rows, num_rows);
     const Job job{weight, rows, y, num_rows};
     const RunTile* tiles = tiles_for(*weight);
-    const int64_t most = most_rows(1);
-    int64_t block = std::max<int64_t>(kBlockBytes / weight->row_bytes / most, 1) * most;
-    const int64_t num_row_blocks = (num_rows + block - 1) / block;
-    block = (num_rows + num_row_blocks - 1) / num_row_blocks;
-    const int64_t chunk_bytes = num_rows <= kFewRows ? kFewRowsChunkBytes : kChunkBytes;
-    const int64_t panels_each = std::max<int64_t>(chunk_bytes / weight->panel_bytes, 1);
-    const int64_t chunks_each = (weight->num_panels + panels_each - 1) / panels_each;
-    pool().for_each(static_cast<int>(num_row_blocks * chunks_each), [&](int chunk) {
-        const int64_t first = chunk / chunks_each * block;
-        const int64_t last = std::min(first + block, num_rows);
-        const int64_t panel = chunk % chunks_each * panels_each;
-        const int64_t end = std::min(panel + panels_each, weight->num_panels);
+    const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         for (int64_t p = panel; p < end; ++p) run_panel(job, tiles, first, last, p);
-    });
+    };
+    for_each_chunk(num_rows, weight->row_bytes, most_rows(1), weight->num_panels,
+                   weight->panel_bytes, run_chunk);
 }
 
 namespace {

@@ -34,6 +34,16 @@ inline void prefetch(const void* at) {
 #endif
 }
 
+// Into the first-level cache, soon to be read.
+inline void prefetch_stream(const void* at) {
+    const auto& byte = *static_cast<const char*>(at);
+#if defined(__aarch64__)
+    asm volatile("prfm pldl1keep, %0" : : "Q"(byte));
+#else
+    asm volatile("prefetcht0 %0" : : "m"(byte));
+#endif
+}
+
 }  // namespace stemma
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)

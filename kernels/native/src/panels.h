@@ -1,0 +1,49 @@
+// How a product of rows by packed panels of weights is shared out, and its weights fetched.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "native.h"
+
+namespace stemma {
+
+// Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
+constexpr int64_t kBlockBytes = 256 << 10;
+// The longest chunk of panels, in bytes of weights: what follows in memory is one stream.
+constexpr int64_t kChunkBytes = 512 << 10;
+// Of what is left a chunk is at most one part in so many for each thread (guided self-scheduling,
+// Polychronopoulos and Kuck, 1987): all threads end about together, the last after a panel or so.
+constexpr int64_t kPartsOfRest = 2;
+// A stream of weights is fetched so far ahead: across the end of a page of 4 KB, where the
+// processor's own prefetching stops.
+constexpr int64_t kAheadBytes = 4096;
+
+// Calls run(first, last, panel, end), on any thread: rows [first, last) by panels [panel, end).
+// row_bytes: of a row's inputs; rows_a_tile: blocks of rows are multiples of it.
+template <class F>
+void for_each_chunk(int64_t num_rows, int64_t row_bytes, int64_t rows_a_tile, int64_t num_panels,
+                    int64_t panel_bytes, F&& run) {
+    if (num_rows == 0) return;
+    int64_t block = std::max<int64_t>(kBlockBytes / row_bytes / rows_a_tile, 1) * rows_a_tile;
+    const int64_t num_blocks = (num_rows + block - 1) / block;
+    block = (num_rows + num_blocks - 1) / num_blocks;
+    const int64_t longest = std::max<int64_t>(kChunkBytes / panel_bytes, 1);
+    const int64_t parts = kPartsOfRest * pool().num_threads();
+    thread_local std::vector<int64_t> starts;
+    starts.clear();
+    for (int64_t panel = 0; panel < num_panels;) {
+        starts.push_back(panel);
+        panel += std::min(longest, (num_panels - panel + parts - 1) / parts);
+    }
+    starts.push_back(num_panels);
+    const auto count = static_cast<int64_t>(starts.size()) - 1;
+    const int64_t* of_chunk = starts.data();
+    pool().for_each(static_cast<int>(num_blocks * count), [&, of_chunk](int chunk) {
+        const int64_t first = chunk / count * block, at = chunk % count;
+        run(first, std::min(first + block, num_rows), of_chunk[at], of_chunk[at + 1]);
+    });
+}
+
+}  // namespace stemma
