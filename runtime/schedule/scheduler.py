@@ -368,10 +368,11 @@ class Scheduler:
             beside = [request for request in self.running if request.num_ready <= 1]
         by_level = self.waiting.policy.has_working_set
         self.limits.begin_step(budget, beside, by_level=by_level, num_stages=self._num_stages)
-        if not self.limits.has_prompts:
-            filling = []
+        is_trial = bool(decoding and (filling or self.waiting)) and self.limits.take_trial(
+            len(decoding), by_level=by_level
+        )
         for request in (*decoding, *filling):
-            if budget <= 0:
+            if budget <= 0 or (is_trial and planned and request.num_ready > 1):
                 return
             if request.state is not RequestState.RUNNING:
                 continue  # preempted a moment ago
@@ -391,7 +392,7 @@ class Scheduler:
                 budget -= num_tokens
             elif self._in_flight:
                 return
-        if not self.waiting or budget <= 0 or not self.limits.has_prompts:
+        if not self.waiting or budget <= 0 or (is_trial and planned):
             return
         if self.stats.num_preemptions != num_preemptions:
             return  # pages are short: admitting now would only preempt again

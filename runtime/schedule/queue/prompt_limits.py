@@ -6,7 +6,7 @@ its chunks are kept so small that a step takes at most `slowdown` times what the
 take. (Sarathi-Serve, Agrawal et al., OSDI 2024, chooses such a budget by profiling; here it follows
 from the steps' own times, on any device, with any model.) Work is not lost: where the arithmetic is
 the limit, a token costs the same in a small chunk. Where prompts never end, a step without any is
-made now and then, or nobody would know what the decode rows alone take.
+made now and then (`StepCosts.take_trial`), or nobody would know what the decode rows alone take.
 
 Under policy `program`, prompts of programs that have had more service than one of those that decode
 are kept within `LEVEL_SLOWDOWN` likewise, however short: else a program with many parallel calls
@@ -51,7 +51,6 @@ class PromptLimits:
         self._late: int | None = None
         self._texts = MIN_TEXT_TOKENS  # that are whole; one more fits while any are left
         self._level = 0  # the least of the programs that decode
-        self.has_prompts = True  # whether the step may have any
 
     def begin_step(
         self,
@@ -65,7 +64,6 @@ class PromptLimits:
         `by_level`: programs' levels count."""
         self._token_budget = token_budget
         num_rows = -(-len(decoding) // num_stages)
-        self.has_prompts = not (self.slowdown and num_rows and self._costs.take_trial(num_rows))
         self._long = self.within(self.slowdown, num_rows) if decoding else None
         self._late = None
         token_s = self._costs.prompt_token_s
@@ -83,6 +81,10 @@ class PromptLimits:
         if not slowdown or decode_s is None or not token_s:
             return None
         return max(_MIN_CHUNK, int((slowdown - 1.0) * decode_s / token_s))
+
+    def take_trial(self, num_rows: int, *, by_level: bool) -> bool:
+        """Whether the step should have no prompts beside its decode rows, for the limits' sake."""
+        return bool(self.slowdown or by_level) and self._costs.take_trial(num_rows)
 
     @property
     def num_left(self) -> int:

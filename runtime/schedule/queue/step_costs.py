@@ -16,11 +16,15 @@ from ..plan import StepPlan
 LOAD_MEMORY_S = 2.0  # seconds over which the load is a mean
 MIN_WAIT_S = 0.001
 _MEMORY = 64  # steps that the running means remember
+_OLD = 3  # as many new ones count for as much as all that were before
 _MIN_PROMPT_TOKENS = 4  # of a step whose time says something of a prompt's token
 _MANY_ROWS = 16.0
 _LEAST_SPREAD = 0.1  # of the mean number of rows, to tell what one more of them costs (guess)
 _DEFAULT_ROW_TOKENS = 2.0  # what a decode row costs before that is known (guess)
-_MOST_TRIALS = 16  # steps that are made to measure decode rows alone
+_TRIAL_AFTER = 256  # steps, none of decode rows alone: what these take may be another thing by now
+_TRIAL_PAUSE = 32  # steps until the next one, where a trial has measured nothing
+_LEAST_TOKEN_S = 1e-9
+_OUTLIER = 4.0  # times what was expected
 
 
 class StepCosts:
@@ -28,10 +32,12 @@ class StepCosts:
 
     def __init__(self) -> None:
         self.prompt_token_s: float | None = None
-        self.decode_step_s: float | None = None  # of decode rows alone
         self._num_rows = _Line()
-        self._most_rows = 0  # that were measured alone
-        self._num_trials = 0
+        self._usual_rows: float | None = None  # of steps that have decode rows
+        self._most_rows = 0.0  # that were measured alone, fading
+        self._num_since = 0  # steps since any was
+        self._next_trial = 0  # by that number
+        self._is_doubtful = False  # the last time was an outlier, and not believed
         self._load_s = 0.0  # seconds of work, fading
         self._load_at_s = 0.0
 
@@ -40,17 +46,25 @@ class StepCosts:
         """What one more decode row adds to a step."""
         return self._num_rows.slope
 
-    def decode_rows_s(self, num_rows: int) -> float | None:
-        """What a step of so many decode rows alone takes; None: no such step was measured."""
-        return self._num_rows.at(num_rows) if self.decode_step_s is not None else None
+    @property
+    def decode_step_s(self) -> float | None:
+        """What a step of as many decode rows as usual takes, without prompts; None: no step of
+        decode rows alone was measured."""
+        return None if self._usual_rows is None else self.decode_rows_s(self._usual_rows)
+
+    def decode_rows_s(self, num_rows: float) -> float | None:
+        """The same for so many."""
+        return self._num_rows.at(num_rows) if self._num_rows.num else None
 
     def take_trial(self, num_rows: int) -> bool:
-        """Whether the next step should be of these decode rows alone, to be measured: no step of
-        half as many has been, as none is where prompts never end. A few may be asked for."""
-        if not self.prompt_token_s or num_rows <= 2 * self._most_rows:
+        """Whether the next step should be of so many decode rows alone, to be measured: no step of
+        half as many has been, or none for long, as where prompts never end."""
+        if not self.prompt_token_s or self._num_since < self._next_trial:
             return False
-        self._num_trials += 1
-        return self._num_trials <= _MOST_TRIALS
+        if num_rows <= 2 * self._most_rows and self._num_since < _TRIAL_AFTER:
+            return False
+        self._next_trial = self._num_since + _TRIAL_PAUSE
+        return True
 
     @property
     def row_tokens(self) -> float:
@@ -78,19 +92,39 @@ class StepCosts:
         is_load: bool = True,
     ) -> None:
         """The same of a step with so many decode rows, and so many tokens of prompts."""
+        if num_rows:
+            self._usual_rows = _mean(self._usual_rows, num_rows)
         if not num_prompt_tokens:
-            self.decode_step_s = _mean(self.decode_step_s, duration_s)
-            self._num_rows.add(num_rows, duration_s)
-            self._most_rows = max(self._most_rows, num_rows)
-        elif num_prompt_tokens >= _MIN_PROMPT_TOKENS:
+            self._note_alone(num_rows, duration_s)
+        else:
+            self._num_since += 1
             rest_s = duration_s - (self._num_rows.at(num_rows) if num_rows else 0.0)
-            token_s = max(rest_s, 0.0) / num_prompt_tokens
-            self.prompt_token_s = _mean(self.prompt_token_s, token_s)
+            if num_prompt_tokens >= _MIN_PROMPT_TOKENS and rest_s > 0.0:
+                token_s = max(rest_s / num_prompt_tokens, _LEAST_TOKEN_S)
+                self.prompt_token_s = _mean(self.prompt_token_s, token_s)
         if not is_load:
             return
         work_s = num_rows * self.decode_row_s + num_prompt_tokens * (self.prompt_token_s or 0.0)
         self._load_s = self._fading(now_s) + min(work_s, duration_s)
         self._load_at_s = now_s
+
+    def _note_alone(self, num_rows: int, duration_s: float) -> None:
+        """A step of decode rows. A hiccup, which the next one does not confirm, is not believed:
+        where prompts never end it would count for long."""
+        rows = self._num_rows
+        if self._num_since >= _TRIAL_AFTER:
+            rows.forget()
+        expected_s = rows.at(num_rows)
+        if rows.num == 1 and duration_s * _OUTLIER < expected_s:
+            self._num_rows = rows = _Line()  # it was the first one
+        elif rows.num and not self._is_doubtful and duration_s > _OUTLIER * expected_s:
+            self._is_doubtful = True
+            self._next_trial = 0
+            return
+        self._is_doubtful = False
+        rows.add(num_rows, duration_s)
+        self._most_rows += max(num_rows - self._most_rows, (num_rows - self._most_rows) / _MEMORY)
+        self._num_since = self._next_trial = 0
 
     def describe(self) -> dict[str, float]:
         """What is known, as plain data: seconds for a prompt's token, what a decode row costs in
@@ -131,7 +165,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.mean_x = self.mean_y = 0.0
-        self._num = 0
+        self.num = 0  # of points, up to what is remembered
         self._var = self._cov = 0.0
 
     @property
@@ -150,9 +184,13 @@ class _Line:
         """y there."""
         return max(0.0, self.mean_y + self.slope * (x - self.mean_x))
 
+    def forget(self) -> None:
+        """All points are old: the next ones count for more."""
+        self.num = min(self.num, _OLD)
+
     def add(self, x: float, y: float) -> None:
-        self._num = min(self._num + 1, _MEMORY)
-        weight = 1 / self._num
+        self.num = min(self.num + 1, _MEMORY)
+        weight = 1 / self.num
         dx, dy = x - self.mean_x, y - self.mean_y
         self.mean_x += weight * dx
         self.mean_y += weight * dy

@@ -25,7 +25,8 @@ class Watch:
         self.now_s, self.stats, self.num_made = 5.0, SchedulerStats(), 0
         costs = StepCosts()
         if is_measured:
-            costs.prompt_token_s, costs.decode_step_s = TOKEN_S, STEP_S
+            costs.prompt_token_s = TOKEN_S
+            costs.note_rows(1, 0, STEP_S, 0.0)
         self.deadlines = Deadlines(costs, OutputShare(), self.stats, lambda: self.now_s)
 
     def request(self, num_prompt_tokens: int, num_output: int = 1, **fields: Any) -> Request:

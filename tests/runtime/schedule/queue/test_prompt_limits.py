@@ -10,6 +10,7 @@ import pytest
 from engine_harness import EngineHarness, assert_right
 from fakes import VOCAB_SIZE
 
+from stemma.constrained.serving.grammar_state import PendingGrammar
 from stemma.runtime.schedule.plan import Encoding, Row, StepPlan, StepResult
 from stemma.runtime.schedule.queue.prompt_limits import (
     MIN_TEXT_TOKENS,
@@ -188,17 +189,70 @@ def test_what_decode_rows_take_is_measured_where_prompts_never_end() -> None:
     assert costs.decode_rows_s(8) == pytest.approx(FIXED_S)
 
 
-def test_steps_to_measure_decode_rows_come_to_an_end() -> None:
+def test_a_trial_that_measures_nothing_is_seldom_repeated() -> None:
     costs = StepCosts()
     assert not costs.take_trial(1), "no prompt's cost is known, so nothing would be limited"
     costs.note(plan_of(0, 100), 0.100, 0.0)
     assert costs.take_trial(1)
     costs.note(plan_of(1, 0), 0.010, 0.0)
     assert not costs.take_trial(2)
-    assert costs.take_trial(3)
-    for _ in range(100):  # it is never measured: forced runs among them, say
-        costs.take_trial(3)
-    assert not costs.take_trial(3)
+    num_trials = 0
+    for _ in range(320):  # forced runs come with it, say
+        num_trials += costs.take_trial(3)
+        costs.note(plan_of(3, 20), 0.030, 0.0)
+    assert 2 <= num_trials <= 10
+
+
+def test_what_was_measured_long_ago_is_measured_again() -> None:
+    costs = StepCosts()
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    costs.note(plan_of(8, 0), 0.020, 0.0)
+    for _ in range(10):  # contexts grow
+        while not costs.take_trial(8):
+            costs.note(plan_of(8, 20), 0.060, 0.0)
+        costs.note(plan_of(8, 0), 0.040, 0.0)
+    assert costs.decode_rows_s(8) == pytest.approx(0.040, rel=0.1)
+    assert costs.prompt_token_s == pytest.approx(0.001, rel=0.2)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 5])
+def test_a_hiccup_is_not_believed(num_before: int) -> None:
+    costs = StepCosts()
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    for _ in range(num_before):
+        costs.note(plan_of(4, 0), 0.020, 0.0)
+    costs.note(plan_of(4, 0), 1.0, 0.0)
+    for _ in range(3):
+        costs.note(plan_of(4, 20), 0.040, 0.0)
+        costs.note(plan_of(4, 0), 0.020, 0.0)
+    assert costs.decode_rows_s(4) == pytest.approx(0.020)
+    assert PromptLimits(costs, page_size=1).within(1.5, 4) == pytest.approx(10, abs=1)
+
+
+def test_steps_shorter_than_their_decode_rows_make_no_prompt_free() -> None:
+    costs = StepCosts()
+    limits = PromptLimits(costs, page_size=1)
+    costs.note(plan_of(0, 100), 0.100, 0.0)
+    costs.note(plan_of(64, 0), 0.500, 0.0)
+    for _ in range(10_000):
+        costs.note(plan_of(64, 16), 0.200, 0.0)
+    assert limits.within(1.6, 64) == 300
+    limits.begin_step(2048, (), by_level=True)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_request_that_waits_for_a_grammar_stops_nobody(num_stages: int) -> None:
+    """A pipeline counts it among the rows beside a plan's own: no trial is for it alone."""
+    harness = timed_harness(num_stages=num_stages, num_pages=2048, token_budget=256)
+    harness.submit(random_prompt(30, 0), max_tokens=8, grammar=PendingGrammar())
+    for _ in range(10):
+        if harness.engine.has_work:
+            harness.step()
+    plain = harness.submit(random_prompt(20, 1), max_tokens=4)
+    for _ in range(50):
+        if harness.engine.has_work:
+            harness.step()
+    assert_right(plain)
 
 
 def test_a_limit_is_for_as_many_rows_as_decode_now() -> None:
