@@ -1,9 +1,4 @@
-"""What steps of real replicas took, by their engines' own logs, and a calibration by it.
-
-Logs tell which requests had rows, not behind how many tokens: that is counted along, as all rows of
-a request are in the log once it is on. Where steps were missed, those of requests that began before
-are left out.
-"""
+"""What steps of real replicas took, by their engines' own logs, and a calibration by it."""
 
 from __future__ import annotations
 
@@ -13,49 +8,33 @@ from typing import Any
 
 from ...frontend.client.backend import Backend
 from ...planning.calibration import Calibration
-from ...planning.roofline import CostModel, Rows
+from ...planning.roofline import CostModel
 from ..harness.step_watch import StepWatch
 
 
 class StepRecord(StepWatch):
-    """Owns all steps of the replicas while the block runs, as (rows, seconds)."""
+    """Owns the steps of the replicas while the block runs: what each computed (`work_of`,
+    runtime/schedule/step_log.py) and the seconds that it took."""
 
     def __init__(self, backend: Backend, num_replicas: int) -> None:
-        self.steps: list[tuple[Rows, float]] = []
-        self._before: list[dict[int, int]] = [{} for _ in range(num_replicas)]  # by request
-        super().__init__(backend, num_replicas, self._note_all)
+        self.steps: list[tuple[dict[str, int], float]] = []
+        super().__init__(backend, num_replicas, self._note)
 
-    def _note_all(self, replica: int, steps: list[dict[str, Any]], num_missed: int) -> None:
-        if num_missed:
-            self._before[replica].clear()
-        for step in steps:
-            self._note(step, self._before[replica])
-
-    def _note(self, step: dict[str, Any], before: dict[int, int]) -> None:
-        rows = []
-        for request, _, num_tokens, num_cached, _ in step["rows"]:
-            if num_cached or request not in before:
-                before[request] = num_cached
-            rows.append((num_tokens, before[request]))
-            before[request] += num_tokens
-        if not before.keys() >= set(step["decode"]):
-            return
-        for request in step["decode"]:
-            rows.append((1, before[request]))
-            before[request] += 1
-        assert not step["num_more"], "a log names no more rows than 48 of each kind"
-        self.steps.append((rows, step["ms"] / 1e3))
+    def _note(self, replica: int, steps: list[dict[str, Any]], num_missed: int) -> None:
+        self.steps += [(step["work"], step["ms"] / 1e3) for step in steps]
 
     def calibration(self, costs: CostModel) -> Calibration:
         """Measured over predicted seconds of all steps of about as many tokens, by octaves."""
         sums: defaultdict[int, list[tuple[int, float, float]]] = defaultdict(list)
-        for rows, step_s in self.steps:
-            num_tokens = sum(num for num, _ in rows)
-            predicted = costs.step_time(rows, len(rows)).total_s
-            sums[num_tokens.bit_length()].append((num_tokens, step_s, predicted))
+        for work, step_s in self.steps:
+            num_tokens = work["tokens"]
+            predicted_s = costs.counted_s(
+                num_tokens, work["logits"], num_keys=work["keys"], num_pairs=work["pairs"]
+            )
+            sums[num_tokens.bit_length()].append((num_tokens, step_s, predicted_s))
         logs, ratios = [], []
         for _, found in sorted(sums.items()):
-            tokens, measured, predicted_s = map(sum, zip(*found, strict=True))
+            tokens, measured, predicted = map(sum, zip(*found, strict=True))
             logs.append(log(tokens / len(found)))
-            ratios.append(measured / predicted_s)
+            ratios.append(measured / predicted)
         return Calibration(tuple(logs), tuple(ratios))

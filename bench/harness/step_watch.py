@@ -26,7 +26,8 @@ class StepWatch:
         self._take = take
         self._look_s = look_s
         self._names = [{"replica": number} for number in range(num_replicas or 0)] or [{}]
-        self._read: list[tuple[str | None, int]] = [(None, 0)] * len(self._names)  # run, last step
+        # What of each log was read: so that an answer has neither tree nor pool again.
+        self._read: list[dict[str, Any]] = [{"run": None, "step": 0} for _ in self._names]
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
@@ -50,10 +51,13 @@ class StepWatch:
             self._look()
 
     def _look(self, *, is_told: bool = True) -> None:
-        for number, (run, last) in enumerate(self._read):
-            named = self._names[number]
-            answer = self._backend.connection.call("watch", **named, run=run, step=last)
+        for number, (names, read) in enumerate(zip(self._names, self._read, strict=True)):
+            answer = self._backend.connection.call("watch", **names, **read)
             steps = answer["steps"]["items"]
             if is_told:
                 self._take(number, steps, answer["steps"]["num_missed"])
-            self._read[number] = answer["run"], steps[-1]["id"] if steps else last
+            read |= {"run": answer["run"], "tree": answer["tree"]["version"]}
+            if steps:
+                read["step"] = steps[-1]["id"]
+            if answer["pool"] is not None:
+                read["pool"] = answer["pool"]["version"]

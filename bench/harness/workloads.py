@@ -133,7 +133,7 @@ def make_workload(
     name: str, *, vocab: int = DEFAULT_VOCAB, seed: int = 0, scale: float = 1.0
 ) -> Workload:
     """The workload of this name or alias ("W1", "fanout"); `scale` multiplies the number of
-    requests, conversations or trees, but for W4's and those of one step. Raises InvalidRequest."""
+    requests, conversations or trees, but for W4, D1, D32 and P1. Raises InvalidRequest."""
     known = definition(name)
     if vocab <= LOW:
         raise InvalidRequest.of("vocab", vocab, f"more than {LOW} tokens")
@@ -206,51 +206,60 @@ def _tree(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
 
 def _uneven_groups(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
     """Of 1 to 12 requests each behind 32 to 1,500 common tokens."""
+    between = _sizes(1)
     next_id = 0
     for _ in range(scale(12)):
-        prefix = (BOS, *draw(_between(draw, 32, 1500) - 1))
-        for _ in range(_between(draw, 1, 12)):
-            yield WorkItem(next_id, prefix + draw(_between(draw, 4, 64)), _between(draw, 8, 64))
+        prefix = (BOS, *draw(between(32, 1500) - 1))
+        for _ in range(between(1, 12)):
+            yield WorkItem(next_id, prefix + draw(between(4, 64)), between(8, 64))
             next_id += 1
 
 
 def _uneven_chats(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
     """Of 1 to 8 turns."""
+    between = _sizes(2)
     next_id = 0
     for _ in range(scale(16)):
         parent = None
-        for turn in range(_between(draw, 1, 8)):
-            tokens = draw(_between(draw, 8, 200)) if turn else (BOS, *draw(_between(draw, 8, 400)))
-            yield WorkItem(next_id, tokens, _between(draw, 8, 64), parent, turn)
+        for turn in range(between(1, 8)):
+            tokens = draw(between(8, 200)) if turn else (BOS, *draw(between(8, 400)))
+            yield WorkItem(next_id, tokens, between(8, 64), parent, turn)
             parent, next_id = next_id, next_id + 1
 
 
 def _uneven_prompts(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
+    between = _sizes(3)
     for i in range(scale(48)):
-        yield WorkItem(i, (BOS, *draw(_between(draw, 16, 1500) - 1)), _between(draw, 16, 96))
+        yield WorkItem(i, (BOS, *draw(between(16, 1500) - 1)), between(16, 96))
 
 
 def _uneven_trees(draw: Draw, scale: Scale) -> Iterator[WorkItem]:
     """Branches of 0 to 5 children, up to four levels deep."""
+    between = _sizes(4)
     next_id = 0
     for _ in range(scale(3)):
-        level = [WorkItem(next_id, (BOS, *draw(_between(draw, 64, 800))), 24)]
+        level = [WorkItem(next_id, (BOS, *draw(between(64, 800))), 24)]
         next_id += 1
         yield level[0]
         for depth in range(1, 5):
-            parents = [item for item in level for _ in range(_between(draw, 1, 6) - 1)]
+            parents = [item for item in level for _ in range(between(1, 6) - 1)]
             level = []
             for parent in parents[:64]:
-                tokens, length = draw(_between(draw, 4, 80)), _between(draw, 8, 48)
+                tokens, length = draw(between(4, 80)), between(8, 48)
                 level.append(WorkItem(next_id, tokens, length, parent.id, depth))
                 next_id += 1
             yield from level
 
 
-def _between(draw: Draw, least: int, most: int) -> int:
-    """As likely to be half as twice as much: few are long."""
-    share = draw(1)[0] % 1009 / 1008
-    return round(least * (most / least) ** share)
+def _sizes(seed: int) -> Callable[[int, int], int]:
+    """Numbers between two others, as likely to be half as twice as large: few are. The same for
+    every vocabulary."""
+    numbers = random.Random(seed)
+
+    def between(least: int, most: int) -> int:
+        return round(least * (most / least) ** numbers.random())
+
+    return between
 
 
 _SCHEMA: dict[str, Any] = {

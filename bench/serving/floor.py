@@ -3,11 +3,13 @@
 Each product of a step takes as long as reading its weights once, or its arithmetic, whichever is
 more; so does attention, by the keys that rows see and the pairs of a token and a key. Keys that
 several rows share count once where the engine read them so. Nothing else is counted: no norm, no
-sampling, no plan, no message.
+sampling, no plan, no message, no branch of a draft tree and no draft model. The limits are what
+torch reaches on the machine (bench/harness/limits.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,22 @@ from ...runtime.models.model_config import read_model_config
 from ..harness.limits import Limits
 
 
-def limits_of(model: Path, limits: Limits) -> CostModel:
-    """The model in bfloat16 on a machine that does nothing but reach its limits."""
+def limits_of(model: Path, limits: Limits) -> CostModel | None:
+    """The model in bfloat16 on a machine that does nothing but reach its limits. None: experts,
+    latents, windows, recurrent states and weights of fewer bits cannot be counted so."""
+    config = read_model_config(model)
+    served = ServedModel.of(config, "bfloat16")
+    is_dense = config.experts is None and config.latent is None and not served.state_bytes
+    has_windows = any(layers.num_visible is not None for layers in served.shape.attention)
+    is_quantized = "quantization_config" in json.loads((model / "config.json").read_text())
+    if not is_dense or has_windows or is_quantized:
+        return None
     read, flop = limits.read_gb_s * 1e9, limits.matmul_gflop_s * 1e9
     device = DeviceModel(
         name="this machine's limits", memory_bytes=0, rates={"none": Rates(read, flop)},
         kv_bytes_s=read, attention_flop_s=flop, step_s=0.0, layer_s=0.0, row_s=0.0, adapter_s=0.0,
     )  # fmt: skip
-    return CostModel(ServedModel.of(read_model_config(model), "bfloat16"), device)
+    return CostModel(served, device)
 
 
 def floor_s(steps: Sequence[dict[str, Any]], costs: CostModel) -> float:

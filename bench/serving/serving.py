@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import EngineError, InvalidRequest
 from ...flags import count
@@ -87,9 +88,8 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
                 path = folder / f"{work.name}.json"
                 path.write_text(work.to_json())
                 found[work.name] = _measure(work, path, engines, args)
-                for engine in engines:
-                    engine.load(path, args.repeats)
-                    if steps := engine.log():
+                for engine in engines if costs is not None else ():
+                    if steps := _steps(engine, path, args.repeats):
                         floors[work.name, engine.spec.name] = floor_s(steps, costs)
             for engine, entry in zip(engines, described, strict=True):
                 entry["idle_cores"] = _idle_cores(engine)
@@ -168,6 +168,16 @@ def _measure(
             )
             found.append(one)
     return found
+
+
+def _steps(engine: RunningEngine, path: Path, repeat: int) -> list[dict[str, Any]]:
+    """Of one more run; none where it cannot be had, which costs no figure but the floor."""
+    engine.load(path, repeat)
+    try:
+        return engine.log()
+    except EngineError as error:
+        _say(f"no floor: {error}")
+        return []
 
 
 def _idle_cores(engine: RunningEngine) -> float:

@@ -16,7 +16,8 @@ from .stats import SchedulerStats
 
 
 class StepAccounts:
-    """Owns nothing: whatever a step changes in these records is changed here."""
+    """Owns nothing: what a step changes in these records is changed here, but for the tokens that
+    it generates (outputs.py)."""
 
     def __init__(
         self,

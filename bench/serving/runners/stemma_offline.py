@@ -73,7 +73,7 @@ class StemmaOffline:
         steps: list[dict[str, Any]] = []
 
         def take(_: int, newer: list[dict[str, Any]], num_missed: int) -> None:
-            if num_missed and steps:
+            if num_missed:
                 raise EngineError(f"{num_missed} steps were missed: they are too short to log")
             steps.extend(newer)
 

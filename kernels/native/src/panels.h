@@ -21,7 +21,7 @@ constexpr int64_t kPartsOfRest = 2;
 constexpr int64_t kAheadBytes = 4096;
 
 // Calls run(first, last, panel, end), on any thread: rows [first, last) by panels [panel, end).
-// row_bytes: of a row's inputs; rows_a_tile: blocks of rows are multiples of it.
+// row_bytes: of a row's inputs; rows_a_tile: at most, of which a block has as many as fit.
 template <class F>
 void for_each_chunk(int64_t num_rows, int64_t row_bytes, int64_t rows_a_tile, int64_t num_panels,
                     int64_t panel_bytes, F&& run) {

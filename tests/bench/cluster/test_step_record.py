@@ -11,8 +11,8 @@ from stemma.bench.cluster.step_record import StepRecord
 from stemma.frontend.client.backend import Backend
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 
-PROMPT = {"rows": [(7, "prefill", 40, 60, 0)], "decode": [], "num_more": 0, "ms": 12.0}
-DECODE = {"rows": [], "decode": [7], "num_more": 0, "ms": 3.0}
+PROMPT = {"work": {"tokens": 40, "logits": 1, "keys": 100, "pairs": 40 * 60 + 820}, "ms": 12.0}
+DECODE = {"work": {"tokens": 1, "logits": 1, "keys": 101, "pairs": 101}, "ms": 3.0}
 
 
 class Connection:
@@ -23,15 +23,20 @@ class Connection:
         self.most = 3  # that an answer has
         self._has_grown = False
 
-    def call(self, method: str, *, replica: int, run: str | None, step: int) -> dict[str, Any]:
+    def call(
+        self, method: str, *, replica: int, run: str | None, step: int, tree: int = 0, pool: int = 0
+    ) -> dict[str, Any]:
         assert (method, replica) == ("watch", 0) and run in (None, "a")
+        assert (tree, pool) == (0 if run is None else 5, 0 if run is None else 6)
         told = [each for each in self.steps if each["id"] > step]
         num_missed = len(told) - self.most if step else 0
         told = told[-self.most :]
         for each in () if self._has_grown else (PROMPT, DECODE, DECODE):
             self.steps.append({**each, "id": len(self.steps) + 1})
         self._has_grown = True
-        return {"run": "a", "steps": {"items": told, "num_missed": max(0, num_missed)}}
+        steps = {"items": told, "num_missed": max(0, num_missed)}
+        pool_view = None if pool else {"version": 6}
+        return {"run": "a", "steps": steps, "tree": {"version": 5}, "pool": pool_view}
 
 
 class LoggingBackend:
@@ -39,23 +44,14 @@ class LoggingBackend:
         self.connection = Connection()
 
 
-def test_rows_are_behind_the_tokens_that_were_computed_or_cached() -> None:
+def test_steps_of_the_block_are_noted_once_with_what_they_computed() -> None:
     backend = LoggingBackend()
-    backend.connection.steps.append({**DECODE, "decode": [3], "id": 1})  # before the block
+    backend.connection.steps.append({**DECODE, "id": 1})  # before the block
     with StepRecord(cast(Backend, backend), 1) as record:
         pass
-    rows = [rows for rows, _ in record.steps]
-    assert rows == [[(40, 60)], [(1, 100)], [(1, 101)]]
-    assert [step_s for _, step_s in record.steps] == [0.012, 0.003, 0.003]
-
-
-def test_steps_of_requests_whose_begin_was_missed_are_left_out() -> None:
-    backend = LoggingBackend()
-    backend.connection.steps.append({**DECODE, "decode": [3], "id": 1})
-    backend.connection.most = 2  # of three
-    with StepRecord(cast(Backend, backend), 1) as record:
-        pass
-    assert record.steps == []
+    assert record.steps == [
+        (PROMPT["work"], 0.012), (DECODE["work"], 0.003), (DECODE["work"], 0.003),
+    ]  # fmt: skip
 
 
 def test_a_calibration_gives_back_what_steps_of_a_size_took() -> None:

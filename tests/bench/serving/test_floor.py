@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stemma.bench.harness.limits import Limits, model_costs
 from stemma.bench.serving.floor import floor_s, limits_of
+from stemma.planning.roofline import CostModel
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.models.model_config import read_model_config
 from stemma.runtime.schedule.plan import Row, SamplingParams
@@ -17,6 +20,12 @@ LIMITS = Limits(read_gb_s=10.0, matmul_gflop_s=100.0)
 CONFIG = read_model_config(EMBEDDED_MODEL)
 KEY_BYTES = 2 * CONFIG.num_kv_heads * CONFIG.head_dim * 2 * CONFIG.num_layers
 PAIR_FLOP = 4 * CONFIG.num_heads * CONFIG.head_dim * CONFIG.num_layers
+
+
+def costs_of_embedded() -> CostModel:
+    costs = limits_of(EMBEDDED_MODEL, LIMITS)
+    assert costs is not None
+    return costs
 
 
 def step(rows: list[Row], num_shared: int = 0) -> dict[str, Any]:
@@ -36,7 +45,7 @@ def test_a_row_reads_its_keys_and_a_prompt_makes_pairs_with_them() -> None:
 
 
 def test_a_step_of_few_rows_reads_all_weights_and_keys_once() -> None:
-    costs = limits_of(EMBEDDED_MODEL, LIMITS)
+    costs = costs_of_embedded()
     read_s = (model_costs(EMBEDDED_MODEL).bytes_per_step + 100 * KEY_BYTES) / 10e9
     assert floor_s([step([decode(99)])], costs) == pytest.approx(read_s, rel=0.01)
     twice = [step([decode(99)]), step([decode(99)])]
@@ -44,7 +53,7 @@ def test_a_step_of_few_rows_reads_all_weights_and_keys_once() -> None:
 
 
 def test_keys_that_rows_share_are_read_once() -> None:
-    costs = limits_of(EMBEDDED_MODEL, LIMITS)
+    costs = costs_of_embedded()
     rows = [decode(999)] * 8
     saved_s = floor_s([step(rows)], costs) - floor_s([step(rows, 7 * 900)], costs)
     assert saved_s <= 7 * 900 * KEY_BYTES / 10e9 * 1.001
@@ -52,7 +61,21 @@ def test_keys_that_rows_share_are_read_once() -> None:
 
 
 def test_a_long_prompt_is_arithmetic() -> None:
-    costs = limits_of(EMBEDDED_MODEL, LIMITS)
+    costs = costs_of_embedded()
     flop = model_costs(EMBEDDED_MODEL).prefill_flop(1024)
     prompt = Row(1, 1, 0, (1,) * 1024, sampling=SamplingParams())
     assert floor_s([step([prompt])], costs) == pytest.approx(flop / 100e9, rel=0.02)
+
+
+def test_models_that_are_not_counted_so_have_no_floor(tmp_path: Path) -> None:
+    config = json.loads((EMBEDDED_MODEL / "config.json").read_text())
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    windows = {
+        "sliding_window": 64,
+        "use_sliding_window": True,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+    }
+    for other in (windows, {"quantization_config": quantized}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **other}))
+        assert limits_of(tmp_path, LIMITS) is None
