@@ -257,7 +257,8 @@ def _sizes(seed: int) -> Callable[[int, int], int]:
     numbers = random.Random(seed)
 
     def between(least: int, most: int) -> int:
-        return round(least * (most / least) ** numbers.random())
+        share: float = (most / least) ** numbers.random()
+        return round(least * share)
 
     return between
 

@@ -88,8 +88,8 @@ def _report_serving(specs: Sequence[EngineSpec], args: argparse.Namespace) -> No
                 path = folder / f"{work.name}.json"
                 path.write_text(work.to_json())
                 found[work.name] = _measure(work, path, engines, args)
-                for engine in engines if costs is not None else ():
-                    if steps := _steps(engine, path, args.repeats):
+                for engine in engines:
+                    if costs is not None and (steps := _steps(engine, path, args.repeats)):
                         floors[work.name, engine.spec.name] = floor_s(steps, costs)
             for engine, entry in zip(engines, described, strict=True):
                 entry["idle_cores"] = _idle_cores(engine)
