@@ -8,6 +8,7 @@
 // A tile is some rows by one panel, whose sums stay in registers: two loads of weights and one
 // broadcast a row for two multiply-adds each.
 #include <array>
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -127,15 +128,25 @@ void run_panel(const Job& job, const typename Products::Input* x, int64_t first,
     }
 }
 
-// `count` rows as the products take them.
-const Pair* inputs_of(const bf16* x, int64_t count, int64_t num_inputs) {
-    if constexpr (kPairsAreBf16) return reinterpret_cast<const Pair*>(x);
+// Rows [first, first + count) as the products take them. A thread converts them once a block, which
+// a call and its first row name.
+const Pair* inputs_of(const bf16* x, int64_t first, int64_t count, int64_t num_inputs, uint64_t call) {
+    const bf16* rows = x + first * num_inputs * 2;
+    if constexpr (kPairsAreBf16) return reinterpret_cast<const Pair*>(rows);
     thread_local std::vector<Pair> pairs;
-    pairs.resize(count * num_inputs);
-    copy_pairs(x, count * num_inputs * 2, pairs.data());
+    thread_local uint64_t last_call = 0;
+    thread_local int64_t last_first = 0;
+    if (call != last_call || first != last_first) {
+        pairs.resize(count * num_inputs);
+        copy_pairs(rows, count * num_inputs * 2, pairs.data());
+        last_call = call;
+        last_first = first;
+    }
     return pairs.data();
 }
-const float* inputs_of(const float* x, int64_t, int64_t) { return x; }
+const float* inputs_of(const float* x, int64_t first, int64_t, int64_t num_inputs, uint64_t) {
+    return x + first * num_inputs;
+}
 
 template <class Products>
 void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
@@ -143,9 +154,11 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     const int64_t row_bytes = weight.num_inputs * static_cast<int64_t>(sizeof(Number));
     const Job job{&weight, y, num_rows, row_bytes / 4};
     const auto input_bytes = job.num_inputs * static_cast<int64_t>(sizeof(typename Products::Input));
+    static std::atomic<uint64_t> num_calls{0};
+    const uint64_t call = ++num_calls;
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
-        const auto* inputs = inputs_of(static_cast<const Number*>(x) + first * weight.num_inputs,
-                                       last - first, job.num_inputs);
+        const auto* inputs = inputs_of(static_cast<const Number*>(x), first, last - first,
+                                       job.num_inputs, call);
         for (int64_t p = panel; p < end; ++p) run_panel<Products>(job, inputs, first, last, p);
     };
     for_each_chunk(num_rows, input_bytes, kTileRows, weight.num_panels, row_bytes * kPanel, run_chunk);
