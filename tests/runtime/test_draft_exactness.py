@@ -18,6 +18,7 @@ from exactness_jobs import (
     said_alone,
     serve,
 )
+from preemptions import admit_all
 from scripted_drafters import (
     ScriptedDrafter,
     always_wrong,
@@ -82,7 +83,7 @@ def test_tokens_are_identical_whatever_is_drafted(
     loaded = load(page_size=page_size, chunked_prefill_size=chunk, **options)
     scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
     if "max_total_tokens" in options:
-        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+        admit_all(monkeypatch, scheduler)
     outputs = {job.prompt: output for job, output in zip(jobs, alone)}
     num_before, num_steps = stats.num_accepted_tokens, stats.num_steps
     drafted = stats.num_draft_tokens

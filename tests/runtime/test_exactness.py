@@ -52,6 +52,7 @@ from exactness_jobs import (
     serve,
 )
 from fakes import FakeListener
+from preemptions import admit_all
 from scripted_drafters import (
     ScriptedDrafter,
     sometimes_right,
@@ -250,7 +251,7 @@ def test_tokens_are_identical_after_preemption(
     loaded = load(page_size=page_size, max_total_tokens=pool, chunked_prefill_size=32)
     stats = loaded.engine.scheduler.stats
     num_before = stats.num_preemptions
-    monkeypatch.setattr(loaded.engine.scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, loaded.engine.scheduler)
     assert outputs_of(serve(loaded, jobs)) == alone
     assert stats.num_preemptions > num_before, "the pool was not small enough to test anything"
 
@@ -305,7 +306,7 @@ def test_tokens_are_identical_beside_other_adapters(
     num_before = scheduler.stats.num_preemptions
     is_small = "max_total_tokens" in options
     if is_small:
-        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+        admit_all(monkeypatch, scheduler)
     assert outputs_of(serve(loaded, ADAPTED)) == adapted_alone
     again = [replace(job, arrives=index) for index, job in enumerate(ADAPTED[::-1])]
     assert outputs_of(serve(loaded, again)) == adapted_alone[::-1]
@@ -327,10 +328,8 @@ def test_tokens_are_identical_after_swaps_to_the_host_and_back(
     scheduler = loaded.engine.scheduler
     host = scheduler.kv_cache.host
     assert host is not None
-    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, scheduler)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
-    # Measured costs would decide how prompts are cut and whom the gate holds back: none is known.
-    monkeypatch.setattr(scheduler.costs, "note", lambda *_, **__: None)
     num_before = scheduler.stats.num_preemptions
     for _ in range(2):
         num_loaded = host.num_loaded_tokens

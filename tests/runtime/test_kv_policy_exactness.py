@@ -27,6 +27,7 @@ from exactness_jobs import (
     said_alone,
     serve,
 )
+from preemptions import admit_all
 
 from stemma.errors import InvalidRequest, PromptTooLong
 from stemma.frontend.protocol.kv_policy import KVPolicy, h2o, snapkv, streaming
@@ -249,7 +250,7 @@ def test_outputs_do_not_depend_on_preemption_and_eviction(
         schedule_policy="program",
     )
     scheduler = loaded.engine.scheduler
-    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, scheduler)
     # The working set has no room for who makes a prefix, at first.
     asked: Counter[int] = Counter()
     working_set = scheduler.working_set

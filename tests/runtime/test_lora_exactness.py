@@ -24,6 +24,7 @@ import torch
 import zmq
 from adapters import make_adapter
 from fakes import FakeListener
+from preemptions import admit_all
 from waiting import PATIENCE_S, ready
 
 import stemma as st
@@ -140,7 +141,7 @@ def test_preempted_requests_go_on_in_whichever_slot_is_free(
         max_loras_per_batch=num_slots, max_total_tokens=96, chunked_prefill_size=16, page_size=4
     )
     scheduler = loaded.engine.scheduler
-    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, scheduler)
     work = [(name, 36 + i) for i in range(3) for name in ("a0", None, "a1", "a2")]
     requests = [request_of(loaded, name, TEXT[:length]) for name, length in work]
     for request in requests:

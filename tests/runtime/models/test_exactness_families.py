@@ -30,6 +30,7 @@ import torch
 from checkpoints import make_checkpoint
 from fakes import FakeListener
 from mixtures import make_mixture
+from preemptions import admit_all
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 from step_plans import Feed, PlanDriver
 from waiting import ready
@@ -249,9 +250,8 @@ def test_tokens_are_identical_after_preemption(
     """Computed again, or swapped to the host and back."""
     loaded = engine_of(max_total_tokens=128, chunked_prefill_size=32, **PREEMPTED[name])
     scheduler = loaded.engine.scheduler
-    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, scheduler)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
-    monkeypatch.setattr(scheduler.costs, "note", lambda *_, **__: None)
     for _ in range(2):
         assert outputs_of(serve(loaded, JOBS)) == alone
     assert scheduler.stats.num_preemptions > 0

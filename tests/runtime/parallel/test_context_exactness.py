@@ -27,6 +27,7 @@ from exactness_jobs import (
     serve,
 )
 from mixtures import make_mixture
+from preemptions import admit_all
 from ranks import without_library
 from scripted_drafters import ScriptedDrafter, sometimes_right, speculate
 
@@ -77,9 +78,8 @@ def test_tokens_are_identical_in_a_tiny_pool_with_chunks_swaps_and_drafts(
     scheduler = loaded.engine.scheduler
     stats, host = scheduler.stats, scheduler.kv_cache.host
     assert host is not None
-    monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+    admit_all(monkeypatch, scheduler)
     monkeypatch.setattr(scheduler.kv_cache.costs, "can_pay", lambda num_tokens: True)
-    monkeypatch.setattr(scheduler.costs, "note", lambda *_, **__: None)
     before = stats.num_preemptions, host.num_loaded_tokens
     outputs = {job.prompt: said for job, said in zip(jobs, alone, strict=True)}
     guess = sometimes_right(random.Random(4))

@@ -16,6 +16,7 @@ from fakes import VOCAB_SIZE, chain_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_blocks import FILE_BYTES, LAYOUT
+from preemptions import admit_all
 from waiting import PATIENCE_S, ready
 
 from stemma.constrained.serving.grammar_state import PendingGrammar
@@ -422,7 +423,7 @@ def test_a_preempted_request_that_waits_is_kept_once(open_shop: OpenShop) -> Non
 
     shop.store.note_use = look  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler.admission, "_require_room", lambda *_: None)
+        admit_all(patch, scheduler)
         for seed in (1, 2):
             shop.submit(prompt(seed, 700), max_tokens=200)
         while not scheduler.stats.num_preemptions:
