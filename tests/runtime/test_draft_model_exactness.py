@@ -26,7 +26,6 @@ from exactness_jobs import (
     with_two_kinds_each,
 )
 from mixtures import make_mixture
-from preemptions import admit_all
 from scripted_drafters import ScriptedDrafter, branching, speculate, verify_all
 
 from stemma.errors import InvalidRequest
@@ -129,7 +128,7 @@ def test_tokens_are_identical_with_a_draft_model(
     loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **draft, **options)
     scheduler = loaded.engine.scheduler
     if "max_total_tokens" in options:
-        admit_all(monkeypatch, scheduler)
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     before = counts(loaded)
     leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
     for _ in range(2):  # the second time from the cache
@@ -163,7 +162,7 @@ def test_tokens_are_identical_whichever_branch_of_a_tree_is_right(
     loaded = load(speculate="model", draft_layers=1, chunked_prefill_size=chunk, **options)
     scheduler, stats = loaded.engine.scheduler, loaded.engine.scheduler.stats
     if "max_total_tokens" in options:
-        admit_all(monkeypatch, scheduler)
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     before = scheduler.speculation
     outputs = {job.prompt: output for job, output in zip(jobs, alone)}
     speculate(loaded.engine, ScriptedDrafter(outputs, branching(random.Random(chunk))))
@@ -339,7 +338,7 @@ def test_tokens_are_identical_where_the_draft_model_follows_some_requests_only(
     loaded = drafting(load, page_size=page_size, chunked_prefill_size=chunk, **draft, **options)
     scheduler = loaded.engine.scheduler
     if "max_total_tokens" in options:
-        admit_all(monkeypatch, scheduler)
+        monkeypatch.setattr(scheduler.admission, "_require_room", lambda *_: None)
     before = counts(loaded)
     for _ in range(3):
         leaving = [replace(job, arrives=i, leaves=i + 4) for i, job in enumerate(jobs)]
