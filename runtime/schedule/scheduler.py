@@ -360,13 +360,13 @@ class Scheduler:
         num_preemptions = self.stats.num_preemptions
         planned: list[Request] = []
         cut: list[CutPrompt] = []
-        if self.waiting.policy.has_working_set:  # levels change while requests run
+        by_level = self.waiting.policy.has_working_set
+        if by_level:  # levels change while requests run
             self._order_running()
         decoding, filling = self._ready(continued)
         beside = decoding
         if self._num_stages > 1:  # a step is in the way of those in the other plans as well
             beside = [request for request in self.running if request.num_ready <= 1]
-        by_level = self.waiting.policy.has_working_set
         self.limits.begin_step(budget, beside, by_level=by_level, num_stages=self._num_stages)
         is_trial = bool(decoding and (filling or self.waiting)) and self.limits.take_trial(
             len(decoding), by_level=by_level

@@ -23,7 +23,7 @@ _LEAST_SPREAD = 0.1  # of the mean number of rows, to tell what one more of them
 _DEFAULT_ROW_TOKENS = 2.0  # what a decode row costs before that is known (guess)
 _TRIAL_AFTER = 256  # steps, none of decode rows alone: what these take may be another thing by now
 _TRIAL_PAUSE = 32  # steps until the next one, where a trial has measured nothing
-_LEAST_TOKEN_S = 1e-9
+_LEAST_TOKEN_S = 1e-9  # of a prompt's token: limits divide by it
 _OUTLIER = 4.0  # times what was expected
 
 
@@ -123,7 +123,8 @@ class StepCosts:
             return
         self._is_doubtful = False
         rows.add(num_rows, duration_s)
-        self._most_rows += max(num_rows - self._most_rows, (num_rows - self._most_rows) / _MEMORY)
+        faded = self._most_rows + (num_rows - self._most_rows) / _MEMORY
+        self._most_rows = max(num_rows, faded)
         self._num_since = self._next_trial = 0
 
     def describe(self) -> dict[str, float]:
