@@ -48,7 +48,7 @@ struct FloatProducts {
     }
     template <int>
     static Floats add(Floats sum, Floats weights, float input) {
-        return fmadd(weights, splat(input), sum);
+        return add_product(sum, weights, input);
     }
 };
 
@@ -70,18 +70,23 @@ struct Job {
     void* y;
     int64_t num_rows;
     int64_t num_inputs;  // of a row: pairs of bfloat16, or floats
+
+    int64_t panel_bytes() const { return num_inputs * 4 * kPanel; }
+    const char* panel(int64_t at) const {
+        return static_cast<const char*>(weight->panels) + at * panel_bytes();
+    }
 };
 
 // The sums of kHalves halves of a panel, the first at `panel`.
 template <class Products, int kRows, int kHalves>
 inline void multiply(const typename Products::Input* x, int64_t num_inputs, const char* panel,
-                     Floats (&all)[kTileRows][2], int first) {
+                     Ahead ahead, Floats (&all)[kTileRows][2], int first) {
     Floats sums[kRows][kHalves];
     for (int r = 0; r < kRows; ++r)
         for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
     for (int64_t i = 0; i < num_inputs; ++i) {
         const char* packed = panel + i * 128;
-        for (int h = 0; h < kHalves; ++h) prefetch_stream(packed + kAheadBytes + h * 64);
+        ahead.fetch();
         add_step<Products, 0>(x + i, num_inputs, packed, sums);
         if constexpr (Products::kSteps == 2)
             add_step<Products, 1>(x + i, num_inputs, packed, sums);
@@ -92,22 +97,22 @@ inline void multiply(const typename Products::Input* x, int64_t num_inputs, cons
 
 // x: of the tile's first row.
 template <class Products, int kRows>
-void run_tile(const Job& job, const void* x, int64_t row, int64_t panel) {
+void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, Ahead ahead) {
     const PackedLinear& weight = *job.weight;
     const auto* inputs = static_cast<const typename Products::Input*>(x);
-    const char* start = static_cast<const char*>(weight.panels) + panel * job.num_inputs * 4 * kPanel;
+    const char* start = job.panel(panel);
     Floats sums[kTileRows][2];
     constexpr int kHalves = halves_at_once(kRows);
     for (int half = 0; half < 2; half += kHalves) {
         const char* from = start + half * 64;
-        multiply<Products, kRows, kHalves>(inputs, job.num_inputs, from, sums, half);
+        multiply<Products, kRows, kHalves>(inputs, job.num_inputs, from, ahead, sums, half);
     }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     for (int r = 0; r < kRows; ++r)
         finish_row<typename Products::Number>(output, sums[r][0], sums[r][1], row + r, panel);
 }
 
-using RunTile = void (*)(const Job&, const void*, int64_t, int64_t);
+using RunTile = void (*)(const Job&, const void*, int64_t, int64_t, Ahead);
 template <class Products, int... kRows>
 constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int, kRows...>) {
     return {nullptr, run_tile<Products, kRows + 1>...};
@@ -116,15 +121,18 @@ constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int,
 template <class Products>
 constexpr auto kRunTile = tiles_of<Products>(std::make_integer_sequence<int, kTileRows>());
 
-// Rows [first, last) by one panel, in tiles of nearly equal size. x: of row `first`.
+// Rows [first, last) by one panel, in tiles of nearly equal size. x: of row `first`; is_last: of the
+// panels that the thread is about to pass.
 template <class Products>
 void run_panel(const Job& job, const typename Products::Input* x, int64_t first, int64_t last,
-               int64_t panel) {
+               int64_t panel, bool is_last) {
     const int64_t num_tiles = (last - first + kTileRows - 1) / kTileRows;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t from = first + (last - first) * tile / num_tiles;
         const int64_t to = first + (last - first) * (tile + 1) / num_tiles;
-        kRunTile<Products>[to - from](job, x + (from - first) * job.num_inputs, from, panel);
+        const auto ahead =
+            ahead_of(job.panel(panel), job.panel_bytes(), tile, num_tiles, is_last);
+        kRunTile<Products>[to - from](job, x + (from - first) * job.num_inputs, from, panel, ahead);
     }
 }
 
@@ -159,9 +167,10 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         const auto* inputs = inputs_of(static_cast<const Number*>(x), first, last - first,
                                        job.num_inputs, call);
-        for (int64_t p = panel; p < end; ++p) run_panel<Products>(job, inputs, first, last, p);
+        for (int64_t p = panel; p < end; ++p)
+            run_panel<Products>(job, inputs, first, last, p, p + 1 == end);
     };
-    for_each_chunk(num_rows, input_bytes, kTileRows, weight.num_panels, row_bytes * kPanel, run_chunk);
+    for_each_chunk(num_rows, input_bytes, kTileRows, weight.num_panels, job.panel_bytes(), run_chunk);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "native.h"
+#include "vector.h"
 
 namespace stemma {
 
@@ -19,6 +20,27 @@ constexpr int64_t kPartsOfRest = 2;
 // A stream of weights is fetched so far ahead: across the end of a page of 4 KB, where the
 // processor's own prefetching stops.
 constexpr int64_t kAheadBytes = 4096;
+
+// What a tile fetches while it multiplies a panel: `step` bytes for each 128 of the panel's.
+struct Ahead {
+    const char* from;
+    int64_t step;
+
+    STEMMA_INLINE void fetch() {
+        prefetch_stream(from);
+        prefetch_stream(from + step / 2);
+        from += step;
+    }
+};
+// Where a panel is passed by one tile only, what is due next in it; else each tile fetches its share
+// of the panel after it, so that memory is read all the time instead of during the first tile. (Of
+// the last panel of a chunk, nothing.)
+inline Ahead ahead_of(const char* panel, int64_t panel_bytes, int64_t tile, int64_t num_tiles,
+                      bool is_last) {
+    if (num_tiles == 1) return {panel + kAheadBytes, 128};
+    if (is_last) return {panel, 0};
+    return {panel + panel_bytes + panel_bytes * tile / num_tiles, (127 + num_tiles) / num_tiles};
+}
 
 // Calls run(first, last, panel, end), on any thread: rows [first, last) by panels [panel, end).
 // row_bytes: of a row's inputs; rows_a_tile: at most, of which a block has as many as fit.

@@ -107,6 +107,10 @@ inline Floats splat_lane(Floats x, int lane) {
     return _mm512_permutexvar_ps(_mm512_set1_epi32(lane), x);
 }
 
+// sum + column * number.
+inline Floats add_product(Floats sum, Floats column, float number) {
+    return fmadd(column, splat(number), sum);
+}
 // sum + the products of two numbers in bfloat16 a lane.
 inline Floats add_pair_products(Floats sum, Ints a, Ints b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);

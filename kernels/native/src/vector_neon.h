@@ -22,6 +22,9 @@ inline IntPart splat_part(int32_t x) { return (IntPart)vdupq_n_s32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {
     return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
+inline void accumulate_part(FloatPart& sum, FloatPart a, FloatPart b) {
+    sum = fmadd_part(a, b, sum);
+}
 // Of a NaN and a number the second, as on other CPUs.
 inline FloatPart max_part(FloatPart a, FloatPart b) { return a > b ? a : b; }
 inline FloatPart min_part(FloatPart a, FloatPart b) { return a < b ? a : b; }

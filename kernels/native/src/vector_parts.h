@@ -91,6 +91,12 @@ STEMMA_INLINE Floats fmadd(Floats a, Floats b, Floats c) {
     STEMMA_EACH_PART c.part[i] = fmadd_part(a.part[i], b.part[i], c.part[i]);
     return c;
 }
+// sum + column * number, for long chains of them (accumulate_part).
+STEMMA_INLINE Floats add_product(Floats sum, Floats column, float number) {
+    const FloatPart all = splat_part(number);
+    STEMMA_EACH_PART accumulate_part(sum.part[i], column.part[i], all);
+    return sum;
+}
 STEMMA_INLINE Floats fmsub(Floats a, Floats b, Floats c) {
     STEMMA_EACH_PART c.part[i] = fmadd_part(a.part[i], b.part[i], -c.part[i]);
     return c;
@@ -270,7 +276,7 @@ STEMMA_INLINE Floats column_of(Ints pairs) {
 }
 template <int kStep>
 STEMMA_INLINE Floats add_products(Floats sum, Floats column, const Pair& pair) {
-    return fmadd(column, splat(pair.number[kStep]), sum);
+    return add_product(sum, column, pair.number[kStep]);
 }
 // 16 numbers.
 STEMMA_INLINE void store_pairs(Pair* to, Floats x) { store(to->number, x); }
