@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # they validate JSON, which runners without schemas do not ne
     from ..constrained.documents import DocumentJudge, Documents
 
 PEER_FORMS = (
-    "vllm=PYTHON (of vLLM's environment), llamacpp=LLAMA_SERVER,MODEL.gguf, either with a kind of "
+    "vllm=PYTHON (of vLLM's environment; vllm=PYTHON,float32 in place of bfloat16), "
+    "llamacpp=LLAMA_SERVER,MODEL.gguf, either with a kind of "
     "drafts as in vllm=PYTHON,ngram or with a draft model, vllm=PYTHON,FOLDER or DRAFT.gguf, "
     "stemma=DRAFTS (as for --speculate: stemma=off), also with a draft model, stemma=auto,FOLDER, "
     "or openai=URL (of a server that runs on this model)"
@@ -84,6 +85,10 @@ def peer_spec(given: str, model: Path) -> EngineSpec:
     if kind == "vllm" and value and len(parts) <= 2:
         python = _require_file(given, parts[0])
         chosen = ("--model", str(model))
+        if parts[1:] == ["float32"]:
+            return EngineSpec(
+                "vllm float32", "vllm_offline", python, (*chosen, "--dtype", parts[1])
+            )
         if parts[1:] and parts[1] not in VLLM_DRAFTS:
             chosen += ("--draft-model", _require(given, parts[1], Path(parts[1]).is_dir()))
             return EngineSpec("vllm a draft model", "vllm_offline", python, chosen)

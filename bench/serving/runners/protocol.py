@@ -81,6 +81,7 @@ def main(start: Callable[[argparse.Namespace], Runner]) -> int:
     add("--url", help="of a running server")
     add("--threads", type=int)
     add("--kv-tokens", type=int, help="capacity of the KV cache")
+    add("--dtype", help="of weights and KV, as the engine names it (default: bfloat16)")
     add("--speculate", help="kind of drafts, as the engine names them (default: its own)")
     add("--draft-model", help="checkpoint that guesses (default: none)")
     args = parser.parse_args()

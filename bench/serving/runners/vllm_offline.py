@@ -15,7 +15,7 @@ from pathlib import Path
 from ...harness.workloads import PromptBook, WorkItem, Workload
 from .protocol import main
 
-BYTES_PER_VALUE = 2  # bfloat16
+BYTES_PER_VALUE = {"bfloat16": 2, "float32": 4}
 NUM_OF_MODEL = 2  # which a draft model guesses: what pays for a 1B on two cores
 NUM_DRAFTS = 8  # of a sequence in a step; its own choice for suffix drafts
 
@@ -31,11 +31,13 @@ class VllmOffline:
         import vllm
 
         self.version = str(vllm.__version__)
+        dtype = args.dtype or "bfloat16"
+        kv_bytes = _kv_values_per_token(Path(args.model)) * BYTES_PER_VALUE[dtype]
         self._llm = vllm.LLM(
             args.model,
-            dtype="bfloat16",
+            dtype=dtype,
             max_num_seqs=128,
-            kv_cache_memory_bytes=args.kv_tokens * _kv_bytes_per_token(Path(args.model)),
+            kv_cache_memory_bytes=args.kv_tokens * kv_bytes,
             enable_prefix_caching=True,
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
@@ -84,12 +86,12 @@ def _drafts(method: str | None, draft_model: str | None) -> dict[str, object] | 
     return None
 
 
-def _kv_bytes_per_token(folder: Path) -> int:
+def _kv_values_per_token(folder: Path) -> int:
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    return int(2 * config["num_hidden_layers"] * kv_heads * head_dim * BYTES_PER_VALUE)
+    return int(2 * config["num_hidden_layers"] * kv_heads * head_dim)
 
 
 def _set_environment(threads: int) -> None:

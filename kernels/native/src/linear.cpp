@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bf16.h"
+#include "float_products.h"
 #include "linear_output.h"
 #include "native.h"
 #include "panels.h"
@@ -156,9 +157,33 @@ const float* inputs_of(const float* x, int64_t first, int64_t, int64_t num_input
     return x + first * num_inputs;
 }
 
+// From so many rows on unpacking weights of bfloat16 pays, and so many of them share it.
+constexpr int64_t kManyRows = 40, kMostRows = 96;
+
+// Rows [first, last) by panels [panel, end), an even number of them, as floats.
+template <class Products>
+void run_as_floats(const Job& job, const typename Products::Input* x, int64_t first, int64_t last,
+                   int64_t panel, int64_t end) {
+    alignas(64) static thread_local float sums[kMostRows * kColumns];
+    const PackedLinear& weight = *job.weight;
+    const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
+    for (; panel < end; panel += kPanelsAtOnce) {
+        const PanelPair panels{job.panel(panel), job.panel_bytes(), panel + kPanelsAtOnce == end};
+        multiply_as_floats(reinterpret_cast<const float*>(x), last - first, weight.num_inputs, panels,
+                           sums);
+        for (int64_t row = first; row < last; ++row)
+            for (int half = 0; half < kPanelsAtOnce; ++half) {
+                const float* of_row = sums + (row - first) * kColumns + half * kPanel;
+                finish_row(output, load(of_row), load(of_row + 16), row, panel + half);
+            }
+    }
+}
+
 template <class Products>
 void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     using Number = typename Products::Number;
+    constexpr bool kMayUnpack = Products::kSteps == 2;
+    const bool are_many = kMayUnpack && num_rows >= kManyRows;
     const int64_t row_bytes = weight.num_inputs * static_cast<int64_t>(sizeof(Number));
     const Job job{&weight, y, num_rows, row_bytes / 4};
     const auto input_bytes = job.num_inputs * static_cast<int64_t>(sizeof(typename Products::Input));
@@ -167,10 +192,17 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         const auto* inputs = inputs_of(static_cast<const Number*>(x), first, last - first,
                                        job.num_inputs, call);
+        if constexpr (kMayUnpack) {
+            const int64_t middle = are_many ? end - (end - panel) % kPanelsAtOnce : panel;
+            run_as_floats<Products>(job, inputs, first, last, panel, middle);
+            panel = middle;
+        }
         for (int64_t p = panel; p < end; ++p)
             run_panel<Products>(job, inputs, first, last, p, p + 1 == end);
     };
-    for_each_chunk(num_rows, input_bytes, kTileRows, weight.num_panels, job.panel_bytes(), run_chunk);
+    const int64_t most_rows = are_many ? kMostRows : rows_of_block(input_bytes, kTileRows);
+    for_each_chunk(num_rows, most_rows, weight.num_panels, are_many ? kPanelsAtOnce : 1,
+                   job.panel_bytes(), run_chunk);
 }
 
 }  // namespace

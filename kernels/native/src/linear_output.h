@@ -13,6 +13,11 @@ struct LinearOutput {
     void* y;
     int64_t num_outputs;
     int32_t kind;
+
+    // Whether a panel's sums are but rounded and stored.
+    bool is_plain(int64_t panel) const {
+        return kind == kPlain && bias == nullptr && (panel + 1) * kPanel <= num_outputs;
+    }
 };
 
 // x * sigmoid(slope)
@@ -70,10 +75,9 @@ Floats gated(int32_t kind, Floats gate, Floats up) {
     return active * up;
 }
 
-// The sums of a panel's columns of one row; of a gated kind or halves, of 16 gates and their 16 ups.
-// Number: what all but logits and halves are stored in.
-template <class Number = bf16>
-void finish_row(const LinearOutput& output, Floats left, Floats right, int64_t row,
+// See finish_row.
+template <class Number>
+void finish_row_of_any_kind(const LinearOutput& output, Floats left, Floats right, int64_t row,
                        int64_t panel) {
     if (output.bias != nullptr) {
         left = left + load(output.bias + panel * kPanel);
@@ -104,6 +108,18 @@ void finish_row(const LinearOutput& output, Floats left, Floats right, int64_t r
         store_numbers(out, left, in_left);
         store_numbers(out + 16, right, in_right);
     }
+}
+
+// The sums of a panel's columns of one row; of a gated kind or halves, of 16 gates and their 16 ups.
+// Number: what all but logits and halves are stored in.
+template <class Number = bf16>
+STEMMA_INLINE void finish_row(const LinearOutput& output, Floats left, Floats right, int64_t row,
+                              int64_t panel) {
+    if (!output.is_plain(panel))
+        return finish_row_of_any_kind<Number>(output, left, right, row, panel);
+    auto* out = static_cast<Number*>(output.y) + row * output.num_outputs + panel * kPanel;
+    store_numbers(out, left, 0xffff);
+    store_numbers(out + 16, right, 0xffff);
 }
 
 }  // namespace stemma

@@ -42,29 +42,35 @@ inline Ahead ahead_of(const char* panel, int64_t panel_bytes, int64_t tile, int6
     return {panel + panel_bytes + panel_bytes * tile / num_tiles, (127 + num_tiles) / num_tiles};
 }
 
-// Calls run(first, last, panel, end), on any thread: rows [first, last) by panels [panel, end).
-// row_bytes: of a row's inputs; rows_a_tile: at most, of which a block has as many as fit.
+// Whole tiles whose inputs are kBlockBytes at most, or one tile. row_bytes: of a row's inputs.
+inline int64_t rows_of_block(int64_t row_bytes, int64_t rows_a_tile) {
+    return std::max<int64_t>(kBlockBytes / row_bytes / rows_a_tile, 1) * rows_a_tile;
+}
+
+// Calls run(first, last, panel, end), on any thread: rows [first, last), most_rows at most, by panels
+// [panel, end), a multiple of panels_at_once but for the last ones.
 template <class F>
-void for_each_chunk(int64_t num_rows, int64_t row_bytes, int64_t rows_a_tile, int64_t num_panels,
+void for_each_chunk(int64_t num_rows, int64_t most_rows, int64_t num_panels, int64_t panels_at_once,
                     int64_t panel_bytes, F&& run) {
     if (num_rows == 0) return;
-    int64_t block = std::max<int64_t>(kBlockBytes / row_bytes / rows_a_tile, 1) * rows_a_tile;
-    const int64_t num_blocks = (num_rows + block - 1) / block;
-    block = (num_rows + num_blocks - 1) / num_blocks;
+    const int64_t num_blocks = (num_rows + most_rows - 1) / most_rows;
+    const int64_t block = (num_rows + num_blocks - 1) / num_blocks;
     const int64_t longest = std::max<int64_t>(kChunkBytes / panel_bytes, 1);
     const int64_t parts = kPartsOfRest * pool().num_threads();
     thread_local std::vector<int64_t> starts;
     starts.clear();
     for (int64_t panel = 0; panel < num_panels;) {
         starts.push_back(panel);
-        panel += std::min(longest, (num_panels - panel + parts - 1) / parts);
+        const int64_t size = std::min(longest, (num_panels - panel + parts - 1) / parts);
+        panel += (size + panels_at_once - 1) / panels_at_once * panels_at_once;
     }
     starts.push_back(num_panels);
     const auto count = static_cast<int64_t>(starts.size()) - 1;
     const int64_t* of_chunk = starts.data();
     pool().for_each(static_cast<int>(num_blocks * count), [&, of_chunk](int chunk) {
         const int64_t first = chunk / count * block, at = chunk % count;
-        run(first, std::min(first + block, num_rows), of_chunk[at], of_chunk[at + 1]);
+        run(first, std::min(first + block, num_rows), of_chunk[at],
+            std::min(of_chunk[at + 1], num_panels));
     });
 }
 

@@ -308,7 +308,7 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         for (int64_t p = panel; p < end; ++p) run_panel(job, tiles, first, last, p);
     };
-    for_each_chunk(num_rows, weight->row_bytes, most_rows(1), weight->num_panels,
+    for_each_chunk(num_rows, rows_of_block(weight->row_bytes, most_rows(1)), weight->num_panels, 1,
                    weight->panel_bytes, run_chunk);
 }
 

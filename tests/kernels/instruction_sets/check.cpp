@@ -346,6 +346,7 @@ int main() {
             check_linear<bf16>(kind, rows, 50, 70);
             check_linear<float>(kind, rows, 50, 70);
         }
+    for (const int kind : {0, 1, 2}) check_linear<bf16>(kind, 103, 150, 70);
     check_quantized(8, false, 2, false, false);
     check_quantized(8, false, 2, true, false);
     check_quantized(8, false, 1, true, false);
