@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stemma.bench.scheduling.placement import ROUTINGS
+from stemma.cli.parser import run_command
 from stemma.planning.fleet_simulation import FleetSimulation
 from stemma.planning.simulated_engine import SimulatedEngine
 from stemma.planning.simulation import CPU
@@ -33,17 +32,11 @@ def test_every_call_ends_and_no_page_is_lost(name: str) -> None:
 
 def test_placing_programs_beats_placing_calls(tmp_path: Path) -> None:
     """Where agents come back to what they have said, in a pool that holds little more."""
-    command = [sys.executable, "-P", "-m", "stemma", "bench", "placement", "--replicas", "2"]
-    command += ["--trace", "react", "--scale", "0.5", "--out", str(tmp_path)]
-    command += [
-        "--policy",
-        "round_robin a call",
-        "--policy",
-        "prefix a call",
-        "--policy",
-        "program",
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["bench", "placement", "--replicas", "2", "--out", str(tmp_path)]
+    command += ["--trace", "react", "--scale", "0.5"]
+    for policy in ("round_robin a call", "prefix a call", "program"):
+        command += ["--policy", policy]
+    assert run_command(command) == 0
     rows = json.loads((tmp_path / "placement.json").read_text())["rows"]
     by_policy = {row["policy"]: row for row in rows}
     program, whole = by_policy["program"], by_policy["one cache"]

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-_STALL = [sys.executable, "-m", "stemma", "bench", "stall", "--decoders", "2", "--prompt-tokens"]
+import pytest
+
+from stemma.bench.scheduling import stall
+from stemma.cli.parser import run_command
 
 
-def stall(folder: Path, num_steps: int) -> subprocess.CompletedProcess[str]:
-    command = [*_STALL, "64", "--steps", str(num_steps), "--json", "--out", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "configure_threads", lambda *_: None)  # torch is loaded
 
 
-def test_a_prompt_is_computed_beside_decoders_of_few_steps(tmp_path: Path) -> None:
-    done = stall(tmp_path, num_steps=32)
-    assert all(row["prompt computed in, s"] > 0 for row in json.loads(done.stdout)), done.stderr
+def run(folder: Path, num_steps: int) -> int:
+    few = ["--decoders", "2", "--prompt-tokens", "64", "--steps", str(num_steps)]
+    return run_command(["bench", "stall", *few, "--json", "--out", str(folder)])
 
 
-def test_decoders_that_end_before_the_prompt_are_refused(tmp_path: Path) -> None:
-    done = stall(tmp_path, num_steps=1)
-    assert done.returncode == 1 and "steps=1 is not allowed; allowed: enough" in done.stderr
+def test_a_prompt_is_computed_beside_decoders_of_few_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, num_steps=32) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows and all(row["prompt computed in, s"] > 0 for row in rows)
+
+
+def test_decoders_that_end_before_the_prompt_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, num_steps=1) == 1
+    assert "steps=1 is not allowed; allowed: enough" in capsys.readouterr().err

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from stemma.bench.speculation import acceptance
+from stemma.cli.parser import run_command
 
 
 def test_coupled_draws_agree_as_often_as_the_bound_says_and_a_model_with_itself_always(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = [
-        sys.executable,
-        "-P",
-        "-m",
-        "stemma",
-        "bench",
-        "acceptance",
-        "--conversations",
-        "1",
-        "--places",
-        "40",
-    ]
+    monkeypatch.setattr(acceptance, "configure_threads", lambda *_: None)  # torch is loaded
+    few = ["bench", "acceptance", "--conversations", "1", "--places", "40"]
     drafts = ["--draft", "6", "--draft", "5", "--temperature", "1", "--out", str(tmp_path)]
-    subprocess.run([*few, *drafts, "--seeds", "4"], check=True, capture_output=True)
+    assert run_command([*few, *drafts, "--seeds", "4"]) == 0
     rows = json.loads((tmp_path / "acceptance.json").read_text())["rows"]
     for row in rows:
         rejection, coupled = row["rejection_percent"], row["coupled_percent"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stemma.bench.speculation import early_exit
 from stemma.bench.speculation.exits import Exit, exiting
+from stemma.cli.parser import run_command
 from stemma.runtime.checkpoint.location import EMBEDDED_MODEL
 from stemma.runtime.config import EngineConfig
 from stemma.runtime.execute.captured import CapturedForward
@@ -79,27 +79,18 @@ def test_a_token_stops_at_the_first_exit_that_is_sure(first_layers: Path) -> Non
 
 
 def test_layers_that_add_nothing_know_what_the_last_knows(
-    first_layers: Path, tmp_path: Path
+    first_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(early_exit, "configure_threads", lambda *_: None)  # torch is loaded
     told = {"system": [], "facts": {}, "max_tokens": 12, "limits": [{}, {}]}
     cases = [
         {"skill": "chat", "user": [f"Hi, I am {name}.", "Who am I?"], "answers": ["?", "?"], **told}
         for name in ("Ada", "Max", "Livia", "Omar", "Ines", "Karl", "Rosa", "Emil")
     ]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "stemma",
-        "bench",
-        "early-exit",
-        "--sure",
-        "0.001",
-        "1.0",
-    ]
+    command = ["bench", "early-exit", "--sure", "0.001", "1.0", "--out", str(tmp_path)]
     command += ["--model", str(first_layers), "--file", str(tmp_path / "cases.json")]
-    subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True)
+    assert run_command(command) == 0
     report = json.loads((tmp_path / "early-exit.json").read_text())
     lens = [row["lens"] for row in report["layers"]]
     assert lens[NUM_FIRST - 1 :] == [1.0] * (NUM_LAYERS - NUM_FIRST + 1)
