@@ -22,6 +22,7 @@ constexpr int kInputsAtOnce = 64;
 constexpr int kFloatTileRows = 6;
 // Registers of columns beside each other in a tile.
 constexpr int kFloatTileGroups = kRegisters >= 32 ? 4 : 1;
+constexpr int kPasses = kColumnGroups / kFloatTileGroups;  // of a tile over its inputs
 
 // Two panels that lie behind each other.
 struct PanelPair {
@@ -40,7 +41,7 @@ struct PanelPair {
         const char* next = ends ? first + 2 * panel_bytes : at(0, input + depth);
         const int64_t turns = (num_tiles + 1) / 2, bytes = depth * 2 * kPanel;
         const int64_t from = tile % 2 * panel_bytes + bytes * (tile / 2) / turns;
-        return {next + from, (2 * kPanel + turns - 1) / turns};
+        return {next + from, (2 * kPanel + turns * kPasses - 1) / (turns * kPasses)};
     }
 };
 

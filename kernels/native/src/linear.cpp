@@ -6,7 +6,8 @@
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
 // A tile is some rows by one panel, whose sums stay in registers: two loads of weights and one
-// broadcast a row for two multiply-adds each.
+// broadcast a row for two multiply-adds each. Many rows by bfloat16 on a CPU without its products go
+// another way to the same bits: float_products.h.
 #include <array>
 #include <atomic>
 #include <utility>
