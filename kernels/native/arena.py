@@ -9,6 +9,7 @@ huge pages too. A mapping lives as long as any tensor in it.
 from __future__ import annotations
 
 import mmap
+import threading
 
 import torch
 from torch import Tensor
@@ -19,19 +20,21 @@ _ALIGNMENT = 64  # a cache line, and a register
 
 
 class Arena:
-    """Allocates memory; never frees it itself."""
+    """Allocates memory, for any thread; never frees it itself."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def take(self, num_bytes: int) -> Tensor:
         """Uninitialised memory [num_bytes] uint8 at the start of a cache line."""
-        if self._used + num_bytes > len(self._block):
-            self._block, self._used = _mapping(max(_BLOCK, num_bytes)), 0
-        piece = self._block[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return piece
+        with self._lock:
+            if self._used + num_bytes > len(self._block):
+                self._block, self._used = _mapping(max(_BLOCK, num_bytes)), 0
+            piece = self._block[self._used : self._used + num_bytes]
+            self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+            return piece
 
 
 packed_weights = Arena()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +32,14 @@ _KINDS = {
 Call = tuple[int, ...]
 """The kernel's number, then its arguments: addresses, counts, the bits of doubles."""
 
-_recording: list[Call] | None = None
+
+class _Recording(threading.local):
+    """Another thread's calls are another engine's."""
+
+    calls: list[Call] | None = None
+
+
+_recording = _Recording()
 
 
 def kernel(name: str) -> Callable[..., None]:
@@ -40,23 +48,21 @@ def kernel(name: str) -> Callable[..., None]:
 
     def call(*args: Any) -> None:
         function(*args)
-        if _recording is not None:
-            _recording.append((kind, *map(_as_int, args)))
+        if _recording.calls is not None:
+            _recording.calls.append((kind, *map(_as_int, args)))
 
     return call
 
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """The calls made inside the block."""
-    global _recording
-    assert _recording is None, "recordings do not nest"
-    calls: list[Call] = []
-    _recording = calls
+    """The calls that this thread makes inside the block."""
+    assert _recording.calls is None, "recordings do not nest"
+    calls = _recording.calls = []
     try:
         yield calls
     finally:
-        _recording = None
+        _recording.calls = None
 
 
 def _as_int(value: Any) -> int:

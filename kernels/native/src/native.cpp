@@ -7,7 +7,8 @@ Pool* the_pool = nullptr;
 Pool& pool() { return *the_pool; }
 }  // namespace stemma
 
-// Once, before any kernel. The pool lives as long as the process.
+// Before any kernel; what the first call says holds. The pool lives as long as the process.
 extern "C" void stemma_start(int32_t num_threads, int32_t spin_us) {
-    if (stemma::the_pool == nullptr) stemma::the_pool = new stemma::Pool(num_threads, spin_us);
+    static stemma::Pool* const only = new stemma::Pool(num_threads, spin_us);
+    stemma::the_pool = only;
 }

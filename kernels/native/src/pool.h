@@ -5,10 +5,14 @@
 // chunk it holds. (An OpenMP barrier waits for every thread: beside one busy process a step of many
 // short loops is 10 to 70 times slower.) Between jobs a worker spins for a bounded time, then
 // sleeps on a futex.
+//
+// Any thread may call: one that finds the pool at another's job (of a second engine in the process)
+// runs its chunks itself, so that neither waits for the other.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,7 +25,7 @@ class Pool {
     ~Pool();
 
     // Calls run(context, chunk) for each chunk in [0, num_chunks), on any thread, in any order;
-    // returns when all have run. One caller at a time.
+    // returns when all have run. A chunk starts no job.
     void run(int num_chunks, void (*run)(void*, int), void* context);
 
     template <class F>
@@ -36,9 +40,11 @@ class Pool {
     int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   private:
+    void share_out(int num_chunks, void (*run)(void*, int), void* context);
     bool claim_and_run();
     void work();
 
+    std::mutex is_busy_;  // held by the thread whose job it is
     // epoch << 32 | claimed << 16 | total. A claim that succeeds pins the job until it is done, so
     // the job's fields may be read after it.
     std::atomic<uint64_t> ticket_{0};
