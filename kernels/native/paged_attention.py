@@ -40,6 +40,7 @@ _MAX_ITEM_TOKENS = 64
 # (guesses).
 _FEW_UNITS = 8
 _MIN_PART_KEYS = 512
+_BLOCK_TOKENS = 16  # fill a vector, where rows are lanes (src/row_lanes.h)
 _BLOCK_KEYS = 64  # kKeys in src/kv_format.h
 
 
@@ -382,10 +383,13 @@ def _split_keys(table: IntArray, num_parts: int) -> IntArray:
 
 
 def token_tiles(token: int, token_end: int) -> IntArray:
-    """Items' columns, with tokens [token, token_end) cut into tiles of nearly equal size."""
+    """Items' columns, with tokens [token, token_end) cut into tiles of nearly equal size, each but the
+    last of whole blocks of tokens."""
     num_tokens = token_end - token
     num_tiles = -(-num_tokens // _MAX_ITEM_TOKENS)
-    bounds = token + np.arange(num_tiles + 1, dtype=np.int64) * num_tokens // num_tiles
+    num_blocks = -(-num_tokens // _BLOCK_TOKENS)
+    blocks = np.arange(num_tiles + 1, dtype=np.int64) * num_blocks // num_tiles
+    bounds = token + np.minimum(blocks * _BLOCK_TOKENS, num_tokens)
     table = np.zeros((num_tiles, 7), dtype=np.int32)
     table[:, 0] = bounds[:-1]
     table[:, 1] = np.diff(bounds)

@@ -11,7 +11,7 @@
 // KV head. Keys are taken 64 at a time and packed for vdpbf16ps; scores stay in registers until
 // they are probabilities, rounded to bfloat16 for the product with the values; sums are float32.
 // Values are packed too where many rows take them; few multiply them as they lie, which yields the
-// same bits.
+// same bits. On a CPU that multiplies floats only, row_lanes.h computes units of many rows.
 //
 // Keys and values in 8 bits become bfloat16 while they are packed, without loss, as their scales are
 // left out: a key's scale multiplies its scores, a value's its probabilities. So quantized KV costs a
@@ -19,8 +19,10 @@
 // are, and the sums of values back. The halves of a vector have scales of their own, so that a score is
 // the sum of two and values have two kinds of probabilities. What is to be added to all numbers of a
 // half is added to a score as often as the query's sum, and to sums as often as the probabilities.
-#include "attention.h"
-#include "kv_format.h"
+#include "attention_blocks.h"
+#if !defined(STEMMA_BF16_PRODUCTS)
+#include "row_lanes.h"
+#endif
 
 namespace stemma {
 namespace {
@@ -34,7 +36,6 @@ constexpr int kFewRows = 2 * kTileRows;
 // Steps of products that take as long as packing 16 keys' dimensions at once (by counting
 // instructions).
 constexpr int kPackingSteps = 3;
-constexpr int kLineBytes = 64;
 
 // The scales of both halves of some slots' vectors, and what is added to their numbers, [2][kKeys].
 void pack_ranges(const float* ranges, const int32_t* slots, int num_keys, float* const (&scales)[2],
@@ -55,56 +56,6 @@ STEMMA_INLINE Floats kept(Floats x) {
     if constexpr (kPairsAreBf16) return widen(narrow(x));
     return x;
 }
-
-// The scales of some slots, [kKeys]; zero past the last.
-void pack_scales(const float* scales, const int32_t* slots, int num_keys, float* packed) {
-    for (int group = 0; group < num_keys; group += 16) {
-        const Mask lanes = lanes_below(num_keys - group);
-        store(packed + group, gather(scales, slots + group, lanes));
-    }
-}
-
-// Asks for a block's keys and values while another is computed with, some at each step of products, so
-// that requests are under way all the time. (Asked for at once they wait for each other, and what
-// memory takes adds to what computing takes.) Into the second-level cache: the first is full of the
-// block at hand.
-class Upcoming {
-  public:
-    // num_steps: in which to ask for them.
-    void begin(int num_steps) {
-        next_ = 0;
-        at_once_ = (num_ + num_steps - 1) / num_steps;
-    }
-    STEMMA_INLINE void ask(int steps = 1) {
-        for (int end = std::min(num_, next_ + steps * at_once_); next_ < end; ++next_)
-            for (int line = 0; line < (next_ < num_vectors_ ? num_lines_ : 1); ++line)
-                prefetch(places_[next_] + line * kLineBytes);
-    }
-
-    void clear() { num_ = num_vectors_ = 0; }
-    // Vectors of as many bytes each: a block's keys, or values.
-    void add(const void* vectors, const int32_t* slots, int num_slots, int bytes) {
-        num_lines_ = (bytes + kLineBytes - 1) / kLineBytes;
-        for (int i = 0; i < num_slots; ++i)
-            places_[num_ + i] = static_cast<const char*>(vectors) + int64_t{slots[i]} * bytes;
-        num_vectors_ = num_ += num_slots;
-    }
-    // Their scales, behind all vectors.
-    void add_scales(const float* scales, const int32_t* slots, int num_slots) {
-        int32_t last = -1;
-        for (int i = 0; i < num_slots; ++i) {
-            const int32_t line = slots[i] / (kLineBytes / 4);
-            if (line != last) places_[num_++] = reinterpret_cast<const char*>(scales + slots[i]);
-            last = line;
-        }
-    }
-
-  private:
-    static constexpr int kMost = 4 * kKeys;
-    const char* places_[kMost];
-    int num_ = 0, num_vectors_ = 0, num_lines_ = 0;
-    int next_ = 0, at_once_ = 0;
-};
 
 // What a unit's rows have so far: row r is token r / group, query head r % group of its KV head.
 struct Rows {
@@ -142,13 +93,6 @@ struct Block {
     float* key_added[2];      // to numbers before they are scaled, [kKeys] of two parts
     float* value_added[2];
     int num_keys;
-};
-
-// What becomes of scores before the softmax.
-struct Scoring {
-    float factor;        // turns a kept score into an exponent of 2
-    float cap_factor;    // soft_cap > 0: turns a product into what tanh is taken of
-    float soft_cap;
 };
 
 // All loops over a tile are unrolled: only so do its sums stay in registers.
@@ -399,40 +343,13 @@ void transform_queries(const bf16* from, int count, int dims, Pair* q, float* q_
     }
 }
 
-// The keys and values, and their scales, of a KV head.
-template <class KV>
-struct HeadKV {
-    const typename KV::Number *keys, *values;
-    const float *key_scales = nullptr, *value_scales = nullptr;
-
-    HeadKV(const Attention& a, int kv_head)
-        : keys(static_cast<const typename KV::Number*>(a.kv) +
-               kv_head * a.num_slots * KV::width(a.head_dim)),
-          values(keys + a.values_at) {
-        if (!KV::kIsScaled) return;
-        key_scales = a.scales + kv_head * a.num_slots;
-        value_scales = key_scales + a.num_kv_heads * a.num_slots;
-    }
-};
-
-// The unit's block of keys that begins with `first`.
-template <class KV>
-void set_upcoming(const Attention& a, Unit unit, int first, Upcoming& upcoming) {
-    upcoming.clear();
-    if (unit.item == nullptr) return;
-    const HeadKV<KV> kv(a, unit.kv_head);
-    const int32_t* slots = a.slots + unit.item->first_slot + first;
-    const int num_keys = std::clamp(unit.item->num_seen() - first, 0, kKeys);
-    const int bytes = KV::width(a.head_dim) * static_cast<int>(sizeof(typename KV::Number));
-    upcoming.add(kv.keys, slots, num_keys, bytes);
-    if (a.values_at != 0) upcoming.add(kv.values, slots, num_keys, bytes);
-    if (!KV::kIsScaled) return;
-    upcoming.add_scales(kv.key_scales, slots, num_keys);
-    upcoming.add_scales(kv.value_scales, slots, num_keys);
-}
-
 template <class KV>
 void run_unit(const Attention& a, Unit unit, Unit next) {
+#if !defined(STEMMA_BF16_PRODUCTS)
+    if constexpr (KV::kHasColumns)
+        if (suit_row_lanes(unit.item->num_tokens * (a.num_heads / a.num_kv_heads)))
+            return run_unit_by_row_lanes<KV>(a, unit, next);
+#endif
     thread_local Workspace workspace;
     const Item& item = *unit.item;
     const int kv_head = unit.kv_head;
@@ -441,46 +358,41 @@ void run_unit(const Attention& a, Unit unit, Unit next) {
     const bool are_few = KV::kHasColumns && count <= kFewRows;
     const size_t row_bytes =
         (dims + 2 * kKeys) / 2 * sizeof(Pair) + dims * 4 + 54 * sizeof(float);
-    char* at =
-        workspace.at(2 * kKeys * (dims * 2 + 4 * sizeof(float)) + count * row_bytes + 24 * 64);
-    const auto take = [&at](size_t bytes) {
-        char* taken = at;
-        at += (bytes + 63) & ~63ull;
-        return taken;
-    };
+    workspace.begin(2 * kKeys * (dims * 2 + 4 * sizeof(float)) + count * row_bytes +
+                    24 * Workspace::kAlignment);
     Block block;
-    block.keys = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
-    block.values = reinterpret_cast<uint32_t*>(take(kKeys * dims * 2));
+    block.keys = workspace.take<uint32_t>(kKeys * dims / 2);
+    block.values = workspace.take<uint32_t>(kKeys * dims / 2);
     Upcoming upcoming;
     block.upcoming = &upcoming;
     block.num_parts = KV::kIsTransformed ? 2 : 1;
     block.key_scales[0] = block.value_scales[0] = nullptr;
     for (int part = 0; KV::kIsScaled && part < block.num_parts; ++part) {
-        block.key_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-        block.value_scales[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.key_scales[part] = workspace.take<float>(kKeys);
+        block.value_scales[part] = workspace.take<float>(kKeys);
     }
     for (int part = 0; KV::kIsTransformed && part < 2; ++part) {
-        block.key_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
-        block.value_added[part] = reinterpret_cast<float*>(take(kKeys * sizeof(float)));
+        block.key_added[part] = workspace.take<float>(kKeys);
+        block.value_added[part] = workspace.take<float>(kKeys);
     }
     Rows rows;
     rows.count = count;
-    rows.sums = reinterpret_cast<float*>(take(count * dims * sizeof(float)));
-    rows.probs = reinterpret_cast<Pair*>(take(count * kKeys / 2 * sizeof(Pair)));
-    auto* q = reinterpret_cast<Pair*>(take(count * dims / 2 * sizeof(Pair)));
+    rows.sums = workspace.take<float>(count * dims);
+    rows.probs = workspace.take<Pair>(count * kKeys / 2);
+    auto* q = workspace.take<Pair>(count * dims / 2);
     rows.q = q;
-    rows.largest = reinterpret_cast<float*>(take(count * sizeof(float)));
-    rows.totals = reinterpret_cast<float*>(take(count * 16 * sizeof(float)));
-    rows.decay = reinterpret_cast<float*>(take(count * sizeof(float)));
-    rows.first_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
-    rows.end_seen = reinterpret_cast<int*>(take(count * sizeof(int)));
+    rows.largest = workspace.take<float>(count);
+    rows.totals = workspace.take<float>(count * 16);
+    rows.decay = workspace.take<float>(count);
+    rows.first_seen = workspace.take<int>(count);
+    rows.end_seen = workspace.take<int>(count);
     rows.second_probs = nullptr;
     rows.q_sums = rows.added = nullptr;
     rows.stride = count;
     if constexpr (KV::kIsTransformed) {
-        rows.second_probs = reinterpret_cast<Pair*>(take(count * kKeys / 2 * sizeof(Pair)));
-        rows.q_sums = reinterpret_cast<float*>(take(2 * count * sizeof(float)));
-        rows.added = reinterpret_cast<float*>(take(2 * count * 16 * sizeof(float)));
+        rows.second_probs = workspace.take<Pair>(count * kKeys / 2);
+        rows.q_sums = workspace.take<float>(2 * count);
+        rows.added = workspace.take<float>(2 * count * 16);
         std::memset(rows.added, 0, sizeof(float) * 2 * count * 16);
     }
     for (int token = 0; token < item.num_tokens; ++token) {
@@ -497,17 +409,12 @@ void run_unit(const Attention& a, Unit unit, Unit next) {
     std::memset(rows.totals, 0, sizeof(float) * count * 16);
 
     const HeadKV<KV> kv(a, kv_head);
-    const Scoring scoring{a.softmax_scale() * kLog2E,
-                          a.soft_cap > 0 ? a.scale / a.soft_cap : 0.0f, a.soft_cap};
+    const Scoring scoring(a);
     const int32_t* slots = a.slots + item.first_slot;
     const int last_seen = item.num_seen();
     for (int first = 0; first < last_seen; first += kKeys) {
         block.num_keys = std::min(kKeys, last_seen - first);
-        // Rows that see none of this block's keys are left out: those before `begin` only see
-        // what comes before it, those from `end` on only what comes after.
-        const int begin = std::clamp(first + 1 - item.num_visible, 0, item.num_tokens);
-        const int end =
-            std::clamp(first + block.num_keys - item.num_hidden, begin, item.num_tokens);
+        const auto [begin, end] = SeeingTokens(item, first, block.num_keys);
         for (int row = begin * group; row < end * group; ++row) {
             rows.first_seen[row] = std::max(0, item.num_hidden + row / group - first);
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);

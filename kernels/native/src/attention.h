@@ -63,12 +63,28 @@ struct Attention : Plan {
 };
 
 // A thread's buffers, grown to the largest unit it has seen.
-struct Workspace {
-    std::vector<char> bytes;
-    char* at(size_t size) {
-        if (bytes.size() < size + 64) bytes.resize(size + 64);
-        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) & ~63ull);
+class Workspace {
+  public:
+    // What was taken before is free again. size: of all that is taken now, in bytes, and kAlignment
+    // for each take.
+    void begin(size_t size) {
+        if (bytes_.size() < size + kAlignment) bytes_.resize(size + kAlignment);
+        at_ = reinterpret_cast<char*>(aligned(reinterpret_cast<uintptr_t>(bytes_.data())));
     }
+    // At the start of a cache line.
+    template <class T>
+    T* take(size_t count) {
+        T* taken = reinterpret_cast<T*>(at_);
+        at_ += aligned(count * sizeof(T));
+        return taken;
+    }
+
+    static constexpr size_t kAlignment = 64;
+
+  private:
+    static size_t aligned(size_t at) { return (at + kAlignment - 1) / kAlignment * kAlignment; }
+    std::vector<char> bytes_;
+    char* at_ = nullptr;
 };
 
 // A softmax's sum with its largest score: sum of exp(score - largest), in the units of kept scores.

@@ -83,9 +83,9 @@ void run_unit(const Attention& a, const Item& item, int kv_head) {
     thread_local Workspace workspace;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group;
-    char* at = workspace.at(sizeof(float) * dims * (kKeys + count));
-    auto* packed = reinterpret_cast<float*>(at);
-    auto* sums = packed + kKeys * dims;
+    workspace.begin(sizeof(float) * dims * (kKeys + count) + 2 * Workspace::kAlignment);
+    auto* packed = workspace.take<float>(kKeys * dims);
+    auto* sums = workspace.take<float>(count * dims);
     std::memset(sums, 0, sizeof(float) * count * dims);
     std::vector<Row> rows(count);
     for (int row = 0; row < count; ++row) {
