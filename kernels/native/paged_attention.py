@@ -383,8 +383,8 @@ def _split_keys(table: IntArray, num_parts: int) -> IntArray:
 
 
 def token_tiles(token: int, token_end: int) -> IntArray:
-    """Items' columns, with tokens [token, token_end) cut into tiles of nearly equal size, each but the
-    last of whole blocks of tokens."""
+    """Items' columns, with tokens [token, token_end) cut into tiles of nearly equal size, of whole
+    blocks of tokens but for the last."""
     num_tokens = token_end - token
     num_tiles = -(-num_tokens // _MAX_ITEM_TOKENS)
     num_blocks = -(-num_tokens // _BLOCK_TOKENS)
