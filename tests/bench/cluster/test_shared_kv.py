@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from engine_thread import EngineInThread
 from redis_server import RedisServer
 
+from stemma.bench.cluster import shared_kv
 from stemma.cli.parser import run_command
 
 
 def test_only_a_known_prompt_comes_from_the_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_kv, "Engine", EngineInThread)
     server = RedisServer(tmp_path)
     flags = ["--redis", server.url, "--prompt", "1100", "--repeats", "1", "--threads", "1"]
     try:

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_thread import EngineInThread
 
 from stemma.bench.speculation import speculation
 from stemma.cli.parser import run_command
-from stemma.frontend.backend import Engine
 
 
 def test_each_program_is_a_row_and_all_of_them_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(speculation, "Engine", EngineInThread)
     few = ["--skills", "extract,classify", "--conversations", "1", "--repeats", "1"]
     assert run_command(["bench", "speculation", *few, "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("┏") == 1, "one table"
@@ -32,9 +33,9 @@ def test_trees_are_held_against_chains_of_the_same_draft(
 ) -> None:
     sides: list[dict[str, Any]] = []
 
-    def engine(model: Path, **options: Any) -> Engine:
+    def engine(model: Path, **options: Any) -> EngineInThread:
         sides.append(options)
-        return Engine(model, **options)
+        return EngineInThread(model, **options)
 
     monkeypatch.setattr(speculation, "Engine", engine)
     few = ["--skills", "extract", "--conversations", "1", "--repeats", "1", "--out", str(tmp_path)]
