@@ -57,10 +57,7 @@ def engine_in_thread(model: Path = EMBEDDED_MODEL, **options: Any) -> Iterator[B
 
 class EngineInThread(NativeBackend):
     """In place of `st.Engine`, for benchmarks: their tests hold what they tell, not how long it
-    took.
-
-    NOTE: only for engines that take turns. The compiled kernels of a process have one pool of
-    threads, which is not for two steps at once; so none works ahead unless told."""
+    took. None works ahead unless told: idle ones would take the others' time."""
 
     def __init__(self, model: Path | None = None, **options: Any) -> None:
         self._running = engine_in_thread(

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from engine_thread import EngineInThread
+
+from stemma.bench.speculation import cascade
 from stemma.cli.parser import run_command
 
 
-def test_both_models_alone_and_each_rule_have_a_row(tmp_path: Path) -> None:
+def test_both_models_alone_and_each_rule_have_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two engines of one model: a rule that takes everything costs what one of them costs alone,
     one that takes nothing about twice as much."""
+    monkeypatch.setattr(cascade, "Engine", EngineInThread)
     rules = ["--rule", "mean_logprob(-99)", "--rule", "mean_logprob(0)"]
     few = ["bench", "cascade", "--samples", "4", *rules, "--out", str(tmp_path)]
     assert run_command(few) == 0
