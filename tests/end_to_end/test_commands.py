@@ -1,4 +1,5 @@
-"""The `stemma` commands, as a user types them. What loads nothing runs in the test's process."""
+"""The `stemma` commands, as a user types them. What loads no engine runs in the test's process, but
+for one of each kind: a process takes a second or more only to begin."""
 
 from __future__ import annotations
 
@@ -21,6 +22,18 @@ from stemma.__main__ import main
 
 EXAMPLES = Path(st.__file__).parent / "examples"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`stemma_command` in the test's process."""
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        status = main(args)
+        told = capsys.readouterr()
+        return subprocess.CompletedProcess(args, status, told.out, told.err)
+
+    return run
 
 
 def test_demo_runs_and_the_agent_is_right(stemma_command: Run) -> None:
@@ -46,28 +59,26 @@ def test_generate_prints_text_and_json(stemma_command: Run, served: Any) -> None
     assert json.loads(done.stdout)["prompt_tokens"] >= 2
 
 
-def test_generate_takes_bias_penalties_and_several_answers(
-    stemma_command: Run, served: Any
-) -> None:
+def test_generate_takes_bias_penalties_and_several_answers(command: Run, served: Any) -> None:
     flags = ["--endpoint", served.endpoint, "--raw", "--seed", "4", "--temperature", "4"]
     flags += ["--max-tokens", "6", "--min-p", "0.001", "--repetition-penalty", "1.1"]
-    one = stemma_command("generate", "The ", *flags, "--json")
-    three = stemma_command("generate", "The ", *flags, "--n", "3", "--json")
+    one = command("generate", "The ", *flags, "--json")
+    three = command("generate", "The ", *flags, "--n", "3", "--json")
     assert one.returncode == three.returncode == 0, one.stderr + three.stderr
     samples = [sample["text"] for sample in json.loads(three.stdout)["samples"]]
     assert samples[0] == json.loads(one.stdout)["text"] and len(set(samples)) == 3
-    shown = stemma_command("generate", "The ", *flags, "--n", "3")
+    shown = command("generate", "The ", *flags, "--n", "3")
     assert shown.stdout == "".join(f"[{i}] {text}\n" for i, text in enumerate(samples, 1))
-    forced = stemma_command("generate", "The ", *flags, "--logit-bias", "65=100", "--json")
+    forced = command("generate", "The ", *flags, "--logit-bias", "65=100", "--json")
     text = json.loads(forced.stdout)["text"]
     assert text and text == text[: len(text) // 6] * 6, "six times the same token"
 
 
 def test_generate_obeys_a_regex_a_schema_and_a_grammar(
-    stemma_command: Run, served: Any, tmp_path: Path
+    command: Run, served: Any, tmp_path: Path
 ) -> None:
     def generate(*flags: str) -> str:
-        done = stemma_command("generate", "Hello", *flags, "--endpoint", served.endpoint)
+        done = command("generate", "Hello", *flags, "--endpoint", served.endpoint)
         assert done.returncode == 0, done.stderr
         return done.stdout.removesuffix("\n")
 
@@ -78,14 +89,14 @@ def test_generate_obeys_a_regex_a_schema_and_a_grammar(
     assert json.loads(generate("--json-schema", str(tmp_path / "schema.json")))["a"] in (1, 2)
     (tmp_path / "grammar.lark").write_text('start: "(" inner ")"\ninner: "x" | "(y)"')
     assert generate("--ebnf", str(tmp_path / "grammar.lark")) in ("(x)", "((y))")
-    refused = stemma_command("generate", "x", "--regex", "(", "--endpoint", served.endpoint)
+    refused = command("generate", "x", "--regex", "(", "--endpoint", served.endpoint)
     assert refused.returncode == 1 and "not closed" in refused.stderr
 
 
-def test_run_runs_the_only_program_of_a_file(stemma_command: Run, served: Any) -> None:
+def test_run_runs_the_only_program_of_a_file(command: Run, served: Any) -> None:
     fields = "fields=name, age"
     text = "text=Anna Berg is 34 years old. She lives in Lisbon."
-    done = stemma_command(
+    done = command(
         "run", str(EXAMPLES / "extract.py"), "--arg", fields, "--arg", text, "--json",
         "--endpoint", served.endpoint,
     )  # fmt: skip
@@ -145,13 +156,13 @@ def test_ctrl_c_while_a_command_loads_is_no_traceback(module: str) -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_tree_shows_a_running_servers_tree(stemma_command: Run, served: Any) -> None:
+def test_tree_shows_a_running_servers_tree(command: Run, served: Any) -> None:
     with st.Runtime(served.endpoint) as runtime:
         assert runtime.get_server_info()["model"] == "stemma-tiny"
-    stemma_command("generate", "Hi, my name is Nora.", "--endpoint", served.endpoint)
-    done = stemma_command("tree", "--endpoint", served.endpoint)
+    command("generate", "Hi, my name is Nora.", "--endpoint", served.endpoint)
+    done = command("tree", "--endpoint", served.endpoint)
     assert "Nora" in done.stdout and "tokens cached" in done.stdout
-    data = json.loads(stemma_command("tree", "--json", "--endpoint", served.endpoint).stdout)
+    data = json.loads(command("tree", "--json", "--endpoint", served.endpoint).stdout)
     assert data["cached_tokens"] == sum(node["num_tokens"] for node in data["nodes"])
 
 
