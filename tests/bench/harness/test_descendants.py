@@ -43,12 +43,13 @@ def test_an_orphan_in_a_session_of_its_own_ends_with_the_block_and_an_earlier_ch
         earlier.kill()
 
 
-def test_the_first_signal_interrupts_and_later_ones_leave_the_end_alone() -> None:
+@pytest.mark.parametrize("first", INTERRUPTS)
+def test_the_first_signal_interrupts_and_later_ones_leave_the_end_alone(first: int) -> None:
     before = [signal.getsignal(number) for number in INTERRUPTS]
     seen = []
     with pytest.raises(KeyboardInterrupt), ending_descendants():
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(first)
         finally:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import stubborn_server
 from waiting import wait_until
 
@@ -64,8 +63,8 @@ def _benchmark(folder: Path, mark: str) -> Iterator[tuple[subprocess.Popen[bytes
             process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_all_that_it_has_started(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_it_and_all_that_it_has_started(tmp_path: Path) -> None:
+    """Which one is the same: tests/bench/harness/test_descendants.py."""
     mark = uuid.uuid4().hex
     with _benchmark(tmp_path, mark) as (process, listener):
         listener.accept()[0].close()  # all engines run, and the last one generates
@@ -74,7 +73,7 @@ def test_a_signal_ends_it_and_all_that_it_has_started(tmp_path: Path, number: in
         assert sum("stemma serve" in command for command in running) >= 1
         assert sum("stemma.runtime" in command for command in running) >= 2, running
         assert sum("signal.pause()" in command for command in running) == 1
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 130
         assert _marked(mark) == []
 
