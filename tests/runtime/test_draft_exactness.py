@@ -15,8 +15,8 @@ from exactness_jobs import (
     Load,
     loading,
     outputs_of,
-    said_alone,
     serve,
+    truth,
 )
 from preemptions import admit_all
 from scripted_drafters import (
@@ -46,17 +46,9 @@ DRAFTERS = ("auto", "suffix", "siblings,grammar", "ngram")
 CHUNKS = ((1, 2048), (16, 23))
 
 
-@pytest.fixture(scope="module")
-def truths() -> dict[str, list[list[int]]]:
-    """What jobs say alone, by their name, once a test has had them say so."""
-    return {}
-
-
 @pytest.fixture
-def alone(load: Load, name: str, truths: dict[str, list[list[int]]]) -> list[list[int]]:
-    if name not in truths:
-        truths[name] = said_alone(load, JOBS[name])
-    return truths[name]
+def alone(checkpoint: Path, name: str) -> list[list[int]]:
+    return truth(checkpoint, name)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from exactness_jobs import (
     outputs_of,
     said_alone,
     serve,
+    truth,
     with_two_kinds_each,
 )
 from mixtures import make_mixture
@@ -53,13 +54,18 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return JOBS[request.param]
+def job_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    return said_alone(load, jobs)
+def jobs(job_kind: str) -> list[Job]:
+    return JOBS[job_kind]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path, job_kind: str) -> list[list[int]]:
+    return truth(checkpoint, job_kind)
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +236,7 @@ def test_the_draft_models_kv_is_there_behind_branches(
     monkeypatch.setattr(ModelText, "propose", turned)
     monkeypatch.setattr(Speculation, "note", noted)
     loaded = drafting(load, draft_model=str(checkpoint), chunked_prefill_size=90)
-    assert outputs_of(serve(loaded, JOBS[kind])) == said_alone(load, JOBS[kind])
+    assert outputs_of(serve(loaded, JOBS[kind])) == truth(checkpoint, kind)
     assert sum(num_right) > 20
 
 

@@ -47,9 +47,9 @@ from exactness_jobs import (
     compiled,
     loading,
     outputs_of,
-    said_alone,
     score,
     serve,
+    truth,
 )
 from fakes import FakeListener
 from preemptions import admit_all
@@ -70,13 +70,18 @@ def load(checkpoint: Path) -> Iterator[Load]:
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return JOBS[request.param]
+def job_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    return said_alone(load, jobs)
+def jobs(job_kind: str) -> list[Job]:
+    return JOBS[job_kind]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path, job_kind: str) -> list[list[int]]:
+    return truth(checkpoint, job_kind)
 
 
 def test_adjustments_do_change_what_is_said(load: Load) -> None:

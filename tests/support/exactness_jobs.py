@@ -121,15 +121,15 @@ BYTES = single_bytes(260)
 
 
 def with_two_kinds_each(names: str, cases: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """Each case with two of the kinds of jobs, each kind with a case or more. `jobs` is a fixture
-    whose parameter is a kind."""
+    """Each case with two of the kinds of jobs, each kind with a case or more. `job_kind` is a
+    fixture."""
     kinds = tuple(JOBS)
     shared = [
         (kinds[(2 * index + turn) % len(kinds)], *case)
         for index, case in enumerate(cases)
         for turn in range(2)
     ]
-    return pytest.mark.parametrize(["jobs", *names.split()], shared, indirect=["jobs"])
+    return pytest.mark.parametrize(["job_kind", *names.split()], shared, indirect=["job_kind"])
 
 
 @functools.cache
@@ -178,6 +178,13 @@ def said_alone(load: Load, jobs: Sequence[Job]) -> list[list[int]]:
         assert request.num_cached_tokens == 0
         outputs.append(list(request.output_ids))
     assert len({tuple(output) for output in outputs}) == len(outputs), "the jobs are too alike"
+    return outputs
+
+
+@functools.cache
+def truth(checkpoint: Path, kind: str) -> list[list[int]]:
+    """What the jobs of a kind say alone: computed once in a process, whichever files ask."""
+    (outputs,) = [said_alone(load, JOBS[kind]) for load in loading(checkpoint)]
     return outputs
 
 

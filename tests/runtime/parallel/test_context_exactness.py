@@ -25,6 +25,7 @@ from exactness_jobs import (
     said_alone,
     score,
     serve,
+    truth,
 )
 from mixtures import make_mixture
 from preemptions import admit_all
@@ -44,13 +45,18 @@ def load(checkpoint: Path) -> Iterator[Load]:
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return JOBS[request.param]
+def job_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    return said_alone(load, jobs)
+def jobs(job_kind: str) -> list[Job]:
+    return JOBS[job_kind]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path, job_kind: str) -> list[list[int]]:
+    return truth(checkpoint, job_kind)
 
 
 def test_tokens_are_identical_alone_together_and_on_a_cache_hit(

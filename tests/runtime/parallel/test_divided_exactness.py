@@ -26,6 +26,7 @@ from exactness_jobs import (
     said_alone,
     score,
     serve,
+    truth,
 )
 from fakes import FakeListener
 from preemptions import admit_all
@@ -48,13 +49,18 @@ def load(checkpoint: Path) -> Iterator[Load]:
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def jobs(request: pytest.FixtureRequest) -> list[Job]:
-    return JOBS[request.param]
+def job_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(load: Load, jobs: list[Job]) -> list[list[int]]:
-    return said_alone(load, jobs)
+def jobs(job_kind: str) -> list[Job]:
+    return JOBS[job_kind]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path, job_kind: str) -> list[list[int]]:
+    return truth(checkpoint, job_kind)
 
 
 @pytest.mark.parametrize("division", DIVISIONS)
