@@ -55,6 +55,11 @@ def test_a_peer_may_be_told_how_to_draft() -> None:
     assert peer_spec("stemma=off", Path("model")).flags[-2:] == ("--speculate", "off")
 
 
+def test_vllm_may_be_told_to_multiply_in_float32() -> None:
+    spec = peer_spec("vllm=/bin/sh,float32", Path("model"))
+    assert (spec.name, spec.flags) == ("vllm float32", ("--model", "model", "--dtype", "float32"))
+
+
 def test_a_peer_may_be_given_a_draft_model(tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     draft.touch()
