@@ -19,22 +19,21 @@ _BLOCK = 64 << 20
 _ALIGNMENT = 64  # a cache line, and a register
 
 
-class Arena:
-    """Allocates memory, for any thread; never frees it itself."""
+class Arena(threading.local):
+    """Allocates memory; never frees it itself. Each thread has mappings of its own: models that
+    are loaded at once do not keep each other's."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def take(self, num_bytes: int) -> Tensor:
         """Uninitialised memory [num_bytes] uint8 at the start of a cache line."""
-        with self._lock:
-            if self._used + num_bytes > len(self._block):
-                self._block, self._used = _mapping(max(_BLOCK, num_bytes)), 0
-            piece = self._block[self._used : self._used + num_bytes]
-            self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-            return piece
+        if self._used + num_bytes > len(self._block):
+            self._block, self._used = _mapping(max(_BLOCK, num_bytes)), 0
+        piece = self._block[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return piece
 
 
 packed_weights = Arena()

@@ -37,6 +37,12 @@ INSTRUCTION_SETS = (
     ),
     InstructionSet("avx512f", "x86_64", AVX512F, ("-march=x86-64-v4",)),
     InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c"}), ("-march=x86-64-v3",)),
+    InstructionSet(
+        "neon_bf16",
+        "aarch64",
+        frozenset({"asimd", "bf16", "i8mm"}),
+        ("-march=armv8.2-a+bf16+i8mm",),
+    ),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 # No -ffast-math: infinities and NaN mean something here. No contraction: what one instance of a
@@ -107,8 +113,9 @@ def library_without_threads() -> ctypes.CDLL:
 def library() -> ctypes.CDLL:
     """Raises BuildError or WrongInstructionSet.
 
-    NOTE: torch's own threads are switched off: the little work left to torch does not justify a
-    second pool, whose threads would spin beside this one's.
+    NOTE: torch's own threads are switched off, in this thread and in those that have not used torch:
+    the little work left to torch does not justify a second pool, whose threads would spin beside
+    this one's. Of several engines in a process the first one says how many threads there are.
     """
     loaded = library_without_threads()
     num_threads = torch.get_num_threads()

@@ -9,6 +9,6 @@ Pool& pool() { return *the_pool; }
 
 // Before any kernel; what the first call says holds. The pool lives as long as the process.
 extern "C" void stemma_start(int32_t num_threads, int32_t spin_us) {
-    static stemma::Pool* const only = new stemma::Pool(num_threads, spin_us);
-    stemma::the_pool = only;
+    static const stemma::Pool* const only = stemma::the_pool = new stemma::Pool(num_threads, spin_us);
+    (void)only;
 }

@@ -61,16 +61,17 @@ Pool::~Pool() {
 }
 
 void Pool::run(int num_chunks, void (*run)(void*, int), void* context) {
-    const std::unique_lock<std::mutex> lock(is_busy_, std::try_to_lock);
-    if (lock.owns_lock() && !workers_.empty()) {
-        share_out(num_chunks, run, context);
-    } else {
-        for (int chunk = 0; chunk < num_chunks; ++chunk) run(context, chunk);
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+        if (!workers_.empty()) {
+            const std::unique_lock<std::mutex> lock(is_busy_, std::try_to_lock);
+            if (lock.owns_lock()) return share_out(chunk, num_chunks, run, context);
+        }
+        run(context, chunk);
     }
 }
 
-void Pool::share_out(int num_chunks, void (*run)(void*, int), void* context) {
-    for (int first = 0; first < num_chunks; first += kMaxChunks) {
+void Pool::share_out(int first, int num_chunks, void (*run)(void*, int), void* context) {
+    for (; first < num_chunks; first += kMaxChunks) {
         const int count = num_chunks - first < kMaxChunks ? num_chunks - first : kMaxChunks;
         struct Shifted {
             void (*run)(void*, int);

@@ -7,7 +7,7 @@
 // sleeps on a futex.
 //
 // Any thread may call: one that finds the pool at another's job (of a second engine in the process)
-// runs its chunks itself, so that neither waits for the other.
+// runs its chunks itself until the pool is free, so that neither waits for the other.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,8 @@ class Pool {
     int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   private:
-    void share_out(int num_chunks, void (*run)(void*, int), void* context);
+    // Chunks [first, num_chunks).
+    void share_out(int first, int num_chunks, void (*run)(void*, int), void* context);
     bool claim_and_run();
     void work();
 
