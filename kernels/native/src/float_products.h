@@ -2,8 +2,8 @@
 //
 // The weights of some inputs by two panels become floats once for all rows, not once a tile: without
 // their conversion, and with four registers of columns beside each other, a tile does little but
-// multiply (on AVX512, for six rows by 64 columns, 24 multiply-adds and 10 loads an input). Floats and
-// sums stay in the first-level cache. Sums wait in memory for the next inputs; each still grows in
+// multiply (on AVX512, for six rows by 64 columns, 24 multiply-adds and 10 loads an input). Floats
+// stay in the first-level cache, sums there or in the second. Sums wait in memory for the next inputs; each still grows in
 // ascending order of inputs, so its bits are those of a tile that keeps it in a register.
 #pragma once
 

@@ -3,7 +3,7 @@
 // In attention.cpp a register holds keys side by side, which takes transposing them, and a row's largest
 // score is found across lanes. Here it holds rows: keys and values are made floats as they lie, and each
 // step of the softmax is one of 16 rows. A row goes through the same operations in the same order, so
-// its bits are the same.
+// that of finite numbers its bits are the same, but for the sign of a zero.
 #pragma once
 
 #include <type_traits>
@@ -27,8 +27,19 @@ inline bool suit_row_lanes(int num_rows) {
                             : num_rows * 4 >= num_vectors * 16 * 3;
 }
 
-// Row r is lane r % 16 of vector r / 16; of the last vector's lanes without a row nothing is read.
-struct RowLanes {
+// Calls run(first, size) for nearly equal parts of [0, count), of `most` at most.
+template <class F>
+STEMMA_INLINE void for_each_part(int count, int most, F&& run) {
+    const int num_parts = (count + most - 1) / most;
+    for (int part = 0; part < num_parts; ++part) {
+        const int first = count * part / num_parts;
+        run(first, count * (part + 1) / num_parts - first);
+    }
+}
+
+// Vectors of rows that a tile may hold together. What belongs to a strip lies together: with all rows of
+// an item side by side, numbers of a row would be a power of two apart, or a page.
+struct Strip {
     int64_t stride;  // of lanes: 16 times the number of vectors
     float* q;        // [head_dim, stride]
     float* sums;     // [head_dim, stride] weighted values
@@ -38,6 +49,45 @@ struct RowLanes {
     float* decay;    // [stride] by which a block shrinks what was summed before
     float* totals;   // [16, stride] sums of exponentials, one for every 16th key
     int* tokens;     // [stride] of the item
+};
+
+// Row r is lane r % 16 of vector r / 16; of the last vector's lanes without a row nothing is read.
+class RowLanes {
+  public:
+    static size_t bytes(int num_vectors, int dims) {
+        return num_vectors * 16 * sizeof(float) * (2 * dims + kKeys + 20) +
+               8 * Workspace::kAlignment;
+    }
+    RowLanes(int num_vectors, int dims, Workspace& workspace) : num_vectors_(num_vectors), dims_(dims) {
+        const size_t lanes = num_vectors * 16;
+        all_.q = workspace.take<float>(lanes * dims);
+        all_.sums = workspace.take<float>(lanes * dims);
+        all_.probs = workspace.take<float>(lanes * kKeys);
+        all_.largest = workspace.take<float>(lanes);
+        all_.top = workspace.take<float>(lanes);
+        all_.decay = workspace.take<float>(lanes);
+        all_.totals = workspace.take<float>(lanes * 16);
+        all_.tokens = workspace.take<int>(lanes);
+        std::fill_n(all_.sums, lanes * dims, 0.0f);
+        std::fill_n(all_.largest, lanes, -INFINITY);
+        std::fill_n(all_.totals, lanes * 16, 0.0f);
+    }
+
+    // Calls run(strip, first) for all strips; first: the strip's first vector.
+    template <class F>
+    void for_each_strip(F&& run) const {
+        for_each_part(num_vectors_, kMostVectors, [&](int first, int count) {
+            const int64_t lane = first * 16;
+            run(Strip{count * 16, all_.q + lane * dims_, all_.sums + lane * dims_,
+                      all_.probs + lane * kKeys, all_.largest + lane, all_.top + lane,
+                      all_.decay + lane, all_.totals + lane * 16, all_.tokens + lane},
+                first);
+        });
+    }
+
+  private:
+    int num_vectors_, dims_;
+    Strip all_;
 };
 
 struct WideBlock {
@@ -59,16 +109,6 @@ STEMMA_INLINE void with_constant(int value, F&& run) {
     run(std::integral_constant<int, kMost>{});
 }
 
-// Calls run(first, size) for nearly equal parts of [0, count), of `most` at most.
-template <class F>
-STEMMA_INLINE void for_each_part(int count, int most, F&& run) {
-    const int num_parts = (count + most - 1) / most;
-    for (int part = 0; part < num_parts; ++part) {
-        const int first = count * part / num_parts;
-        run(first, count * (part + 1) / num_parts - first);
-    }
-}
-
 #define STEMMA_EACH_NUMBER _Pragma("GCC unroll 8") for (int n = 0; n < kNumbers; ++n)
 #define STEMMA_EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < kVectors; ++v)
 
@@ -88,7 +128,7 @@ STEMMA_INLINE void add_outer_products(const float* numbers, int64_t number_strid
 
 // Scores of kVectors vectors of rows from `lane` on by kNumbers keys from `key` on.
 template <int kNumbers, int kVectors>
-__attribute__((noinline)) void score_lanes(const RowLanes& rows, int lane, const WideBlock& block,
+__attribute__((noinline)) void score_lanes(const Strip& rows, int lane, const WideBlock& block,
                                            int key, int dims, const Scoring& scoring) {
     Floats s[kNumbers][kVectors];
     STEMMA_EACH_NUMBER STEMMA_EACH_VECTOR s[n][v] = zero_floats();
@@ -127,7 +167,7 @@ __attribute__((noinline)) void score_lanes(const RowLanes& rows, int lane, const
 
 // A vector's scores become probabilities of this block. A row that has seen no key yet keeps sums of
 // zero: its exponents are no numbers, of which exp2_nonpositive makes zero.
-__attribute__((noinline)) inline void soften_lanes(const RowLanes& rows, int lane,
+__attribute__((noinline)) inline void softmax_of_lanes(const Strip& rows, int lane,
                                                    const WideBlock& block, float scale) {
     const int64_t stride = rows.stride;
     const int num_keys = block.num_keys;
@@ -153,7 +193,7 @@ __attribute__((noinline)) inline void soften_lanes(const RowLanes& rows, int lan
 
 // sums = sums * decay + probabilities x values, for kNumbers dimensions from `dim` on.
 template <int kNumbers, int kVectors>
-__attribute__((noinline)) void add_values_of_lanes(const RowLanes& rows, int lane,
+__attribute__((noinline)) void add_values_of_lanes(const Strip& rows, int lane,
                                                    const WideBlock& block, int dim, int dims) {
     float* to = rows.sums + dim * rows.stride + lane;
     Floats o[kNumbers][kVectors];
@@ -166,41 +206,33 @@ __attribute__((noinline)) void add_values_of_lanes(const RowLanes& rows, int lan
     STEMMA_EACH_NUMBER STEMMA_EACH_VECTOR store(to + n * rows.stride + v * 16, o[n][v]);
 }
 
-// How often attend_lanes calls between().
-inline int num_tiles_of_lanes(int num_vectors, int num_keys, int dims) {
-    int num_tiles = 0;
-    for_each_part(num_vectors, kMostVectors, [&](int, int count) {
-        const int most = numbers_beside(count);
-        num_tiles += (num_keys + most - 1) / most + (dims + most - 1) / most;
-    });
-    return num_tiles;
+// How often attend_strip calls between() for so many vectors.
+inline int num_tiles_of_strip(int num_vectors, int num_keys, int dims) {
+    const int most = numbers_beside(num_vectors);
+    return (num_keys + most - 1) / most + (dims + most - 1) / most;
 }
 
-// One block for the vectors of rows [first, end). between(): once a tile of products.
+// One block for some vectors of a strip, from `lane` on. between(): once a tile of products.
 template <class F>
-void attend_lanes(const RowLanes& rows, const WideBlock& block, int first, int end, int dims,
+void attend_strip(const Strip& strip, int lane, int num_vectors, const WideBlock& block, int dims,
                   const Scoring& scoring, F&& between) {
-    std::fill(rows.top + first * 16, rows.top + end * 16, -INFINITY);
-    for_each_part(end - first, kMostVectors, [&](int vector, int num_vectors) {
-        const int lane = (first + vector) * 16;
-        with_constant<kMostVectors>(num_vectors, [&](auto vectors) {
-            constexpr int kVectors = decltype(vectors)::value, kMost = numbers_beside(kVectors);
-            for_each_part(block.num_keys, kMost, [&](int key, int count) {
-                with_constant<kMost>(count, [&](auto keys) {
-                    score_lanes<decltype(keys)::value, kVectors>(rows, lane, block, key, dims,
-                                                                 scoring);
-                });
-                between();
+    std::fill_n(strip.top + lane, num_vectors * 16, -INFINITY);
+    with_constant<kMostVectors>(num_vectors, [&](auto vectors) {
+        constexpr int kVectors = decltype(vectors)::value, kMost = numbers_beside(kVectors);
+        for_each_part(block.num_keys, kMost, [&](int key, int count) {
+            with_constant<kMost>(count, [&](auto keys) {
+                score_lanes<decltype(keys)::value, kVectors>(strip, lane, block, key, dims, scoring);
             });
-            for (int v = 0; v < kVectors; ++v)
-                soften_lanes(rows, lane + v * 16, block, scoring.factor);
-            for_each_part(dims, kMost, [&](int dim, int count) {
-                with_constant<kMost>(count, [&](auto numbers) {
-                    add_values_of_lanes<decltype(numbers)::value, kVectors>(rows, lane, block, dim,
-                                                                            dims);
-                });
-                between();
+            between();
+        });
+        for (int v = 0; v < kVectors; ++v)
+            softmax_of_lanes(strip, lane + v * 16, block, scoring.factor);
+        for_each_part(dims, kMost, [&](int dim, int count) {
+            with_constant<kMost>(count, [&](auto numbers) {
+                add_values_of_lanes<decltype(numbers)::value, kVectors>(strip, lane, block, dim,
+                                                                        dims);
             });
+            between();
         });
     });
 }
@@ -243,10 +275,10 @@ void run_unit_by_row_lanes(const Attention& a, Unit unit, Unit next) {
     const Item& item = *unit.item;
     const int group = a.num_heads / a.num_kv_heads, dims = a.head_dim;
     const int count = item.num_tokens * group, num_vectors = (count + 15) / 16;
-    const size_t stride = num_vectors * 16;
-    workspace.begin(sizeof(float) * (2 * kKeys * (dims + 1) + stride * (2 * dims + kKeys + 20) +
-                                     16 * (dims + 16)) +
-                    14 * Workspace::kAlignment);
+    workspace.begin(RowLanes::bytes(num_vectors, dims) +
+                    sizeof(float) * (2 * kKeys * (dims + 1) + 16 * (dims + 16)) +
+                    6 * Workspace::kAlignment);
+    const RowLanes rows(num_vectors, dims, workspace);
     WideBlock block;
     block.keys = workspace.take<float>(kKeys * dims);
     block.values = a.values_at == 0 ? block.keys : workspace.take<float>(kKeys * dims);
@@ -254,31 +286,20 @@ void run_unit_by_row_lanes(const Attention& a, Unit unit, Unit next) {
         block.key_scales = workspace.take<float>(kKeys);
         block.value_scales = workspace.take<float>(kKeys);
     }
-    RowLanes rows;
-    rows.stride = stride;
-    rows.q = workspace.take<float>(stride * dims);
-    rows.sums = workspace.take<float>(stride * dims);
-    rows.probs = workspace.take<float>(stride * kKeys);
-    rows.largest = workspace.take<float>(stride);
-    rows.top = workspace.take<float>(stride);
-    rows.decay = workspace.take<float>(stride);
-    rows.totals = workspace.take<float>(stride * 16);
-    rows.tokens = workspace.take<int>(stride);
     auto* sums_of_rows = workspace.take<float>(16 * dims);
     auto* totals_of_rows = workspace.take<float>(16 * 16);
-    for (int lane = 0; lane < num_vectors * 16; ++lane)
-        rows.tokens[lane] = std::min(lane, count - 1) / group;
     const auto* q = static_cast<const bf16*>(a.q) + unit.kv_head * group * dims;
-    for (int first = 0; first < count; first += 16)
-        transpose_queries(
-            [&](int i) {
-                const int row = std::min(first + i, count - 1);
-                return q + (item.token + row / group) * a.q_stride + row % group * dims;
-            },
-            dims, rows.stride, rows.q + first);
-    std::fill_n(rows.sums, stride * dims, 0.0f);
-    std::fill_n(rows.largest, stride, -INFINITY);
-    std::fill_n(rows.totals, stride * 16, 0.0f);
+    rows.for_each_strip([&](const Strip& strip, int first) {
+        for (int lane = 0; lane < strip.stride; ++lane)
+            strip.tokens[lane] = std::min(first * 16 + lane, count - 1) / group;
+        for (int lane = 0; lane < strip.stride; lane += 16)
+            transpose_queries(
+                [&](int i) {
+                    const int row = std::min(first * 16 + lane + i, count - 1);
+                    return q + (item.token + row / group) * a.q_stride + row % group * dims;
+                },
+                dims, strip.stride, strip.q + lane);
+    });
 
     const HeadKV<KV> kv(a, unit.kv_head);
     const Scoring scoring(a);
@@ -293,25 +314,42 @@ void run_unit_by_row_lanes(const Attention& a, Unit unit, Unit next) {
         block.end_seen = item.num_visible - first;
         block.is_all_seen =
             block.first_seen + item.num_tokens <= 1 && block.end_seen >= block.num_keys;
-        const int vector = seeing.begin * group / 16, end = (seeing.end * group + 15) / 16;
+        const int begin = seeing.begin * group / 16, end = (seeing.end * group + 15) / 16;
+        // Calls run(strip, lane, num_vectors) for the vectors [begin, end).
+        const auto for_each_seeing = [&](auto&& run) {
+            rows.for_each_strip([&](const Strip& strip, int first_vector) {
+                const int from = std::max(begin - first_vector, 0);
+                const int to = std::min<int>(end - first_vector, strip.stride / 16);
+                if (from < to) run(strip, from * 16, to - from);
+            });
+        };
         const bool is_last = first + kKeys >= last_seen;
         set_upcoming<KV>(a, is_last ? next : unit, is_last ? 0 : first + kKeys, upcoming);
-        upcoming.begin(num_tiles_of_lanes(end - vector, block.num_keys, dims));
+        int num_tiles = 0;
+        for_each_seeing([&](const Strip&, int, int vectors) {
+            num_tiles += num_tiles_of_strip(vectors, block.num_keys, dims);
+        });
+        upcoming.begin(num_tiles);
         widen<KV>(kv.keys, slots, block.num_keys, dims, block.keys);
         if (a.values_at != 0) widen<KV>(kv.values, slots, block.num_keys, dims, block.values);
         if constexpr (KV::kIsScaled) {
             pack_scales(kv.key_scales, slots, block.num_keys, block.key_scales);
             pack_scales(kv.value_scales, slots, block.num_keys, block.value_scales);
         }
-        attend_lanes(rows, block, vector, end, dims, scoring, [&] { upcoming.ask(); });
+        for_each_seeing([&](const Strip& strip, int lane, int vectors) {
+            attend_strip(strip, lane, vectors, block, dims, scoring, [&] { upcoming.ask(); });
+        });
     }
-    for (int first = 0; first < count; first += 16) {
-        transpose_lanes(rows.sums + first, rows.stride, dims, sums_of_rows);
-        transpose_lanes(rows.totals + first, rows.stride, 16, totals_of_rows);
-        for (int row = first; row < std::min(first + 16, count); ++row)
-            finish_row<bf16>(a, item, unit.kv_head, row, sums_of_rows + (row - first) * dims,
-                             rows.largest[row], sum_of(load(totals_of_rows + (row - first) * 16)));
-    }
+    rows.for_each_strip([&](const Strip& strip, int first) {
+        for (int lane = 0; lane < strip.stride; lane += 16) {
+            transpose_lanes(strip.sums + lane, strip.stride, dims, sums_of_rows);
+            transpose_lanes(strip.totals + lane, strip.stride, 16, totals_of_rows);
+            for (int i = 0; i < 16 && first * 16 + lane + i < count; ++i)
+                finish_row<bf16>(a, item, unit.kv_head, first * 16 + lane + i,
+                                 sums_of_rows + i * dims, strip.largest[lane + i],
+                                 sum_of(load(totals_of_rows + i * 16)));
+        }
+    });
 }
 
 #undef STEMMA_EACH_NUMBER

@@ -22,8 +22,8 @@ inline IntPart splat_part(int32_t x) { return (IntPart)_mm256_set1_epi32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {
     return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
-// sum += a * b. An instruction of its own: of the three places where an intrinsic's sum may go GCC 12
-// takes each, and copies registers back at the end of a loop's round.
+// sum += a * b. An instruction of its own: of an intrinsic's three forms, which leave the sum in the
+// place of one operand or another, GCC 12 takes any, and copies registers back at a loop's end.
 inline void accumulate_part(FloatPart& sum, FloatPart a, FloatPart b) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
 }

@@ -24,8 +24,8 @@ inline IntPart splat_part(int32_t x) { return (IntPart)_mm512_set1_epi32(x); }
 inline FloatPart fmadd_part(FloatPart a, FloatPart b, FloatPart c) {
     return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
-// sum += a * b. An instruction of its own: of the three places where an intrinsic's sum may go GCC 12
-// takes each, and copies registers back at the end of a loop's round.
+// sum += a * b. An instruction of its own: of an intrinsic's three forms, which leave the sum in the
+// place of one operand or another, GCC 12 takes any, and copies registers back at a loop's end.
 inline void accumulate_part(FloatPart& sum, FloatPart a, FloatPart b) {
     asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
