@@ -14,7 +14,8 @@ from stemma.native_library import BuildError, InstructionSet, cpu_flags
 
 CHECK = Path(__file__).parent / "instruction_sets" / "check.cpp"
 TIMEOUT_S = 900
-EMULATED = {"neon": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
+_EMULATED_ARM = ("aarch64-linux-gnu-g++", "qemu-aarch64")
+EMULATED = {"neon": _EMULATED_ARM, "neon_bf16": _EMULATED_ARM}
 BF16_PRODUCTS = CHECK.with_name("bf16_products.h")
 
 

@@ -88,7 +88,7 @@ struct Bf16KV {
 
 }  // namespace stemma
 
-#if defined(STEMMA_BF16_PRODUCTS)  // and VBMI
+#if defined(STEMMA_AVX512) && defined(STEMMA_BF16_PRODUCTS)  // and VBMI
 #include "kv_bytes_avx512.h"
 #else
 #include "kv_bytes.h"

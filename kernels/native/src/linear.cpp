@@ -22,10 +22,15 @@
 namespace stemma {
 namespace {
 
-// Of 32 registers a tile takes 20 for sums (with 24 the compiler spills and loses a tenth), of 8, 6: by
-// both halves of a panel while its rows are few, else by one after the other.
-constexpr int kTileRows = kRegisters >= 32 ? 10 : 6;
-constexpr int halves_at_once(int rows) { return kRegisters >= 32 || rows <= 3 ? 2 : 1; }
+// Of 32 registers a tile takes 20 for sums (with 24 the compiler spills and loses a tenth), of 8, 6 (of
+// ARM's 5): by both halves of a panel while its rows are few, else by one after the other.
+#if defined(__aarch64__)
+constexpr int kMostSums = 5;
+#else
+constexpr int kMostSums = kRegisters >= 32 ? 20 : 6;
+#endif
+constexpr int kTileRows = kRegisters >= 32 ? kMostSums / 2 : kMostSums;
+constexpr int halves_at_once(int rows) { return 2 * rows <= kMostSums ? 2 : 1; }
 // What is multiplied in the inner loop, and in how many steps.
 struct Bf16Products {
     using Number = bf16;
@@ -59,10 +64,12 @@ template <class Products, int kStep, int kRows, int kHalves>
 inline void add_step(const typename Products::Input* x, int64_t num_inputs, const char* packed,
                      Floats (&sums)[kRows][kHalves]) {
     decltype(Products::template weights<kStep>(Ints{})) weights[kHalves];
+#pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h)
         weights[h] = Products::template weights<kStep>(load_ints(packed + h * 64));
 #pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h)
             sums[r][h] = Products::template add<kStep>(sums[r][h], weights[h], x[r * num_inputs]);
 }
@@ -84,7 +91,9 @@ template <class Products, int kRows, int kHalves>
 inline void multiply(const typename Products::Input* x, int64_t num_inputs, const char* panel,
                      Ahead ahead, Floats (&all)[kTileRows][2], int first) {
     Floats sums[kRows][kHalves];
+#pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
     for (int64_t i = 0; i < num_inputs; ++i) {
         const char* packed = panel + i * 128;
@@ -93,7 +102,9 @@ inline void multiply(const typename Products::Input* x, int64_t num_inputs, cons
         if constexpr (Products::kSteps == 2)
             add_step<Products, 1>(x + i, num_inputs, packed, sums);
     }
+#pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) all[r][first + h] = sums[r][h];
 }
 

@@ -30,8 +30,7 @@ namespace {
 
 // Of a tile: 20 sums of 32 registers, see linear.cpp; of 8 four, of one half of a panel after the other.
 constexpr int most_rows(int planes) {
-    if (kRegisters < 32) return 4;
-    return 10 / (planes == 2 ? kProductSums<2> : kProductSums<1>);
+    return (kRegisters >= 32 ? 10 : 4) / (planes == 2 ? kProductSums<2> : kProductSums<1>);
 }
 constexpr int kHalvesAtOnce = kRegisters >= 32 ? 2 : 1;
 constexpr int kLargest = 127 * 256 + 127;

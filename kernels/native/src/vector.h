@@ -1,6 +1,6 @@
 // Sixteen lanes of float32 or int32 at a time, whatever the CPU's registers hold: one register of
 // AVX512, two of AVX2 (with FMA and F16C), four of NEON. The kernels are written once, over these.
-// STEMMA_BF16_PRODUCTS: the CPU multiplies pairs of bfloat16 by itself.
+// STEMMA_BF16_PRODUCTS: the CPU multiplies pairs of bfloat16 by itself, and bytes.
 //
 //     Floats, Ints    16 lanes
 //     Halfwords       16 numbers of 16 bits
@@ -61,6 +61,9 @@ inline void prefetch_stream(const void* at) {
 #include "vector_avx2.h"
 #include "vector_parts.h"
 #elif defined(__ARM_NEON) && defined(__aarch64__)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define STEMMA_BF16_PRODUCTS
+#endif
 #include "vector_neon.h"
 #include "vector_parts.h"
 #else
@@ -69,6 +72,8 @@ inline void prefetch_stream(const void* at) {
 
 #if defined(STEMMA_AVX512) && defined(__AVX512VNNI__)
 #include "byte_products_vnni.h"
+#elif defined(STEMMA_BF16_PRODUCTS)
+#include "byte_products_neon.h"
 #else
 #include "byte_products.h"
 #endif

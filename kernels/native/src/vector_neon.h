@@ -1,4 +1,5 @@
-// What vector_parts.h takes from NEON of 64-bit ARM.
+// What vector_parts.h takes from NEON of 64-bit ARM, with products of bfloat16 and of bytes (Armv8.6) or
+// without.
 #pragma once
 
 #include <arm_neon.h>
@@ -93,6 +94,28 @@ inline void load_float16_parts(const void* from, FloatPart (&parts)[kParts]) {
     const auto* at = static_cast<const float16_t*>(from);
     for (int i = 0; i < kParts; ++i) parts[i] = (FloatPart)vcvt_f32_f16(vld1_f16(at + 4 * i));
 }
+
+#if defined(STEMMA_BF16_PRODUCTS)
+// sum + a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of bfloat16.
+inline FloatPart add_pairs_part(FloatPart sum, IntPart a, IntPart b) {
+    return (FloatPart)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_s32((int32x4_t)a),
+                                  vreinterpretq_bf16_s32((int32x4_t)b));
+}
+// sum + 4 products of unsigned bytes by signed ones.
+inline IntPart add_bytes_part(IntPart sum, IntPart weights, IntPart inputs) {
+    return (IntPart)vusdotq_s32((int32x4_t)sum, (uint8x16_t)weights, (int8x16_t)inputs);
+}
+// To bfloat16, to nearest, ties to even; NaN stays NaN.
+inline Halfwords narrow_floats(const FloatPart (&parts)[kParts]) {
+    Halfwords x;
+    for (int i = 0; i < 2; ++i) {
+        const bfloat16x8_t low = vcvtq_low_bf16_f32((float32x4_t)parts[2 * i]);
+        x.half[i] = vreinterpretq_u16_bf16(
+            vcvtq_high_bf16_f32(low, (float32x4_t)parts[2 * i + 1]));
+    }
+    return x;
+}
+#endif
 
 inline void transpose_part(IntPart (&rows)[4]) {
     const auto row = [&rows](int i) { return (int32x4_t)rows[i]; };

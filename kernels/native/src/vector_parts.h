@@ -1,4 +1,4 @@
-// vector.h where 16 lanes are parts: registers, which no instruction multiplies in bfloat16.
+// vector.h where 16 lanes are parts, each a register.
 #pragma once
 
 #include <cmath>
@@ -54,8 +54,10 @@ STEMMA_OPERATOR(Floats, +)
 STEMMA_OPERATOR(Floats, -)
 STEMMA_OPERATOR(Floats, *)
 STEMMA_OPERATOR(Floats, /)
-STEMMA_OPERATOR(Ints, +)
-STEMMA_OPERATOR(Ints, -)
+// Integers wrap around.
+typedef uint32_t UnsignedPart __attribute__((vector_size(sizeof(IntPart))));
+STEMMA_BINARY(Ints, operator+, (IntPart)((UnsignedPart)a.part[i] + (UnsignedPart)b.part[i]))
+STEMMA_BINARY(Ints, operator-, (IntPart)((UnsignedPart)a.part[i] - (UnsignedPart)b.part[i]))
 STEMMA_OPERATOR(Ints, &)
 STEMMA_OPERATOR(Ints, |)
 STEMMA_BINARY(Floats, max, max_part(a.part[i], b.part[i]))
@@ -78,8 +80,7 @@ STEMMA_INLINE Ints operator<<(Ints a, int bits) {
 }
 template <int kBits>
 STEMMA_INLINE Ints shift_right(Ints x) {
-    typedef uint32_t Unsigned __attribute__((vector_size(sizeof(IntPart))));
-    STEMMA_EACH_PART x.part[i] = (IntPart)((Unsigned)x.part[i] >> kBits);
+    STEMMA_EACH_PART x.part[i] = (IntPart)((UnsignedPart)x.part[i] >> kBits);
     return x;
 }
 template <int kBits>
@@ -220,10 +221,14 @@ STEMMA_INLINE Ints load_bytes(const void* from) {
 }
 // To bfloat16, to nearest, ties to even; NaN stays NaN.
 STEMMA_INLINE Halfwords narrow(Floats x) {
+#if defined(STEMMA_BF16_PRODUCTS)
+    return narrow_floats(x.part);
+#else
     const Ints bits = as_ints(x);
     const Ints rounded = bits + splat(0x7fff) + (shift_right<16>(bits) & splat(1));
     const Ints wide = select(is_number(x), rounded, bits | splat(0x400000));
     return narrow_parts(shift_right<16>(wide).part);
+#endif
 }
 
 STEMMA_INLINE float sum_of(Floats x) {
@@ -257,6 +262,39 @@ STEMMA_INLINE Floats splat_lane(Floats x, int lane) {
     return splat(x.part[lane / kPartLanes][lane % kPartLanes]);
 }
 
+#if defined(STEMMA_BF16_PRODUCTS)
+
+// sum + the products of two numbers in bfloat16 a lane.
+STEMMA_INLINE Floats add_pair_products(Floats sum, Ints a, Ints b) {
+    STEMMA_EACH_PART sum.part[i] = add_pairs_part(sum.part[i], a.part[i], b.part[i]);
+    return sum;
+}
+
+// Two numbers of bfloat16 that all lanes share, and in each lane two: their products are added to sums.
+using Pair = uint32_t;
+constexpr int kPairSteps = 1;
+template <int>
+STEMMA_INLINE Ints column_of(Ints pairs) {
+    return pairs;
+}
+template <int>
+STEMMA_INLINE Floats add_products(Floats sum, Ints column, Pair pair) {
+    const IntPart all = splat_part(static_cast<int32_t>(pair));
+    STEMMA_EACH_PART sum.part[i] = add_pairs_part(sum.part[i], column.part[i], all);
+    return sum;
+}
+// 16 numbers.
+STEMMA_INLINE void store_pairs(Pair* to, Floats x) {
+    store_halfwords(reinterpret_cast<uint16_t*>(to), narrow(x));
+}
+// count: of numbers, a multiple of 2.
+inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
+    std::memcpy(to, from, sizeof(bf16) * count);
+}
+constexpr bool kPairsAreBf16 = true;
+
+#else
+
 // sum + the products of two numbers in bfloat16 a lane, the first and the second half of its bits.
 STEMMA_INLINE Floats add_pair_products(Floats sum, Ints a, Ints b) {
     const Ints second = splat(static_cast<int32_t>(0xffff0000));
@@ -289,6 +327,8 @@ inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
     }
 }
 constexpr bool kPairsAreBf16 = false;
+
+#endif
 
 STEMMA_INLINE void transpose(Ints (&rows)[16]) {
     Ints from[16];
