@@ -113,9 +113,9 @@ def library_without_threads() -> ctypes.CDLL:
 def library() -> ctypes.CDLL:
     """Raises BuildError or WrongInstructionSet.
 
-    NOTE: torch's own threads are switched off, in this thread and in those that have not used torch:
-    the little work left to torch does not justify a second pool, whose threads would spin beside
-    this one's. Of several engines in a process the first one says how many threads there are.
+    NOTE: torch's own threads are switched off, in this thread and in those that have not used
+    torch: the little work left to torch does not justify a second pool, whose threads would spin
+    beside this one's. Of several engines in a process the first says how many threads there are.
     """
     loaded = library_without_threads()
     num_threads = torch.get_num_threads()

@@ -33,8 +33,8 @@ from .kv_format import kv_format
 # A row in a segment has one more partial result to write and merge, which takes as long as the keys
 # of some 16 to 32 tokens (an estimate by instruction counts).
 SEGMENT_COST_TOKENS = 32
-# Tokens of an item: with the 1 to 8 query heads of a KV head (of latents there are more), their sums
-# and scores stay in a core's second-level cache, and a block of keys is packed once for all of them.
+# Tokens of an item: with the 1 to 8 query heads of a KV head (of latents there are more), their
+# sums and scores stay in a core's second-level cache, and a block of keys is packed once for all.
 _MAX_ITEM_TOKENS = 64
 # A lone row's keys are split if there are fewer units than this, into parts no shorter than that
 # (guesses).
@@ -383,8 +383,8 @@ def _split_keys(table: IntArray, num_parts: int) -> IntArray:
 
 
 def token_tiles(token: int, token_end: int) -> IntArray:
-    """Items' columns, with tokens [token, token_end) cut into tiles of whole blocks of tokens but for
-    the last, of which none has more than a block more than another."""
+    """Items' columns, with tokens [token, token_end) cut into tiles of nearly as many blocks of
+    tokens, of which only the last may be cut."""
     num_tokens = token_end - token
     num_tiles = -(-num_tokens // _MAX_ITEM_TOKENS)
     num_blocks = -(-num_tokens // _BLOCK_TOKENS)
