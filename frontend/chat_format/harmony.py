@@ -14,7 +14,6 @@ Source: github.com/openai/harmony, docs/format.md.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,27 +70,45 @@ class Harmony:
         """
         if not is_forced and is_lenient:
             return None
-        heads = [(_CALL, _CALL, _JSON)]  # trigger, then the header up to the name, and behind it
-        if is_forced:
-            heads.append((END, f"{END}{START}assistant{_CALL}", _JSON))
-        else:
-            heads.append((_CALL_BY_ROLE, _CALL_BY_ROLE, f"{CHANNEL}commentary json{MESSAGE}"))
-        tags = [
-            tag(f"{begin}{function.name}{rest}", document(function.schema), "")
-            for function in functions
-            for _, begin, rest in heads
-        ]
-        triggers = [trigger for trigger, _, _ in heads]
-        return _tags(triggers, tags, at_least_one=is_forced, is_lenient=is_lenient)
+        heads = _FORCED if is_forced else _CHOSEN
+        tags = _calls(functions, heads)
+        return _tags(_triggers(heads), tags, at_least_one=is_forced, is_lenient=is_lenient)
 
-    def in_final(self, constraint: Constraint) -> Constraint | None:
-        """A constraint to JSON as one of the final message; None: it is no such constraint."""
-        if constraint.kind not in ("json_schema", "json_object"):
+    def in_final(
+        self, constraint: Constraint, functions: Sequence[OfferedFunction] = ()
+    ) -> Constraint | None:
+        """A constraint to JSON as one of the final message, in whose place a call of a function may
+        come; None: it is no such constraint. Raises InvalidProgram for a function's schema."""
+        if not constraint.is_document:
             return None
-        schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
-        tags = [tag(f"{_FINAL}{rest}", document(schema), "") for rest in (MESSAGE, _JSON)]
-        tagged = _tags([_FINAL], tags, at_least_one=True, is_lenient=True)
+        heads = _CHOSEN if functions else ()
+        tags = [
+            tag(f"{_FINAL}{rest}", document(constraint.schema), "") for rest in (MESSAGE, _JSON)
+        ]
+        tags += _calls(functions, heads)
+        tagged = _tags([_FINAL, *_triggers(heads)], tags, at_least_one=True, is_lenient=True)
         return replace(constraint, kind="structural_tag", source=tagged.source)
+
+
+# Of a call: what triggers it, the header up to the function's name, and what is behind that.
+_CHOSEN = (
+    (_CALL, _CALL, _JSON),
+    (_CALL_BY_ROLE, _CALL_BY_ROLE, f"{CHANNEL}commentary json{MESSAGE}"),
+)
+_FORCED = ((_CALL, _CALL, _JSON), (END, f"{END}{START}assistant{_CALL}", _JSON))
+_Heads = Sequence[tuple[str, str, str]]
+
+
+def _triggers(heads: _Heads) -> list[str]:
+    return [trigger for trigger, _, _ in heads]
+
+
+def _calls(functions: Sequence[OfferedFunction], heads: _Heads) -> list[Content]:
+    return [
+        tag(f"{begin}{function.name}{rest}", document(function.schema), "")
+        for function in functions
+        for _, begin, rest in heads
+    ]
 
 
 def _tags(

@@ -59,6 +59,16 @@ class Constraint:
             raise InvalidProgram.of("lenient", self.is_lenient, "true or false")
         _require_source(self.kind, self.source)
 
+    @property
+    def is_document(self) -> bool:
+        """Whether the output is one JSON document."""
+        return self.kind in ("json_schema", "json_object")
+
+    @property
+    def schema(self) -> Any:
+        """The schema of that document."""
+        return json.loads(self.source) if self.source else {"type": "object"}
+
     @classmethod
     def from_wire(cls, given: object) -> Constraint:
         """Raises InvalidProgram."""

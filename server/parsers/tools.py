@@ -12,7 +12,6 @@ alone, if its schema does not say what others may be.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from ...frontend.chat_format.call_beginnings import CallBeginnings
 from ...frontend.chat_format.call_grammar import calls_constraint, forced_constraint, tools_text
 from ...frontend.chat_format.call_reader import CallReader, ContentReader, NamedReader, Reader
 from ...frontend.chat_format.chat_format import UNKNOWN_FORMAT, ChatFormat
-from ...frontend.chat_format.contents import document
+from ...frontend.chat_format.contents import document, one_of
 from ...frontend.chat_format.hermes import Hermes
 from ...frontend.chat_format.named_object import Forced
 from ...frontend.chat_format.reasoning import ReasoningTags
@@ -110,15 +109,16 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 class ToolUse:
     """How the tools of one request are used. Raises InvalidRequest for an unknown name.
 
-    `has_own_constraint`: the client constrains the output, so that it is no call unless one is
-    forced; `is_parallel`: several calls may come.
+    `own`: the client's constraint of the output, which is no call then unless one is forced, or the
+    constraint is to a JSON document, in whose place a call may come; `is_parallel`: several calls
+    may come.
     """
 
     tools: Sequence[Tool]
     choice: ToolChoice
     chat_format: ChatFormat
     is_parallel: bool = True
-    has_own_constraint: bool = False
+    own: Constraint | None = None
 
     def __post_init__(self) -> None:
         names = [tool.function.name for tool in self.tools]
@@ -156,7 +156,7 @@ class ToolUse:
         """Where the tools behave otherwise than the client may expect."""
         if self._mode != "auto" or not self.tools or self._may_choose_to_call:
             return ()
-        if self.has_own_constraint:
+        if self._excludes_calls:
             what = "the output is what the request's own constraint says, and so never a call"
         elif not self.chat_format.knows_tools:
             what = "the model was not told of them: its chat template does not know tools"
@@ -205,9 +205,30 @@ class ToolUse:
         except InvalidProgram as error:
             raise InvalidRequest(f"tools: {error}", "tools") from error
 
+    def document_or_call(self, reasoning: ReasoningTags | None = None) -> Constraint | None:
+        """The client's own constraint, where a call may come in place of its document; else None.
+        What of either's schemas cannot be enforced is refused where the client's is strict and a
+        function that may be called is. Raises InvalidRequest that names `tools`."""
+        own, taught = self.own, self.chat_format.tool_format
+        if own is None or not self._may_choose_to_call:
+            return None
+        functions = _offered(self._allowed)
+        try:
+            if self.chat_format.channels is not None:
+                found = self.chat_format.channels.in_final(own, functions)
+            else:
+                assert taught is not None, "calls may come"
+                content = one_of([document(own.schema), taught.forced(functions)])
+                behind = None if reasoning is None else (reasoning.end, reasoning.gap)
+                found = forced_constraint(content, behind=behind)
+        except InvalidProgram as error:
+            raise InvalidRequest(f"tools: {error}", "tools") from error
+        assert found is not None, "a document is asked for"
+        is_lenient = own.is_lenient or self._is_lenient
+        return replace(own, kind="structural_tag", source=found.source, is_lenient=is_lenient)
+
     def _constraint(self, reasoning: ReasoningTags | None) -> Constraint | None:
-        functions = self._allowed
-        is_lenient = not any(function.strict for function in functions)
+        functions, is_lenient = self._allowed, self._is_lenient
         channels, own = self.chat_format.channels, self._forced_format
         if channels is not None and self.may_call:
             return channels.calls_constraint(
@@ -251,7 +272,7 @@ class ToolUse:
         """Whether calls must come, or must be strict where they do."""
         return self.is_forced or (
             self._mode == "auto"
-            and not self.has_own_constraint
+            and not self._excludes_calls
             and any(function.strict for function in self._allowed)
         )
 
@@ -271,6 +292,10 @@ class ToolUse:
         return []
 
     @property
+    def _is_lenient(self) -> bool:
+        return not any(function.strict for function in self._allowed)
+
+    @property
     def _allowed(self) -> Sequence[ToolFunction]:
         """The functions that may be called."""
         functions = [tool.function for tool in self.tools]
@@ -282,7 +307,12 @@ class ToolUse:
         chat_format = self.chat_format
         is_known = chat_format.tool_format is not None or chat_format.channels is not None
         has_format = self._is_told and is_known
-        return self._mode == "auto" and has_format and not self.has_own_constraint
+        return self._mode == "auto" and has_format and not self._excludes_calls
+
+    @property
+    def _excludes_calls(self) -> bool:
+        """Whether the client's own constraint has no place for a call by choice."""
+        return self.own is not None and not self.own.is_document
 
     @property
     def _is_told(self) -> bool:
@@ -317,10 +347,9 @@ def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Cons
     unless it is a structural tag already."""
     if constraint is None or constraint.kind == "structural_tag":
         return constraint
-    if constraint.kind not in ("json_schema", "json_object"):
+    if not constraint.is_document:
         return None
-    schema = json.loads(constraint.source) if constraint.source else {"type": "object"}
-    found = forced_constraint(document(schema), behind=(tags.end, tags.gap))
+    found = forced_constraint(document(constraint.schema), behind=(tags.end, tags.gap))
     return replace(constraint, kind="structural_tag", source=found.source)
 
 

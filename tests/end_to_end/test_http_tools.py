@@ -228,6 +228,27 @@ def test_a_turn_of_calls_meets_its_own_ids_in_the_cache(knowing: openai.OpenAI) 
     assert third.usage.prompt_tokens_details.cached_tokens >= second.usage.prompt_tokens - 1
 
 
+@pytest.mark.parametrize("calls", [True, False])
+def test_an_agent_that_wants_json_may_call_before_it_answers(
+    knowing: openai.OpenAI, calls: bool
+) -> None:
+    """A bias writes the call's tag, or the document's first token."""
+    schema = {"type": "object", "properties": {"weather": {"enum": ["rain", "sun"]}},
+              "required": ["weather"], "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    vocab = json.loads((EMBEDDED_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    begin = {str(number) for token, number in vocab.items() if token.startswith("{")}
+    bias = dict.fromkeys({str(TOOL_CALL_ID)} if calls else begin, 100)
+    reply = ask(knowing, tools=[WEATHER], response_format=form, logit_bias=bias)
+    (choice,) = reply.choices
+    if calls:
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        assert set(json.loads(choice.message.tool_calls[0].function.arguments)) == {"city"}
+    else:
+        assert choice.finish_reason == "stop" and not choice.message.tool_calls
+        assert json.loads(choice.message.content)["weather"] in ("rain", "sun")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_the_model_chooses_is_held_to_its_schema(
     knowing: openai.OpenAI, stream: bool

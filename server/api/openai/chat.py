@@ -131,7 +131,7 @@ class ChatRequest(ReasoningFields, SamplingFields):
             self.tool_choice or ("auto" if self.tools else "none"),
             chat_format,
             is_parallel=self.parallel_tool_calls,
-            has_own_constraint=self.constraint_field is not None,
+            own=self.constraint(),
         )
 
     @property
@@ -167,10 +167,10 @@ class ChatRequest(ReasoningFields, SamplingFields):
     ) -> tuple[GenParams, bool]:
         """Sampling as the program's gen takes it, and whether the output begins within reasoning.
 
-        A response format is of what a message says, and so of no call that must come instead; other
-        constraints are of all that is generated. Either holds behind the reasoning if there is some
-        and what follows is JSON; any other one holds for the whole output, which then is no
-        reasoning. Raises InvalidRequest.
+        A response format is of what a message says, and so of no call that comes instead; other
+        constraints are of all that is generated, but in place of a JSON document a call may come by
+        choice. What is JSON holds behind the reasoning, if there is some; any other constraint
+        holds for the whole output, which then is no reasoning. Raises InvalidRequest.
         """
         self._refuse_what_chats_lack()
         given = (self.max_completion_tokens, self.max_tokens, UNBOUNDED)
@@ -182,6 +182,9 @@ class ChatRequest(ReasoningFields, SamplingFields):
             raise InvalidRequest.of(field, "...", allowed)
         if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
+        either = None if self.is_continued else tool_use.document_or_call(tags)
+        if either is not None:
+            return replace(params, constraint=either), starts_inside
         behind = None if tags is None else behind_reasoning(tags, params.constraint)
         if chat_format.channels is not None and not self.is_continued:
             behind = chat_format.channels.in_final(params.constraint)

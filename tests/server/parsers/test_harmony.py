@@ -354,6 +354,10 @@ def test_json_is_that_of_the_final_message() -> None:
         assert accepts(final, f"{before}<|channel|>final <|constrain|>json<|message|>7")
         assert not accepts(final, f"{before}{F}x") and not accepts(final, before)
     assert accepts(FORMAT.in_final(Constraint("json_object", "")), f"{F}{{}}")
+    either = use(tools=[_tool("weather")], own=Constraint("json_schema", schema)).document_or_call()
+    for before in ("", f"{A}<|end|>{S}"):
+        assert accepts(either, f"{before}{F}7") and accepts(either, before + call("weather"))
+        assert not accepts(either, f"{before}{F}x") and not accepts(either, before + call("clock"))
     assert FORMAT.in_final(Constraint("regex", "a")) is None
 
 

@@ -238,6 +238,44 @@ def test_strict_calls_are_held_to_their_schema_in_each_format(name: str) -> None
     assert not _accepts(one, text + text)
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("reasons", [False, True])
+def test_beside_a_document_that_the_client_asks_for_a_call_may_come(
+    name: str, reasons: bool
+) -> None:
+    taught, text = FORMATS[name]
+    text = text.replace('{"city": "a {b}"}', '{"city":"a {b}"}')
+    asked = Constraint("json_schema", json.dumps({"enum": [{"a": 1}]}))
+    tool_use = ToolUse(TOOLS, "auto", ChatFormat(taught, knows_tools=True), own=asked)
+    tags = ReasoningTags("<think>", "</think>")
+    either = tool_use.document_or_call(tags if reasons else None)
+    assert either is not None and either.is_lenient and tool_use.may_call
+    thought = f"Hm {{{tags.end}{tags.gap}" if reasons else ""
+    assert _accepts(either, thought + text) and _accepts(either, thought + '{"a":1}')
+    for other in ("Well", '{"a":2}', text.replace("city", "town"), '{"a":1}' + text, ""):
+        assert not _accepts(either, thought + other)
+    for said, content in (('{"a":1}', '{"a":1}'), (text, None)):
+        message, reason = OutputReader(tool_use).message(
+            Outcome(0, said, {"finish_reason": "stop"})
+        )
+        assert message["content"] == content and ("tool_calls" in message) == (content is None)
+        assert reason == ("stop" if content else "tool_calls")
+
+
+def test_a_document_or_a_call_is_strict_where_both_are() -> None:
+    strict = [_tool("weather", CITY, strict=True)]
+    for tools, lenient, expected in ((strict, False, False), (strict, True, True),
+                                     (TOOLS, False, True)):  # fmt: skip
+        own = Constraint("json_object", is_lenient=lenient)
+        either = ToolUse(tools, "auto", KNOWING, own=own).document_or_call()
+        assert either is not None and either.is_lenient is expected
+    for choice, own in (
+        ("required", Constraint("json_object")),
+        ("auto", Constraint("regex", "a")),
+    ):
+        assert use(choice, own=own).document_or_call() is None  # type: ignore[arg-type]
+
+
 def _accepts(constraint: Constraint, text: str) -> bool:
     matcher = compile_grammar(_spec(constraint)).bind(BYTES).matcher()
     return all(matcher.consume(byte) for byte in text.encode()) and matcher.is_accepting()
@@ -279,7 +317,7 @@ def test_calls_that_must_be_in_a_format_that_is_not_known_are_refused(choice: To
         ToolUse(strict, choice, UNKNOWN)
     by_choice = ToolUse(TOOLS, "auto", UNKNOWN)
     assert not by_choice.may_call and "--tool-call-parser" in by_choice.warnings[0]
-    assert ToolUse(strict, "auto", UNKNOWN, has_own_constraint=True).warnings
+    assert ToolUse(strict, "auto", UNKNOWN, own=Constraint("regex", "a")).warnings
 
 
 def test_marks_around_an_answer_are_no_part_of_it() -> None:
@@ -329,7 +367,8 @@ def test_two_tools_of_one_name_are_refused() -> None:
     ("tool_use", "words"),
     [
         (use("auto", knows=False), "does not know tools"),
-        (use("auto", has_own_constraint=True), "never a call"),
+        (use("auto", own=Constraint("regex", "a")), "never a call"),
+        (use("auto", own=Constraint("json_object")), None),
         (ToolUse(TOOLS, "auto", ChatFormat(knows_tools=True)), "format is not known"),
         (use("auto"), None),
         (use("none", knows=False), None),
