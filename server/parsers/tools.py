@@ -272,7 +272,7 @@ class ToolUse:
         """Whether calls must come, or must be strict where they do."""
         return self.is_forced or (
             self._mode == "auto"
-            and not self._excludes_calls
+            and self.own is None
             and any(function.strict for function in self._allowed)
         )
 

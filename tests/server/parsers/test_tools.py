@@ -317,7 +317,9 @@ def test_calls_that_must_be_in_a_format_that_is_not_known_are_refused(choice: To
         ToolUse(strict, choice, UNKNOWN)
     by_choice = ToolUse(TOOLS, "auto", UNKNOWN)
     assert not by_choice.may_call and "--tool-call-parser" in by_choice.warnings[0]
-    assert ToolUse(strict, "auto", UNKNOWN, own=Constraint("regex", "a")).warnings
+    for own in (Constraint("regex", "a"), Constraint("json_object")):
+        asked = ToolUse(strict, "auto", UNKNOWN, own=own)
+        assert asked.warnings and not asked.may_call and asked.document_or_call() is None
 
 
 def test_marks_around_an_answer_are_no_part_of_it() -> None:
