@@ -8,7 +8,7 @@ import { showMarkdown } from "./markdown.js";
 import { CallCards } from "./tools/card.js";
 
 const FINISHES = { length: "cut by max tokens", abort: "ended by the server", content_filter: "filtered" };
-const FAILURES = { away: "The engine is away", busy: "The server is busy", refused: "The server refused this", broken: "The answer broke off" };
+const FAILURES = { away: "The engine is away", busy: "The server is busy", refused: "The server refused this. Edit your message, which goes along with the next one", broken: "The answer broke off" };
 const count = new Intl.NumberFormat("en");
 
 /** `actions`: {edit(node, text), again(node), retry(node), pick(node), isBusy(), giveResult(call, text)}. */
