@@ -28,6 +28,7 @@ from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Task
 from .chat_messages import ChatMessage, fitting
+from .constraint_fields import NO_NAMES
 from .content_parts import ImageField, image_fields, refuse_images
 from .message_reader import Delta, MessageReader, PlainReader
 from .reasoning_fields import ReasoningFields
@@ -177,9 +178,9 @@ class ChatRequest(ReasoningFields, SamplingFields):
         params = self.gen_params(next(value for value in given if value is not None))
         tags, starts_inside = self._reasoning(chat_format, variables)
         field = self.constraint_field
-        if tool_use.is_forced and field is not None and field != "response_format":
+        if tool_use.is_forced and field not in (None, self.client_name("response_format")):
             allowed = "left out where tool_choice asks for a call"
-            raise InvalidRequest.of(field, "...", allowed)
+            raise InvalidRequest.of(str(field), "...", allowed)
         if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
         behind = None if tags is None else behind_reasoning(tags, params.constraint)
@@ -216,9 +217,10 @@ class ChatRequest(ReasoningFields, SamplingFields):
             raise InvalidRequest.of("add_special_tokens", True, allowed)
 
 
-def chat_request(fields: dict[str, Any]) -> ChatRequest:
-    """A chat that another API's request amounts to. Raises InvalidRequest."""
-    return validated(ChatRequest, fields)
+def chat_request(fields: dict[str, Any], names: Mapping[str, str] = NO_NAMES) -> ChatRequest:
+    """A chat that another API's request amounts to; `names`: that API's, of fields that constrain
+    the output. Raises InvalidRequest."""
+    return validated(ChatRequest, fields).named(names)
 
 
 class ChatReply(CompletionReply["ChatSample"]):

@@ -183,7 +183,8 @@ class ResponsesRequest(BaseModel):
             fields["tool_choice"] = {"type": "function", "function": function}
         elif self.tool_choice is not None:
             fields["tool_choice"] = self.tool_choice
-        return chat_request({name: value for name, value in fields.items() if value is not None})
+        given = {name: value for name, value in fields.items() if value is not None}
+        return chat_request(given, {"response_format": "text.format"})
 
     def echo(self) -> dict[str, Any]:
         """The request fields that a response repeats."""
@@ -212,10 +213,10 @@ class ResponsesRequest(BaseModel):
         if self.truncation == "auto":
             raise InvalidRequest.of("truncation", "auto", '"disabled"')
 
-    def _response_format(self) -> dict[str, Any] | None:
+    def _response_format(self) -> dict[str, Any]:
         wanted = self.text.format
         if wanted.type != "json_schema":
-            return None if wanted.type == "text" else {"type": wanted.type}
+            return {"type": wanted.type, "schema": wanted.schema_}
         if wanted.schema_ is None:
             raise InvalidRequest("text.format.schema is missing", "text.format.schema")
         schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}
