@@ -25,12 +25,38 @@ from ...protocol.known_fields import MAX_SHOWN_CHARS, Items, few
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
+def _object(value: object) -> object:
+    """Accepts what a schema may be. Raises ValueError."""
+    if isinstance(value, dict | bool) or value is None:
+        return value
+    written = ", not its text: leave out json.dumps" if isinstance(value, str) else ""
+    raise ValueError(f"a JSON object is wanted{written}")
+
+
+SchemaObject = Annotated[dict[str, Any] | bool | None, BeforeValidator(_object)]
+
+
 class JsonSchemaFormat(BaseModel):
     """`response_format.json_schema`; `strict` false: enforce what can be, and warn."""
 
+    model_config = ConfigDict(extra="allow")  # none is taken, but a schema may lie among them
+
     name: str | None = None
-    schema_: dict[str, Any] | bool = Field(default=True, alias="schema")
+    description: str | None = None
+    schema_: SchemaObject = Field(default=None, alias="schema")
     strict: bool | None = None
+
+    def asked(self, field: str) -> dict[str, Any]:
+        """The arguments for `constraint_of`. Raises InvalidRequest."""
+        other = _other_field(self)
+        if self.schema_ is None:
+            where = f"; {other} lies right in {field}" if other is not None else ""
+            message = f"{field}.schema is missing: {field} is {_NESTED}{where}"
+            raise InvalidRequest(message, f"{field}.schema")
+        if other is not None:
+            message = f"{field}.{other} is not allowed; allowed: left out, or in {field}.schema"
+            raise InvalidRequest(message, f"{field}.{other}")
+        return {"json_schema": self.schema_, "lenient": True if self.strict is False else None}
 
 
 class ResponseFormat(BaseModel):
@@ -41,7 +67,7 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    schema_: SchemaObject = Field(default=None, alias="schema")
 
     def asked(self, field: str) -> dict[str, Any]:
         """The arguments for `constraint_of`; `field`: the client's name of this one. Raises
@@ -50,14 +76,14 @@ class ResponseFormat(BaseModel):
         if self.type == "structural_tag":
             return {"structural_tag": {"type": self.type, **(self.model_extra or {})}}
         if self.json_schema is not None:
-            is_lenient = True if self.json_schema.strict is False else None
-            return {"json_schema": self.json_schema.schema_, "lenient": is_lenient}
+            return self.json_schema.asked(f"{field}.json_schema")
         if self.type == "json_object" and self.schema_ in (None, True, {}):
             return {"is_json_object": True}
         if self.schema_ is not None:
             return {"json_schema": self.schema_}
         if self.type == "json_schema":
-            raise InvalidRequest(f"{field}.json_schema is missing", field)
+            name = f"{field}.json_schema"
+            raise InvalidRequest(f"{name} is missing: {_NESTED}", name)
         return {}
 
     def _refuse_misplaced(self, field: str) -> None:
@@ -68,11 +94,9 @@ class ResponseFormat(BaseModel):
             raise self._misplaced(f"{field}.schema", f"left out beside {field}.json_schema")
         if self.schema_ is not None and self.type not in ("json_object", "json_schema"):
             raise self._misplaced(f"{field}.schema", enforced)
-        if self.type != "structural_tag":
-            others = (n for n, value in (self.model_extra or {}).items() if value is not None)
-            if (name := next(others, None)) is not None:
-                allowed = f"left out; a schema belongs in {field}.schema"
-                raise self._misplaced(f"{field}.{name[:MAX_SHOWN_CHARS]}", allowed)
+        if self.type != "structural_tag" and (other := _other_field(self)) is not None:
+            allowed = f"left out; a schema belongs in {field}.schema"
+            raise self._misplaced(f"{field}.{other}", allowed)
 
     def _misplaced(self, field: str, allowed: str) -> InvalidRequest:
         message = f'{field} is not allowed with type "{self.type}"; allowed: {allowed}'
@@ -204,6 +228,14 @@ class ConstraintFields(GrammarFields):
         return asked
 
 
+def _other_field(body: BaseModel) -> str | None:
+    """One that is given and that its model does not have."""
+    others = (n for n, value in (body.model_extra or {}).items() if value is not None)
+    other = next(others, None)
+    return None if other is None else other[:MAX_SHOWN_CHARS]
+
+
+_NESTED = '{"name": .., "schema": {..}}, with the JSON Schema in "schema"'
 _OPTIONS = ("whitespace", "property_order", "formats", "lenient")
 _NAMES = {
     "regex": "regex",

@@ -15,6 +15,7 @@ from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.known_fields import Entries, FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
+from ..openai.constraint_fields import SchemaObject
 from ..openai.content_parts import ImageField
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -85,7 +86,7 @@ class TextFormat(BaseModel):
     model_config = _LENIENT
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    schema_: SchemaObject = Field(default=None, alias="schema")
     strict: bool | None = None
 
 

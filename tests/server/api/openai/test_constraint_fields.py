@@ -77,6 +77,27 @@ def test_a_form_that_the_type_does_not_have_is_refused_by_name(
     assert form["type"] in message and "allowed: left out" in message
 
 
+@pytest.mark.parametrize(
+    ("nested", "field", "told"),
+    [
+        ({"name": "x", "strict": True}, "schema", '{"name": .., "schema": {..}}'),
+        ({"name": "x", "schema": None}, "schema", '{"name": .., "schema": {..}}'),
+        ({"name": "x", "strict": True, **SCHEMA}, "schema", "type lies right in"),
+        ({**NESTED, "required": ["x"]}, "required", "in response_format.json_schema.schema"),
+        ({"name": "x", "schema": json.dumps(SCHEMA)}, "schema", "leave out json.dumps"),
+        ({"name": "x", "schema": [SCHEMA]}, "schema", "a JSON object is wanted"),
+    ],
+    ids=["none", "null", "beside", "both", "text", "list"],
+)
+def test_a_schema_that_is_not_where_it_belongs_is_refused_by_that_place(
+    nested: dict[str, Any], field: str, told: str
+) -> None:
+    at_fault, message = refusal({"type": "json_schema", "json_schema": nested})
+    assert at_fault == f"response_format.json_schema.{field}" and message.startswith(at_fault)
+    assert told in message
+    assert constraint({"type": "json_schema", "json_schema": {**NESTED, "strict": False}})
+
+
 def test_responses_name_their_own_field() -> None:
     with pytest.raises(InvalidRequest, match=r"^text\.format\.schema is") as refused:
         response({"type": "text", "schema": SCHEMA}).constraint()
