@@ -87,8 +87,9 @@ def chat_task(
         tools=tool_use.for_template,
         template_kwargs=json.dumps(variables) if variables else None,
     )
-    if tool_use.is_forced:
-        task = replace(task, constraint_field="tools")
+    form = params.constraint
+    if form is not None and (tool_use.is_forced or body.constraint_field is None):
+        task = replace(task, constraint_field="tools", words=tool_use.words(form))
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(
         chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced

@@ -6,7 +6,8 @@ OpenAI's `response_format`; SGLang's `regex`, `ebnf`, `json_schema`, `structural
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,7 @@ from ....frontend.protocol.constraint import (
     Whitespace,
     constraint_of,
 )
+from ...protocol.constraint_words import ConstraintWords
 from ...protocol.known_fields import MAX_SHOWN_CHARS, Items, few
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -166,6 +168,15 @@ class GrammarFields(BaseModel):
     def client_name(self, field: str) -> str:
         """What the client calls a field."""
         return self._names.get(field, field)
+
+    def words(self, constraint: Constraint) -> ConstraintWords:
+        """In which the client is told of `constraint`, which is this one's or has it within."""
+        return ConstraintWords(constraint, self._own_schemas, self._names.get("lenient"))
+
+    def _own_schemas(self) -> Sequence[tuple[str, object]]:
+        own = self.constraint()
+        is_schema = own is not None and own.kind == "json_schema"
+        return [("", json.loads(own.source))] if own is not None and is_schema else []
 
     def constraint(self) -> Constraint | None:
         """What the output must be. Raises InvalidRequest that names the field."""

@@ -80,6 +80,9 @@ class ChosenFunction(BaseModel):
     name: str
 
 
+_NAMES = {"response_format": "text.format", "lenient": '`"strict": false`'}
+
+
 class TextFormat(BaseModel):
     """`text.format`."""
 
@@ -185,7 +188,7 @@ class ResponsesRequest(BaseModel):
         elif self.tool_choice is not None:
             fields["tool_choice"] = self.tool_choice
         given = {name: value for name, value in fields.items() if value is not None}
-        return chat_request(given, {"response_format": "text.format"})
+        return chat_request(given, _NAMES)
 
     def echo(self) -> dict[str, Any]:
         """The request fields that a response repeats."""
