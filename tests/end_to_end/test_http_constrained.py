@@ -277,6 +277,13 @@ def test_jump_forward_changes_no_answer(served: Any) -> None:
     assert len(both) == 1
 
 
+def test_a_stop_string_cuts_json_and_is_named(served: Any) -> None:
+    (choice,) = ask(served, json_schema=SCHEMA, stop=['"age"']).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", '"age"')
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(choice["message"]["content"])
+
+
 def test_n_answers_are_each_constrained(served: Any) -> None:
     short = {"name": {"type": "string", "maxLength": 20}, "age": {"enum": [1, 34]}}
     schema = {**SCHEMA, "properties": short}
