@@ -45,6 +45,7 @@ __all__ = [
     "UnsupportedSchema",
 ]
 
+LENIENT = "`lenient`, which drops the keyword"  # a remedy of many an UnsupportedSchema
 MAX_MODEL_NAME_CHARS = 256  # of what a request names, which may be "model:adapter"
 
 

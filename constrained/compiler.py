@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -156,27 +156,55 @@ def _structural_tag(spec: GrammarSpec, limits: Limits) -> CompiledGrammar:
 
 
 class _TagSchemas:
-    """Compiles the schemas of tags as the spec asks, and keeps the warnings."""
+    """Compiles the schemas of tags as the spec asks, and keeps the warnings. What is said of a
+    schema points into the tag, not into the schema."""
 
     def __init__(self, spec: GrammarSpec) -> None:
         self._spec = spec
         self.warnings: list[str] = []
 
-    def document(self, schema: object) -> Grammar:
-        made = _schema_grammar(schema, self._spec, watches_items=False)
-        self.warnings.extend(made.warnings)
+    def document(self, schema: object, pointer: str) -> Grammar:
+        with _pointing_from(pointer):
+            made = _schema_grammar(schema, self._spec, watches_items=False)
+        self._warn(pointer, made.warnings)
         return made.grammar
 
-    def parameters(self, schema: object, style: ParameterStyle) -> Sequence[Parameter]:
+    def parameters(
+        self, schema: object, style: ParameterStyle, pointer: str
+    ) -> Sequence[Parameter]:
         from .schema.parameters import ParameterOptions, parameters_of
 
         spec = self._spec
         options = ParameterOptions(
             spec.whitespace, spec.property_order, spec.is_lenient, spec.formats == "enforce"
         )
-        found, warnings = parameters_of(schema, style, options)
-        self.warnings.extend(warnings)
+        with _pointing_from(pointer):
+            found, warnings = parameters_of(schema, style, options)
+        self._warn(pointer, warnings)
         return found
+
+    def _warn(self, pointer: str, warnings: Sequence[str]) -> None:
+        self.warnings.extend(_from(pointer, warning) for warning in warnings)
+
+
+@contextlib.contextmanager
+def _pointing_from(pointer: str) -> Iterator[None]:
+    """Refusals of the schema at `pointer` name places from the root of what it is in."""
+    try:
+        yield
+    except UnsupportedSchema as error:
+        raise UnsupportedSchema(
+            pointer + error.pointer, error.keyword, error.reason, error.remedy
+        ) from error
+    except InvalidGrammar as error:
+        raise InvalidGrammar(_from(pointer, str(error)), error.field) from error
+
+
+def _from(pointer: str, message: str) -> str:
+    """A message that begins with a pointer from the schema's root, "/" where it is that."""
+    if not message.startswith("/"):
+        return f"{pointer}: {message}"
+    return pointer + message.removeprefix("/" if message.startswith("/:") else "")
 
 
 def _schema_grammar(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from ..errors import InvalidGrammar
@@ -63,10 +64,12 @@ _ANY_TEXT = Repeat(_ANY, 0, None)
 class Schemas(Protocol):
     """Compiles what contents say of schemas."""
 
-    def document(self, schema: object) -> Grammar:
-        """The grammar of a schema's documents."""
+    def document(self, schema: object, pointer: str) -> Grammar:
+        """The grammar of the documents of a schema, which stands at `pointer`."""
 
-    def parameters(self, schema: object, style: ParameterStyle) -> Sequence[Parameter]:
+    def parameters(
+        self, schema: object, style: ParameterStyle, pointer: str
+    ) -> Sequence[Parameter]:
         """An object's properties."""
 
 
@@ -108,10 +111,11 @@ class TagGrammar:
                 return parse_regex(source, dialect="python", anchored=True)
             case Rules(source):
                 return self._once(source, "grammar", lambda: self._own_rules(source))
-            case SchemaDocument(schema):
-                return self._once(schema, "", lambda: self._document(schema))
-            case Parameters(schema, style):
-                return self._once(schema, repr(style), lambda: self._parameters(schema, style))
+            case SchemaDocument(schema, pointer):
+                return self._once(schema, "", lambda: self._document(schema, pointer))
+            case Parameters(schema, style, pointer):
+                parameters = partial(self._parameters, schema, style, pointer)
+                return self._once(schema, repr(style), parameters)
             case InSequence(parts):
                 return _sequence(*map(self._expression, parts))
             case OneOf(parts):
@@ -174,8 +178,8 @@ class TagGrammar:
         whole = _sequence(first, alt(*map(Literal, ends)) if ends else EMPTY_WORD)
         return whole if content.is_required else alt(whole, last)
 
-    def _document(self, schema: object) -> Expression:
-        grammar = self._schemas.document(schema)
+    def _document(self, schema: object, pointer: str) -> Expression:
+        grammar = self._schemas.document(schema, pointer)
         reference, prefix = self._merged(grammar)
         self._documents[prefix] = grammar
         return reference
@@ -186,8 +190,8 @@ class TagGrammar:
         self.warnings += read.warnings
         return self._merged(read.grammar)[0]
 
-    def _parameters(self, schema: object, style: ParameterStyle) -> Expression:
-        found = self._schemas.parameters(schema, style)
+    def _parameters(self, schema: object, style: ParameterStyle, pointer: str) -> Expression:
+        found = self._schemas.parameters(schema, style, pointer)
         items = [self._item(each, style) for each in found]
         behind: Expression = EMPTY_WORD  # what may come behind an item
         choices: Expression = EMPTY_WORD  # how the whole may begin

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import InvalidGrammar
@@ -71,17 +71,19 @@ class AnyText:
 
 @dataclass(frozen=True, slots=True)
 class SchemaDocument:
-    """A JSON document of the schema."""
+    """A JSON document of the schema, which stands at `pointer`."""
 
     schema: object
+    pointer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """An object's properties one by one."""
+    """An object's properties one by one; its schema stands at `pointer`."""
 
     schema: object
     style: ParameterStyle
+    pointer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,27 @@ Content: TypeAlias = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a content stands: its JSON pointer, and how many others it is in."""
+
+    pointer: str
+    depth: int = 0
+
+    def at(self, name: str, index: int) -> _Place:
+        """An item of one of its arrays."""
+        return _Place(f"{self.pointer}/{name}/{index}", self.depth)
+
+    def within(self, below: str) -> _Place:
+        """A content in it, at a pointer from here."""
+        return _Place(f"{self.pointer}/{below}", self.depth + 1)
+
+    @property
+    def of_schema(self) -> str:
+        """The pointer to its schema."""
+        return f"{self.pointer}/json_schema"
+
+
 def parse_tags(value: object) -> Content:
     """Of a whole structural tag, in the notation above or in the older one:
 
@@ -157,14 +180,17 @@ def parse_tags(value: object) -> Content:
     """
     given = mapping(value, "a structural tag")
     if "structures" in given:
-        tags = [_older_tag(item) for item in items(given, "structures")]
+        tags = [
+            _older_tag(item, f"/structures/{index}")
+            for index, item in enumerate(items(given, "structures"))
+        ]
         return _dispatched(given, tags)
     if "format" not in given:
         raise InvalidGrammar('"format", or "structures" and "triggers", are expected')
-    return parse_content(given["format"])
+    return _content(given["format"], _Place("/format"))
 
 
-def parse_content(value: object, depth: int = 0) -> Content:
+def _content(value: object, place: _Place) -> Content:
     """Raises InvalidGrammar."""
     given = mapping(value, "content")
     kind = given.get("type")
@@ -173,9 +199,9 @@ def parse_content(value: object, depth: int = 0) -> Content:
     if not isinstance(kind, str) or kind not in _PARSERS:
         known = ", ".join(_PARSERS)
         raise InvalidGrammar(f"content type {kind!r} is not known; known are: {known}")
-    if depth > MAX_DEPTH:
+    if place.depth > MAX_DEPTH:
         raise InvalidGrammar(f"content: nested deeper than {MAX_DEPTH}")
-    return _PARSERS[kind](given, depth)
+    return _PARSERS[kind](given, place)
 
 
 def mapping(value: object, what: str) -> Mapping[str, object]:
@@ -233,7 +259,7 @@ def _style(given: Mapping[str, object]) -> ParameterStyle:
     from .schema.parameters import ParameterStyle  # takes 0.1 s, needed only to compile
 
     values = mapping(given.get("style"), "style")
-    known = {field.name for field in fields(ParameterStyle)}
+    known = {each.name for each in fields(ParameterStyle)}
     unknown = [name for name in values if name not in known]
     if unknown:
         raise InvalidGrammar(f"style: {unknown[0]!r} is not known; known are: {sorted(known)}")
@@ -247,32 +273,36 @@ def _style(given: Mapping[str, object]) -> ParameterStyle:
     return ParameterStyle(**texts, raw_strings=raw, words=tuple(words))
 
 
-def _schema(given: Mapping[str, object], depth: int) -> Content:
+def _schema(given: Mapping[str, object], place: _Place) -> Content:
     style = given.get("style", "json")
     if given.get("excludes"):
         raise InvalidGrammar("json_schema: excludes are not supported; say it by a pattern")
     if style == "qwen_xml":
-        return _qwen(given, depth)
+        return _qwen(given, place)
     if style != "json":
         raise InvalidGrammar(f"json_schema: style {style!r} is not known; known: json, qwen_xml")
-    return SchemaDocument(given.get("json_schema"))
+    return SchemaDocument(given.get("json_schema"), place.of_schema)
 
 
-def _qwen(given: Mapping[str, object], _: int) -> Content:
+def _qwen(given: Mapping[str, object], place: _Place) -> Content:
     """As Qwen's models write parameters; with the line ends that they write, or without."""
     from .schema.parameters import ParameterStyle
 
     style = ParameterStyle("<parameter=", ">", "</parameter>", gap="\n", excludes="</parameter>")
-    return Parameters(given.get("json_schema"), style)
+    return Parameters(given.get("json_schema"), style, place.of_schema)
 
 
-def _rules(given: Mapping[str, object], _: int) -> Content:
+def _parameters(given: Mapping[str, object], place: _Place) -> Content:
+    return Parameters(given.get("json_schema"), _style(given), place.of_schema)
+
+
+def _rules(given: Mapping[str, object], _: _Place) -> Content:
     if given.get("syntax", "ebnf") != "ebnf":
         raise InvalidGrammar("grammar: syntax: only ebnf is supported, by rules `name ::= ..`")
     return Rules(_string(given, "grammar"))
 
 
-def _any_text(given: Mapping[str, object], _: int) -> Content:
+def _any_text(given: Mapping[str, object], _: _Place) -> Content:
     if given.get("max_tokens") is not None:
         raise InvalidGrammar("any_text: max_tokens is not supported; max_chars is")
     most = given.get("max_chars")
@@ -280,46 +310,50 @@ def _any_text(given: Mapping[str, object], _: int) -> Content:
     return AnyText(_texts(given, "excludes"), most)
 
 
-def _elements(given: Mapping[str, object], depth: int) -> tuple[Content, ...]:
-    return tuple(parse_content(item, depth + 1) for item in items(given, "elements"))
+def _elements(given: Mapping[str, object], place: _Place) -> tuple[Content, ...]:
+    found = enumerate(items(given, "elements"))
+    return tuple(_content(item, place.within(f"elements/{index}")) for index, item in found)
 
 
-def _inner(given: Mapping[str, object], depth: int) -> Content:
-    return parse_content(given.get("content"), depth + 1)
+def _inner(given: Mapping[str, object], place: _Place) -> Content:
+    return _content(given.get("content"), place.within("content"))
 
 
-def _repeated(given: Mapping[str, object], depth: int) -> Content:
+def _repeated(given: Mapping[str, object], place: _Place) -> Content:
     least = _count(given, "min", 0, 2**31 - 1)
     most = None if given.get("max") == -1 else _count(given, "max", least, 2**31 - 1)
-    return Repeated(_inner(given, depth), least, most)
+    return Repeated(_inner(given, place), least, most)
 
 
-def _tag(value: object, depth: int) -> Tag:
+def _tag(value: object, place: _Place) -> Tag:
     given = mapping(value, "a tag")
     end = given.get("end")
     ends = end if isinstance(end, list) else [end]
     if not ends:
         raise InvalidGrammar("end: at least one text is expected")
     found = tuple(_text(item, "end") for item in ends)
-    return Tag(_string(given, "begin"), _inner(given, depth), found)
+    return Tag(_string(given, "begin"), _inner(given, place), found)
 
 
-def _tags(given: Mapping[str, object], depth: int) -> list[Tag]:
-    tags = [_tag(item, depth) for item in items(given, "tags")]
+def _tags(given: Mapping[str, object], place: _Place) -> list[Tag]:
+    found = enumerate(items(given, "tags"))
+    tags = [_tag(item, place.at("tags", index)) for index, item in found]
     if not tags:
         raise InvalidGrammar("tags: at least one is expected")
     return tags
 
 
-def _older_tag(value: object) -> Tag:
+def _older_tag(value: object, pointer: str) -> Tag:
     given = mapping(value, "a structure")
-    schema = given.get("schema", given.get("structural_tag_schema", True))
+    name = "schema" if "schema" in given else "structural_tag_schema"
+    schema = given.get(name, True)
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except ValueError as error:
             raise InvalidGrammar(f"schema: not JSON: {error}") from error
-    return Tag(_string(given, "begin"), SchemaDocument(schema), (_string(given, "end"),))
+    document = SchemaDocument(schema, f"{pointer}/{name}")
+    return Tag(_string(given, "begin"), document, (_string(given, "end"),))
 
 
 def _dispatched(given: Mapping[str, object], tags: Sequence[Tag]) -> Content:
@@ -344,41 +378,42 @@ def _dispatched(given: Mapping[str, object], tags: Sequence[Tag]) -> Content:
     )
 
 
-def _dispatch(given: Mapping[str, object], depth: int) -> Content:
+def _dispatch(given: Mapping[str, object], place: _Place) -> Content:
     rules = []
-    for rule in items(given, "rules"):
+    for index, rule in enumerate(items(given, "rules")):
         if not isinstance(rule, list) or len(rule) != 2 or not _text(rule[0], "rules"):
             raise InvalidGrammar("rules: pairs of a text, not empty, and a content are expected")
-        rules.append((_text(rule[0], "rules"), parse_content(rule[1], depth + 1)))
+        content = _content(rule[1], place.within(f"rules/{index}/1"))
+        rules.append((_text(rule[0], "rules"), content))
     if not rules or len(dict(rules)) < len(rules):
         raise InvalidGrammar("rules: at least one is expected, each with a text of its own")
     is_repeated = _flag(given, "loop", otherwise=True)
     return Dispatched(tuple(rules), _texts(given, "excludes"), is_repeated=is_repeated)
 
 
-def _separated(given: Mapping[str, object], depth: int) -> Content:
-    tag = OneOf(tuple(_tags(given, depth)))
+def _separated(given: Mapping[str, object], place: _Place) -> Content:
+    tag = OneOf(tuple(_tags(given, place)))
     more = Repeated(InSequence((Text(_string(given, "separator")), tag)))
     found = tag if _flag(given, "stop_after_first") else InSequence((tag, more))
     return found if _flag(given, "at_least_one") else Repeated(found, 0, 1)
 
 
-_PARSERS: dict[str, Callable[[Mapping[str, object], int], Content]] = {
+_PARSERS: dict[str, Callable[[Mapping[str, object], _Place], Content]] = {
     "json_schema": _schema,
     "qwen_xml_parameter": _qwen,
-    "parameters": lambda given, _: Parameters(given.get("json_schema"), _style(given)),
+    "parameters": _parameters,
     "const_string": lambda given, _: Text(_string(given, "value")),
     "regex": lambda given, _: Pattern(_string(given, "pattern")),
     "grammar": _rules,
     "any_text": _any_text,
-    "sequence": lambda given, depth: InSequence(_elements(given, depth)),
-    "or": lambda given, depth: OneOf(_elements(given, depth)),
-    "star": lambda given, depth: Repeated(_inner(given, depth)),
-    "plus": lambda given, depth: Repeated(_inner(given, depth), 1),
-    "optional": lambda given, depth: Repeated(_inner(given, depth), 0, 1),
+    "sequence": lambda given, place: InSequence(_elements(given, place)),
+    "or": lambda given, place: OneOf(_elements(given, place)),
+    "star": lambda given, place: Repeated(_inner(given, place)),
+    "plus": lambda given, place: Repeated(_inner(given, place), 1),
+    "optional": lambda given, place: Repeated(_inner(given, place), 0, 1),
     "repeat": _repeated,
     "tag": _tag,
     "tags_with_separator": _separated,
-    "triggered_tags": lambda given, depth: _dispatched(given, _tags(given, depth)),
+    "triggered_tags": lambda given, place: _dispatched(given, _tags(given, place)),
     "dispatch": _dispatch,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from .generation.service import Service
 from .metrics.loop_lag import LoopLag
 from .protocol.connection_table import ConnectionTable, backlog_of, limit_of_files, most_connections
 from .protocol.connections import HttpProtocol
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 2.0  # to send the last events of streams
 HANG_UP_S = 0.5  # after which connections that are still busy are closed,
@@ -173,6 +176,8 @@ class HttpServer(uvicorn.Server):
         reason = f"the server was stopped; this had {self._drain_s:g} s to end"
         if self._is_hurried.is_set():
             reason = "the server was stopped at once"
+        if self._drain_state.num_running:
+            log.warning("%d requests are ended: %s", self._drain_state.num_running, reason)
         self._engine.abandon(reason)
         for _ in range(round(LAST_WORDS_S / _POLL_S)):
             if not self._drain_state.num_running:
@@ -187,14 +192,14 @@ class HttpServer(uvicorn.Server):
         until_s = clock.read() + self._drain_s
         while not self._is_hurried.is_set() and clock.read() < until_s:
             num_programs = await asyncio.to_thread(self._engine.num_programs, LAST_WORDS_S)
-            if not self._drain_state.num_running and not num_programs:
-                return
+            num_requests = self._drain_state.num_running
             if not has_said:
                 has_said = True
-                print(
-                    f"stopping: {self._drain_state.num_running} requests and "
-                    f"{num_programs} programs "
-                    f"have {self._drain_s:g} s to end; once more (Ctrl-C) stops at once",
-                    flush=True,
-                )
+                log.warning(
+                    "being stopped: %d requests and %d programs left, with %g s to end; a second "
+                    "signal (Ctrl-C) ends them at once",
+                    num_requests, num_programs, self._drain_s,
+                )  # fmt: skip
+            if not num_requests and not num_programs:
+                return
             await asyncio.sleep(_POLL_S)

@@ -23,7 +23,7 @@ import referencing
 import referencing.exceptions
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
-from ...errors import InvalidGrammar, UnsupportedSchema
+from ...errors import LENIENT, InvalidGrammar, UnsupportedSchema
 from .keywords import DIALECTS, KEYWORDS, Dialect, is_schema
 
 Signed: TypeAlias = int
@@ -58,12 +58,14 @@ Scope: TypeAlias = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """A schema with its own base URI: the document, and each subschema with an `$id`."""
+    """A schema with its own base URI: the document, and each subschema with an `$id`, which begins
+    at `pointer`."""
 
     contents: Any
     dialect: Dialect
     base: str = ""
     scope: Scope = frozenset()
+    pointer: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +213,7 @@ class Document:
         if reference.startswith("#") and (reference == "#" or reference[1] == "/"):
             found = _pointer_within(resource.contents, reference[1:])
             if found is not None:
-                return found, unquote(reference[1:]), resource
+                return found, resource.pointer + unquote(reference[1:]), resource
         pointer = f"{place.pointer}/{keyword}"
         try:
             uri, fragment = urldefrag(urljoin(resource.base, reference))
@@ -240,7 +242,12 @@ class Document:
         return self._registry
 
     def _entered(
-        self, contents: Any, default: Dialect, base: str, outer: Scope = frozenset()
+        self,
+        contents: Any,
+        default: Dialect,
+        base: str,
+        outer: Scope = frozenset(),
+        pointer: str = "",
     ) -> Resource:
         """A resource as it is met under a scope, which its own dynamic anchors extend."""
         resource = self._resources.get((id(contents), outer))
@@ -252,7 +259,7 @@ class Document:
                     anchor = Anchor(schema, Resource(contents, dialect, base))
                     scope[name] = id(anchor)
                     self._anchors[id(anchor)] = anchor
-            resource = Resource(contents, dialect, base, frozenset(scope.items()))
+            resource = Resource(contents, dialect, base, frozenset(scope.items()), pointer)
             self._resources[id(contents), outer] = resource
             self._kept.append(contents)
         return resource
@@ -261,7 +268,9 @@ class Document:
         """Another resource, entered from `outer`."""
         if resource.contents is outer.contents:
             return outer
-        return self._entered(resource.contents, resource.dialect, resource.base, outer.scope)
+        return self._entered(
+            resource.contents, resource.dialect, resource.base, outer.scope, resource.pointer
+        )
 
     def _locate(self, schema: object, pointer: str, resource: Resource) -> Signed:
         if isinstance(schema, bool):
@@ -309,7 +318,7 @@ class Document:
             raise InvalidGrammar(
                 f"{pointer}: {identifier}={name!r}: {error}", "json_schema"
             ) from error
-        return self._entered(schema, outer.dialect, base, outer.scope)
+        return self._entered(schema, outer.dialect, base, outer.scope, pointer)
 
     def _add(self, schema: dict[str, Any], pointer: str, resource: Resource) -> int:
         self._kept.append(schema)
@@ -457,7 +466,7 @@ def _unresolved(place: Place, keyword: str, reference: str) -> InvalidGrammar:
         keyword,
         f"{reference!r} is not in the document, and nothing is fetched",
         "`stemma schema bundle FILE --with OTHER`, which makes one document of several, or "
-        "`lenient`, which drops the keyword",
+        + LENIENT,
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import TypeAlias
 
-from ...errors import InvalidGrammar, UnsupportedSchema
+from ...errors import LENIENT, InvalidGrammar, UnsupportedSchema
 from ..seen_items import canonical_item
 from . import assertions, numbers, objects, strings
 from .cases import ANY_OF, CONSTANT, Case, Cases, Kind, kind_of
@@ -488,7 +488,7 @@ def _too_many_cases(place: Place, keyword: str) -> UnsupportedSchema:
 
 
 def _or_lenient(remedy: str) -> str:
-    lenient = "`lenient`, which drops the keyword and validates the finished document"
+    lenient = f"{LENIENT} and validates the finished document"
     return f"{remedy}, or {lenient}" if remedy else lenient
 
 

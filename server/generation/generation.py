@@ -184,7 +184,7 @@ class Generation:
             self._fresh.append(piece)
             self.num_waiting_bytes += piece.num_bytes
         elif kind == wire.VALUE:
-            outcome = Outcome(index, payload["text"], payload["meta"])
+            outcome = Outcome(index, payload["text"], self._reworded(payload["meta"]))
             self.outcomes[index] = outcome
             self._fresh.append(outcome)
             self._on_outcome(outcome)
@@ -192,13 +192,22 @@ class Generation:
             self._take_failure(index, payload)
         self.wake()
 
+    def _reworded(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """The meta with its warnings in the client's words."""
+        warnings, words = meta.get("warnings"), self.task.words
+        if not warnings or words is None:
+            return meta
+        return {**meta, "warnings": list(map(words.reworded, warnings))}
+
     def _take_failure(self, index: int, payload: Mapping[str, Any]) -> None:
         """A failure of one sample, or of all: where the request is refused, where the engine or a
         whole program is lost, and where every remaining sample has failed."""
-        kind, field = payload["kind"], payload.get("field")
+        message, kind, field = payload["message"], payload["kind"], payload.get("field")
         if kind in GRAMMAR_KINDS:
             field = self.task.constraint_field
-        error = GenerationFailed(payload["message"], kind, field)
+            if self.task.words is not None:
+                message = self.task.words.reworded(message)
+        error = GenerationFailed(message, kind, field)
         is_of_sample = payload.get("op") not in (None, "program") and kind == EngineError.__name__
         if self.task.fails_apart and is_of_sample:
             if index in self.outcomes:  # its prompt's branch was reported, too

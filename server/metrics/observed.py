@@ -41,6 +41,11 @@ class RequestRecord:
         return list(self.state.get("outcomes", ()))
 
     @property
+    def model(self) -> str | None:
+        """Of a server with several: the one that was chosen."""
+        return self.state.get("model")
+
+    @property
     def request_id(self) -> str | None:
         """The id by which the client may refer to it."""
         return None if self.caller is None else self.caller.request_id

@@ -45,6 +45,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
         "duration_ms": round(1000 * record.duration_s, 3),
         "client": record.client,
         "tenant": None if caller is None else caller.tenant,
+        "model": record.model,
         "disconnected": True if not record.is_complete else None,
     }
     if outcomes := record.outcomes:

@@ -49,6 +49,8 @@ def _export(tracer: Tracer, record: RequestRecord) -> None:
             "stemma.request_id": record.request_id or "",
         },
     )
+    if record.model is not None:
+        span.set_attribute("gen_ai.response.model", record.model)
     if record.status >= 500:
         span.set_status(Status(StatusCode.ERROR))
     for outcome in record.outcomes:

@@ -68,7 +68,10 @@ class Dispatcher:
         request = Request(scope, receive)
         route = self._routes.get(scope["path"]) if scope["method"] == "POST" else None
         if route is None:
-            slot = await self._names.find(request.query_params.get(_FIELD))
+            name = request.query_params.get(_FIELD)
+            slot = await self._names.find(name)
+            if name or scope["method"] != "GET":  # the page and what it loads are of no model
+                request.state.model = slot.name
             await self._apps[slot](scope, receive, send)
             return
         scope["route"] = route  # for the counts, should it be refused here
@@ -77,6 +80,7 @@ class Dispatcher:
             await self._answer_jointly(joint, route, request, value, send)
             return
         slot = await self._chosen_by_body(request, value, route.fields)
+        request.state.model = slot.name
         if scope["path"] in NEED_NO_ENGINE:
             await self._apps[slot](scope, receive, send)
             return
@@ -101,6 +105,7 @@ class Dispatcher:
     async def _answer_jointly(
         self, joint: JointApp, route: JsonRoute, request: Request, value: Any, send: Send
     ) -> None:
+        request.state.model = joint.served.name
         joint.served.require(request.scope["path"])
         limit = joint.service.body_limit
         if keep_json(request, value) > limit.num_bytes:

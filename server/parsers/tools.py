@@ -30,6 +30,7 @@ from ...frontend.chat_format.reasoning import ReasoningTags
 from ...frontend.chat_format.tool_format import OfferedFunction, TaughtFormat
 from ...frontend.protocol.constraint import Constraint, constraint_of
 from ...frontend.protocol.schema_words import require_schema
+from ..protocol.constraint_words import ConstraintWords
 from ..protocol.known_fields import Items
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -124,8 +125,8 @@ class ToolUse:
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise InvalidRequest.of("tools", names, "functions with different names")
-        for tool in self.tools:
-            _require_schema(tool.function)
+        for index, tool in enumerate(self.tools):
+            _require_schema(index, tool.function)
         for name in self._chosen_names:
             if name not in names:
                 raise InvalidRequest.of("tool_choice", name, f"one of {names}")
@@ -227,6 +228,18 @@ class ToolUse:
         is_lenient = own.is_lenient or self._is_lenient
         return replace(own, kind="structural_tag", source=found.source, is_lenient=is_lenient)
 
+    def words(self, constraint: Constraint) -> ConstraintWords:
+        """In which the client is told of `constraint`, which is this one's."""
+        return ConstraintWords(constraint, self._named_schemas, '`"strict": false` in each tool')
+
+    def _named_schemas(self) -> Sequence[tuple[str, object]]:
+        functions = [(_name(i, tool.function), tool.function) for i, tool in enumerate(self.tools)]
+        return [
+            (name, schema)
+            for name, function in functions
+            for schema in (function.enforced_schema, _arguments(function))
+        ]
+
     def _constraint(self, reasoning: ReasoningTags | None) -> Constraint | None:
         functions, is_lenient = self._allowed, self._is_lenient
         channels, own = self.chat_format.channels, self._forced_format
@@ -241,7 +254,7 @@ class ToolUse:
         if isinstance(self.choice, NamedChoice):
             schema: object = functions[0].enforced_schema
         elif self.is_forced:
-            schema = {"anyOf": [_call_schema(index, f) for index, f in enumerate(functions)]}
+            schema = {"anyOf": [_call_schema(function) for function in functions]}
         else:
             return self._tags(functions, is_lenient)
         constraint = constraint_of(json_schema=schema, lenient=is_lenient)
@@ -334,12 +347,17 @@ def _offered(functions: Sequence[ToolFunction]) -> list[OfferedFunction]:
     return [OfferedFunction(function.name, function.enforced_schema) for function in functions]
 
 
-def _require_schema(function: ToolFunction) -> None:
+def _require_schema(index: int, function: ToolFunction) -> None:
     """Raises InvalidRequest for parameters that are an example."""
     try:
         require_schema(function.parameters or {}, "parameters")
     except InvalidProgram as error:
-        raise InvalidRequest(f"tools: function {function.name!r}: {error}", "tools") from error
+        raise InvalidRequest(f"{_name(index, function)}: {error}", "tools") from error
+
+
+def _name(index: int, function: ToolFunction) -> str:
+    """Of a function in messages."""
+    return f"tools[{index}] ({function.name})"
 
 
 def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Constraint | None:
@@ -353,12 +371,15 @@ def behind_reasoning(tags: ReasoningTags, constraint: Constraint | None) -> Cons
     return replace(constraint, kind="structural_tag", source=found.source)
 
 
-def _call_schema(index: int, function: ToolFunction) -> dict[str, Any]:
-    """The arguments' schema is a resource of its own: its pointers start at its own root."""
-    arguments = {"$id": f"urn:stemma:tool:{index}", **function.enforced_schema}
+def _call_schema(function: ToolFunction) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": function.name}, "arguments": arguments},
+        "properties": {"name": {"const": function.name}, "arguments": _arguments(function)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _arguments(function: ToolFunction) -> dict[str, Any]:
+    """Their schema as a resource of its own: its pointers start at its own root."""
+    return {"$id": f"urn:stemma:tool:{function.name}", **function.enforced_schema}

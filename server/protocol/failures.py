@@ -170,7 +170,7 @@ def _of_generation(error: GenerationFailed) -> Failure:
 
 def _names(message: str, field: str) -> bool:
     """Whether a message begins with the field, as those of the error tree do."""
-    return message.startswith((f"{field}:", f"{field}="))
+    return message.startswith((f"{field}:", f"{field}=", f"{field}["))
 
 
 def _of_validation(error: RequestValidationError) -> Failure:

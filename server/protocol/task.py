@@ -12,6 +12,7 @@ from ...frontend.protocol.chat_message import Message
 from ...frontend.protocol.constraint import Constraint
 from ...frontend.protocol.ir import GenParams
 from .caller import digest_of
+from .constraint_words import ConstraintWords
 from .hint_envelope import HintEnvelope
 from .pieces import GenerationFailed, Outcome, Piece
 
@@ -39,6 +40,7 @@ class Task:
     hints: HintEnvelope | None = None
     cache_salt: str | None = None  # only requests with the same salt share KV
     constraint_field: str | None = None  # the client's field of a grammar that may be refused
+    words: ConstraintWords | None = None  # in which the client is told of the grammar
     rid: str | None = None  # the client's own id, by which it may abort this beside the reply's
     each_params: Sequence[GenParams] = ()  # where prompts differ in them, one for each
     lora_path: str | None = None  # name of an adapter

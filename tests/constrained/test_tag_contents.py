@@ -176,6 +176,32 @@ def test_parameters_may_be_separated_have_words_and_quotes() -> None:
         assert not accepts(parameters(optional, quoted), f"({said})"), said
 
 
+def test_what_is_said_of_a_schema_points_into_the_tag_that_has_it() -> None:
+    lost = {"properties": {"n": {"type": "integer", "multipleOf": 12345}}}
+    wrong = {"type": "json_schema", "json_schema": {"type": "strng"}}
+    content: dict[str, Any] = {
+        "type": "sequence",
+        "elements": [
+            text("a"),
+            {"type": "optional", "content": parameters(lost)},
+            {"type": "dispatch", "rules": [["b", ANY], ["c", wrong]]},
+        ],
+    }
+    with pytest.raises(InvalidGrammar, match=r"^/format/elements/2/rules/1/1/json_schema: type="):
+        compile_grammar(spec(content, is_lenient=True))
+    content["elements"].pop()
+    place = "/format/elements/1/content/content/json_schema/properties/n"
+    (warning,) = compile_grammar(spec(content, is_lenient=True)).warnings
+    assert warning.startswith(f"{place}: multipleOf is not enforced")
+    with pytest.raises(UnsupportedSchema, match="multipleOf cannot") as refused:
+        compile_grammar(spec(content))
+    assert refused.value.pointer == place
+    older = {"begin": "<", "schema": {"type": "strng"}, "end": ">"}
+    source = json.dumps({"structures": [older], "triggers": ["<"]})
+    with pytest.raises(InvalidGrammar, match=r"^/structures/0/schema: type="):
+        compile_grammar(GrammarSpec("structural_tag", source))
+
+
 def test_what_parameters_one_by_one_cannot_say_is_refused_or_warned_of() -> None:
     either = {**SCHEMA, "anyOf": [{"required": ["days"]}, {"required": ["kind"]}]}
     with pytest.raises(UnsupportedSchema, match=r"anyOf.*one by one"):

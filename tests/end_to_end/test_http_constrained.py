@@ -131,6 +131,8 @@ def test_json_objects_and_text_are_formats_too(served: Any) -> None:
     found = answer(served, response_format={"type": "json_object"}, max_tokens=200)
     assert isinstance(json.loads(found), dict)
     assert answer(served, response_format={"type": "text"}) == answer(served)
+    beside = answer(served, response_format={"type": "json_object", "schema": SCHEMA})
+    assert set(json.loads(beside)) == {"name", "age"}
 
 
 @pytest.mark.parametrize(
@@ -275,6 +277,13 @@ def test_jump_forward_changes_no_answer(served: Any) -> None:
     assert len(both) == 1
 
 
+def test_a_stop_string_cuts_json_and_is_named(served: Any) -> None:
+    (choice,) = ask(served, json_schema=SCHEMA, stop=['"age"']).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", '"age"')
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(choice["message"]["content"])
+
+
 def test_n_answers_are_each_constrained(served: Any) -> None:
     short = {"name": {"type": "string", "maxLength": 20}, "age": {"enum": [1, 34]}}
     schema = {**SCHEMA, "properties": short}
@@ -365,7 +374,7 @@ def test_what_a_tools_schema_has_beyond_grammars_is_refused_or_a_warning(
     (call,) = found["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["number"] in range(1, 10**12 + 1)
     of_grammar, of_answer = found["warnings"]
-    assert "multipleOf" in of_grammar
+    assert of_grammar.startswith("tools[0] (pair_up): /properties/number: multipleOf")
     assert "not a multiple" in of_answer or "not valid" in of_answer
     function["strict"] = True
     strict = ask(served, tools=tools, tool_choice=choice)
@@ -398,8 +407,13 @@ def test_what_a_tools_schema_has_beyond_grammars_is_refused_or_a_warning(
         ({"structured_outputs": {"json": {"type": "nonsense"}}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"magic": 1}}, "structured_outputs.magic"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", **SCHEMA}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
+         "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
         ({"regex": "a", "guided_regex": "a"}, "guided_regex"),
         ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}},
@@ -428,7 +442,7 @@ def test_what_cannot_be_is_a_400_that_names_the_field(
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["type"] == "invalid_request_error" and error["message"]
-    assert error["param"] == param or param.startswith("response_format")
+    assert error["param"] == param
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -516,3 +530,42 @@ def test_an_example_given_as_a_schema_is_refused_everywhere(served: Any) -> None
         assert reply.status_code == 400, (path, fields, reply.text)
         assert '"properties": {"name": {"type": "string"}' in error["message"]
         assert param is None or error["param"] == param
+
+
+def test_what_is_wrong_with_a_schema_is_told_in_the_words_of_each_api(served: Any) -> None:
+    """Which field or which tool, where in what the client sent, and a remedy that it has."""
+    lost = {"type": "integer", "multipleOf": 12345}
+    schema = {"type": "object", "properties": {"x": lost}}
+    text_format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    output = {"format": {"type": "json_schema", "schema": schema}}
+    beta = {"name": "beta", "parameters": schema, "strict": True}
+    flat = [{"type": "function", **tool} for tool in ({"name": "alpha"}, beta)]
+    tools = [CLOCK, {"type": "function", "function": beta}]
+    custom = [
+        {"name": "alpha", "input_schema": {"type": "object"}},
+        {"name": "beta", "input_schema": schema, "strict": True},
+    ]
+    off = '`"strict": false` in each tool, which drops the keyword'
+    for path, fields, begin, remedy in (
+        ("v1/chat/completions", {"tools": tools}, "tools[1] (beta)", off),
+        ("v1/chat/completions", {"json_schema": schema}, "json_schema", "`lenient`, which drops"),
+        ("v1/responses", {"tools": flat}, "tools[1] (beta)", off),
+        ("v1/responses", {"text": {"format": text_format}}, "text.format", '`"strict": false`, wh'),
+        ("v1/messages", {"tools": custom}, "tools[1] (beta)", off),
+        ("v1/messages", {"output_config": output}, "output_config.format", "or leave it out"),
+        ("api/chat", {"tools": tools}, "tools[1] (beta)", off),
+        ("api/chat", {"format": schema}, "format", "or leave it out"),
+        ("api/generate", {"prompt": "x", "format": schema}, "format", "or leave it out"),
+        ("api/generate", {"prompt": "x", "format": schema, "raw": True}, "format", "or leave it"),
+        ("completion", {"prompt": "x", "json_schema": schema}, "json_schema", "or leave it out"),
+    ):
+        body = {"input": "a"} if path == "v1/responses" else {"messages": ASK}
+        body |= {"max_tokens": 8} if path == "v1/messages" else {}
+        if "prompt" in fields:
+            body = {}
+        reply = httpx.post(f"{served.url}/{path}", json={**body, **fields}, timeout=60)
+        assert reply.status_code == 400, (path, fields, reply.text)
+        error = reply.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert message.startswith(f"{begin}: /properties/x: multipleOf cannot"), (path, message)
+        assert remedy in message, (path, message)

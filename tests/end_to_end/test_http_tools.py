@@ -247,6 +247,10 @@ def test_an_agent_that_wants_json_may_call_before_it_answers(
     else:
         assert choice.finish_reason == "stop" and not choice.message.tool_calls
         assert json.loads(choice.message.content)["weather"] in ("rain", "sun")
+    wrong = {"type": "function", "function": {"name": "b", "strict": True, "parameters": {
+        "type": "object", "properties": {"x": {"type": "strng"}}}}}  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\] \(b\): /properties/x"):
+        ask(knowing, tools=[WEATHER, wrong], response_format=form)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -156,7 +156,7 @@ def test_no_tokens_are_made_where_none_are_asked_for(http: httpx.Client, stream:
         ({"prompt": [5, [6, 7]]}, "prompt"),
         ({"prompt": [5, *["x"] * 1025]}, "prompt"),
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "prompt.multimodal_data"),
-        ({"grammar": 'root ::= "', "n_predict": 2}, "ebnf"),
+        ({"grammar": 'root ::= "', "n_predict": 2}, "grammar"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(

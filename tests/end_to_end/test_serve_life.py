@@ -124,6 +124,8 @@ def test_asked_to_stop_it_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -
             assert list(events)[-1] == {"done": True}
         assert len(story.text()) > 100
         assert server.process.wait(120) == 0, server.log
+        assert "being stopped: 1 requests and " in server.log
+        assert "requests are ended" not in server.log
         assert not is_alive(engine)
         with pytest.raises(st.EngineError, match="the runtime was stopped"):
             runtime.get_server_info()
@@ -151,6 +153,7 @@ def test_what_has_not_ended_by_the_deadline_is_told_so(tmp_path: Path) -> None:
             *_, last = events
         assert "had 0.2 s to end" in last["error"]["message"]
         assert server.process.wait(120) == 0, server.log
+        assert "1 requests are ended: the server was stopped" in server.log
 
 
 def test_asked_twice_it_does_not_wait(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from model_servers import (
     served,
 )
 from server_process import COMPLETIONS, ServerProcess
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, wait_until
 
 import stemma as st
 from stemma.server.access.api_keys import file_entry
@@ -214,6 +215,20 @@ def test_a_response_is_continued_by_another_model_and_a_request_aborted_on_any(
         first_event = json.loads(next(lines).removeprefix("data: "))
         aborted = http.post("/abort", json={"id": first_event["id"]}).json()["aborted"]
         assert aborted == 1 or any("length" in line for line in lines)
+
+
+def test_the_log_tells_which_model_was_chosen(both: ServerProcess, http: httpx.Client) -> None:
+    def line_of(reply: httpx.Response) -> str:
+        reply.raise_for_status()
+        told = re.compile(f".* request_id={reply.headers['x-request-id']} .*\n")
+        wait_until(lambda: told.search(both.log) is not None)  # it is written behind the answer
+        return told.findall(both.log)[0]
+
+    for name, model in (("other", "other"), ("default", "tiny"), ("tiny:latest", "tiny")):
+        body = {"prompt": "Hi", "max_tokens": 2, "model": name}
+        assert f" model={model} " in line_of(http.post(COMPLETIONS, json=body))
+    assert " model=other" in line_of(http.get("/server_info", params={"model": "other"}))
+    assert " model=" not in line_of(http.get("/v1/models"))
 
 
 def test_metrics_have_each_models_figures(both: ServerProcess, http: httpx.Client) -> None:

@@ -24,6 +24,7 @@ from ..openai.content_parts import ImageField
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 _SAME = ("stream", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos", "priority",
          "cache_salt", "deadline_s", "kv_hints")  # fmt: skip
+_NAMES = {"response_format": "output_config.format", "lenient": ""}
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -168,7 +169,7 @@ class PromptFields(BaseModel):
 
     def prompt_chat(self) -> ChatRequest:
         """A chat with this prompt. Raises InvalidRequest."""
-        return chat_request({k: v for k, v in chat_fields(self).items() if v is not None})
+        return chat_request({k: v for k, v in chat_fields(self).items() if v is not None}, _NAMES)
 
 
 class MessagesRequest(PromptFields):
@@ -203,7 +204,8 @@ class MessagesRequest(PromptFields):
             "stop": self.stop_sequences,
             **{name: getattr(self, name) for name in _SAME},
         }
-        return chat_request({name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        return chat_request(given, _NAMES)
 
 
 def chat_fields(body: PromptFields) -> dict[str, Any]:

@@ -132,7 +132,8 @@ class SamplerBody(NullableFields):
             "stop_token_ids": list(stop_token_ids) or None,
             "return_token_ids": self.return_tokens or self.stream,
         }
-        return completion_request({n: value for n, value in fields.items() if value is not None})
+        given = {name: value for name, value in fields.items() if value is not None}
+        return completion_request(given, {"ebnf": "grammar", "lenient": ""})
 
     def shown(self) -> dict[str, Any]:
         """What was given, for `generation_settings`."""

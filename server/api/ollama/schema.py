@@ -20,6 +20,8 @@ from ..openai.content_parts import ImageField
 from .keep_alive import KeepAlive
 from .options import Options
 
+_NAMES = {"response_format": "format", "lenient": ""}
+
 
 class GenerationFields(NullableFields):
     """What chats and completions share."""
@@ -60,7 +62,8 @@ class GenerationFields(NullableFields):
         }
         if self.logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        return chat_request({name: value for name, value in fields.items() if value is not None})
+        given = {name: value for name, value in fields.items() if value is not None}
+        return chat_request(given, _NAMES)
 
     def _form(self) -> dict[str, Any]:
         if not self.format:
@@ -161,7 +164,8 @@ class GenerateBody(GenerationFields):
             "stop_token_ids": list(stop_token_ids) or None,
             **self.common_fields(),
         }
-        return completion_request({n: value for n, value in fields.items() if value is not None})
+        given = {name: value for name, value in fields.items() if value is not None}
+        return completion_request(given, _NAMES)
 
     def refuse_what_is_not_there(self) -> None:
         """Raises InvalidRequest."""

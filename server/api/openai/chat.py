@@ -28,6 +28,7 @@ from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.task import UNBOUNDED, Task
 from .chat_messages import ChatMessage, fitting
+from .constraint_fields import NO_NAMES
 from .content_parts import ImageField, image_fields, refuse_images
 from .message_reader import Delta, MessageReader, PlainReader
 from .reasoning_fields import ReasoningFields
@@ -86,8 +87,11 @@ def chat_task(
         tools=tool_use.for_template,
         template_kwargs=json.dumps(variables) if variables else None,
     )
-    if tool_use.is_forced:
-        task = replace(task, constraint_field="tools")
+    form = params.constraint
+    if form is not None and (tool_use.is_forced or body.constraint_field is None):
+        task = replace(task, constraint_field="tools", words=tool_use.words(form))
+    elif form is not None and task.words is not None and tool_use.may_call:
+        task = replace(task, words=task.words.beside(tool_use.words(form)))
     warnings = body.reasoning_warnings(variables, chat_format)
     reasoning = body.reasoning_use(
         chat_format, starts_inside=starts_inside, must_split=tool_use.is_forced
@@ -177,9 +181,9 @@ class ChatRequest(ReasoningFields, SamplingFields):
         params = self.gen_params(next(value for value in given if value is not None))
         tags, starts_inside = self._reasoning(chat_format, variables)
         field = self.constraint_field
-        if tool_use.is_forced and field is not None and field != "response_format":
+        if tool_use.is_forced and field not in (None, self.client_name("response_format")):
             allowed = "left out where tool_choice asks for a call"
-            raise InvalidRequest.of(field, "...", allowed)
+            raise InvalidRequest.of(str(field), "...", allowed)
         if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
         either = None if self.is_continued else tool_use.document_or_call(tags)
@@ -219,9 +223,10 @@ class ChatRequest(ReasoningFields, SamplingFields):
             raise InvalidRequest.of("add_special_tokens", True, allowed)
 
 
-def chat_request(fields: dict[str, Any]) -> ChatRequest:
-    """A chat that another API's request amounts to. Raises InvalidRequest."""
-    return validated(ChatRequest, fields)
+def chat_request(fields: dict[str, Any], names: Mapping[str, str] = NO_NAMES) -> ChatRequest:
+    """A chat that another API's request amounts to; `names`: that API's, of fields that constrain
+    the output. Raises InvalidRequest."""
+    return validated(ChatRequest, fields).named(names)
 
 
 class ChatReply(CompletionReply["ChatSample"]):

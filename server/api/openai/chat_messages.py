@@ -93,7 +93,8 @@ def fitting(messages: Sequence[Message], chat_format: ChatFormat) -> list[Messag
     """The messages as this model's template can write them.
 
     A template without calls gets them as JSON text of the assistant, and results as a user's
-    message, each led by the function's name. Raises InvalidRequest where calls have no results.
+    message, each led by the function's name. Raises InvalidRequest where calls are last, or the
+    assistant goes on right behind them.
     """
     for message, follows in pairwise([*messages, None]):
         is_open = follows is None or follows.role == "assistant"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...protocol.known_fields import Items
 from ...protocol.pieces import Outcome, Piece
 from ...protocol.server_sent_events import event
 from ...protocol.task import MAX_PROMPTS
+from .constraint_fields import NO_NAMES
 from .reply import (
     TEXT,
     CompletionReply,
@@ -112,9 +113,12 @@ class CompletionRequest(SamplingFields):
         return list(prompt)
 
 
-def completion_request(fields: dict[str, Any]) -> CompletionRequest:
-    """A completion that another API's request amounts to. Raises InvalidRequest."""
-    return validated(CompletionRequest, fields)
+def completion_request(
+    fields: dict[str, Any], names: Mapping[str, str] = NO_NAMES
+) -> CompletionRequest:
+    """A completion that another API's request amounts to; `names`: that API's, of fields that
+    constrain the output. Raises InvalidRequest."""
+    return validated(CompletionRequest, fields).named(names)
 
 
 class TextReply(CompletionReply["TextSample"]):

@@ -86,8 +86,7 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
         tools: str | None = None,
         template_kwargs: str | None = None,
     ) -> Task:
-        """What these ask of the engine; a constraint that no field gives is that of the tools.
-        Raises InvalidRequest."""
+        """What these ask of the engine. Raises InvalidRequest."""
         form = params.constraint
         if self.use_beam_search and form is not None and form.is_lenient:
             allowed = "only with schemas and tools that are `strict`, none that are lenient"
@@ -102,7 +101,8 @@ class SamplingFields(SamplerFields, ConstraintFields, OtherFields):
             template_kwargs=template_kwargs,
             hints=self.kv_hints,
             cache_salt=self.cache_salt,
-            constraint_field=self.constraint_field or ("tools" if params.constraint else None),
+            constraint_field=self.constraint_field,
+            words=None if form is None else self.words(form),
             rid=self.rid,
             lora_path=served.lora_path,
             history=self.session_id or self.prompt_cache_key,

@@ -15,6 +15,7 @@ from ....errors import InvalidRequest
 from ...protocol.hint_envelope import HintEnvelope
 from ...protocol.known_fields import Entries, FewItems, Items
 from ..openai.chat import ChatRequest, chat_request
+from ..openai.constraint_fields import SchemaObject
 from ..openai.content_parts import ImageField
 
 _LENIENT = ConfigDict(extra="ignore", strict=True)
@@ -79,13 +80,16 @@ class ChosenFunction(BaseModel):
     name: str
 
 
+_NAMES = {"response_format": "text.format", "lenient": '`"strict": false`'}
+
+
 class TextFormat(BaseModel):
     """`text.format`."""
 
     model_config = _LENIENT
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    schema_: SchemaObject = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -183,7 +187,8 @@ class ResponsesRequest(BaseModel):
             fields["tool_choice"] = {"type": "function", "function": function}
         elif self.tool_choice is not None:
             fields["tool_choice"] = self.tool_choice
-        return chat_request({name: value for name, value in fields.items() if value is not None})
+        given = {name: value for name, value in fields.items() if value is not None}
+        return chat_request(given, _NAMES)
 
     def echo(self) -> dict[str, Any]:
         """The request fields that a response repeats."""
@@ -212,10 +217,10 @@ class ResponsesRequest(BaseModel):
         if self.truncation == "auto":
             raise InvalidRequest.of("truncation", "auto", '"disabled"')
 
-    def _response_format(self) -> dict[str, Any] | None:
+    def _response_format(self) -> dict[str, Any]:
         wanted = self.text.format
         if wanted.type != "json_schema":
-            return None if wanted.type == "text" else {"type": wanted.type}
+            return {"type": wanted.type, "schema": wanted.schema_}
         if wanted.schema_ is None:
             raise InvalidRequest("text.format.schema is missing", "text.format.schema")
         schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from stemma.constrained.compiler import compile_grammar
+from stemma.constrained.serving.frames import named
 from stemma.constrained.spec import GrammarSpec
 from stemma.constrained.vocabulary import single_bytes
-from stemma.errors import InvalidRequest, UnsupportedSchema
+from stemma.errors import InvalidGrammar, InvalidRequest, UnsupportedSchema
 from stemma.frontend.chat_format.chat_format import ChatFormat
 from stemma.frontend.chat_format.hermes import BEGIN, END, Hermes
 from stemma.frontend.chat_format.llama3 import Llama3
@@ -284,6 +285,45 @@ def _accepts(constraint: Constraint, text: str) -> bool:
 QWEN3_CODER = ChatFormat(format_of("qwen3_coder", ()), knows_tools=True)
 CITY_TAGS = "<parameter=city>\na {b}\n</parameter>\n"
 XML = f"<tool_call>\n<function=weather>\n{CITY_TAGS}</function>\n</tool_call>"
+LOST = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 12345}}}
+WRONG = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/X"}},
+    "$defs": {"X": {"type": "strng"}},
+}
+CHOICES = ["auto", "required", "named", "allowed"]
+ONE_ALLOWED = AllowedChoice.model_validate(
+    {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [NAMED.model_dump()]},
+    }
+)
+
+
+@pytest.mark.parametrize("tags", [None, ReasoningTags("<think>", "</think>")], ids=["", "thinks"])
+@pytest.mark.parametrize("chat_format", [KNOWING, QWEN3_CODER], ids=["json", "parameters"])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED, ONE_ALLOWED], ids=CHOICES)
+def test_what_is_wrong_with_a_schema_names_its_tool_and_the_place_in_it(
+    choice: ToolChoice, chat_format: ChatFormat, tags: ReasoningTags | None
+) -> None:
+    def told(schema: dict[str, Any], *, strict: bool | None = None) -> str:
+        tools = [TOOLS[1], _tool("weather", schema, strict=strict), _tool("other", CITY)]
+        use = ToolUse(tools, choice, chat_format)
+        constraint = use.constraint(tags)
+        assert constraint is not None
+        try:
+            (said,) = compile_grammar(_spec(constraint)).warnings
+        except InvalidGrammar as error:
+            said = named(constraint.kind, error)
+        return use.words(constraint).reworded(said)
+
+    assert told(WRONG).startswith("tools[1] (weather): /$defs/X: type='strng' is not allowed")
+    assert told({"type": "strng"}).startswith("tools[1] (weather): /: type='strng' is not")
+    place = "tools[1] (weather): /properties/n: multipleOf "
+    assert told(LOST).startswith(f"{place}is not enforced")
+    refused = told(LOST, strict=True)
+    assert refused.startswith(f"{place}cannot be enforced")
+    assert refused.endswith('an `enum`, or `"strict": false` in each tool, which drops the keyword')
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])

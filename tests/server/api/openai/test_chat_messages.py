@@ -92,9 +92,12 @@ def test_reasoning_goes_to_templates_that_read_it() -> None:
 
 
 @pytest.mark.parametrize("behind", [[], [{"role": "assistant", "content": "x"}]])
-def test_calls_without_results_are_refused(behind: list[dict[str, Any]]) -> None:
+def test_calls_without_results_are_refused_unless_the_user_goes_on(
+    behind: list[dict[str, Any]],
+) -> None:
     with pytest.raises(InvalidRequest, match="results"):
         messages(ASK, CALLS, *behind)
+    assert [message.role for message in messages(ASK, CALLS, ASK)] == ["user", "assistant", "user"]
 
 
 def test_calls_beyond_all_bounds_are_refused() -> None:
