@@ -61,8 +61,8 @@ class Function:
     Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function with
     the same name takes precedence, also over an option that only one of them has): `backend`;
     `seed`, which fixes all draws; `timeout`, seconds after which a program that has not ended is
-    cancelled and raises TimeoutError (a plain function where it waits); and defaults for gens that
-    do not set them: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
+    cancelled and raises TimeoutError (a plain function where it waits or appends); and defaults for
+    gens that do not set them: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
     `stop_token_ids`, `stop_regex`, `temperature`,
     `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
     `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
