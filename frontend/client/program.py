@@ -278,7 +278,7 @@ class Program:
                 branch, seq = self._dropped.popleft()
             except IndexError:  # all sent, perhaps by another thread
                 return
-            self._send_drop(branch, seq)
+            self.drop(branch, seq)
 
     def _send_dropped_one(self, dropped: tuple[int, int]) -> None:
         """Send only this one: the function may have gone on, and branches left at its end stay."""
@@ -287,10 +287,11 @@ class Program:
         except ValueError:  # sent meanwhile
             return
         if not self.is_ended:
-            self._send_drop(*dropped)
+            self.drop(*dropped)
             self._channel.flush(self.id)
 
-    def _send_drop(self, branch: int, seq: int) -> None:
+    def drop(self, branch: int, seq: int) -> None:
+        """Nobody reads this branch any more, whose log ended before `seq`."""
         self._seen_errors.add(branch)
         op = ir.Drop(branch, seq, None)
         try:
