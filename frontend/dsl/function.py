@@ -151,6 +151,17 @@ class Function:
         """Those that have neither a default nor a value by `bind`."""
         return tuple(name for name in self._required if name not in self._bound)
 
+    def check(self, /, *args: Any, **kwargs: Any) -> None:
+        """Raises InvalidProgram for arguments of `run` that the function does not take, or without
+        those that it needs."""
+        signature = inspect.signature(self._fn)
+        try:
+            signature.bind(None, *args, **{**self._bound, **self._divide(kwargs)[1]})
+        except TypeError as error:
+            own = list(signature.parameters.values())[1:]
+            shown = signature.replace(parameters=own, return_annotation=signature.empty)
+            raise InvalidProgram(f"{self.__name__}{shown}: {error}") from error
+
     def bind(self, /, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
         unknown = sorted(set(kwargs).difference(self._argument_names))
