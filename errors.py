@@ -7,11 +7,11 @@ StemmaError
 |   |-- PromptTooLong     more tokens than the model or the pool can hold
 |   `-- InvalidGrammar    a regex, schema or grammar: malformed, matching nothing, too big
 |       `-- UnsupportedSchema   a JSON Schema keyword that cannot be enforced, and where it is
-|-- ModelLoadError        a checkpoint folder that cannot be loaded (file, field, expected, found)
 |-- ProtocolError         a frame that breaks the wire protocol
 |-- DeadlineExceeded      an output that cannot come, or has not come, by the time it is wanted
 |-- MaxTurnsExceeded      a model that calls tools has not answered within the turns that it had
 |-- EngineError           the engine is gone, did not start, or failed in a step
+|   |-- ModelLoadError    a checkpoint folder that cannot be loaded (file, field, expected, found)
 |   `-- RankLost          one of the processes that hold a model together has ended
 |-- ProgramError          an op of a program failed; raised where the program waits
 |   `-- BatchError        some instances of run_batch failed; names each
@@ -138,10 +138,6 @@ class UnsupportedSchema(InvalidGrammar):
         self.remedy = remedy
 
 
-class ModelLoadError(StemmaError):
-    """A checkpoint cannot be loaded; the message names the file or tensor and what was expected."""
-
-
 class ProtocolError(StemmaError):
     """A frame on the wire does not follow the protocol."""
 
@@ -165,6 +161,10 @@ class MaxTurnsExceeded(StemmaError):
 
 class EngineError(StemmaError):
     """The engine is unreachable, did not start, or failed while executing a step."""
+
+
+class ModelLoadError(EngineError):
+    """A checkpoint cannot be loaded; the message names the file or tensor and what was expected."""
 
 
 class RankLost(EngineError):

@@ -9,12 +9,12 @@ import json
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import InvalidRequest
+from ..errors import InvalidProgram, InvalidRequest
 from ..frontend.dsl.function import Function
 
 
@@ -51,6 +51,21 @@ def find_program(programs: dict[str, Function], name: str | None) -> Function:
     return programs[name]
 
 
+def asked_program(args: argparse.Namespace) -> Callable[[], Any]:
+    """Runs the program of these flags, and `--seed`, with its arguments; returns the state. Raises
+    InvalidRequest at once for what cannot be run."""
+    given = program_arguments(args.arg)
+    if args.seed is not None:
+        given.setdefault("seed", args.seed)
+    program = find_program(load_programs(args.file), args.function)
+    try:
+        program.check(**given)
+    except InvalidProgram as error:
+        told = f"{error}; given by --arg NAME=VALUE: {', '.join(given) or 'none'}"
+        raise InvalidRequest(told, "arg") from None
+    return lambda: program.run(**given)
+
+
 def program_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """Of `--arg`. Raises InvalidRequest."""
     return dict(_argument(pair) for pair in pairs)
@@ -71,6 +86,11 @@ def run_script(file: Path) -> None:
         runpy.run_path(str(file.absolute()), run_name="__main__")
     finally:
         sys.argv = before
+
+
+def failure_of(file: Path, error: BaseException) -> InvalidRequest:
+    """What tells the user that a program of this file has raised `error`."""
+    return InvalidRequest(f"{file} failed:\n{own_traceback(error, file)}")
 
 
 def own_traceback(error: BaseException, file: Path) -> str:

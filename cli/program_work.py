@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InvalidRequest, StemmaError
 from ..frontend.backend import set_default_backend
 from ..frontend.client.backend import Backend
-from .program_file import own_traceback, run_script
+from .program_file import failure_of, run_script
 
 
 def require_work(file: Path, field: str) -> None:
@@ -42,6 +42,6 @@ def _run_file(file: Path, backend: Backend) -> None:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             return
-        raise InvalidRequest(f"{file} failed:\n{own_traceback(error, file)}") from error
+        raise failure_of(file, error) from error
     finally:
         set_default_backend(None)

@@ -6,10 +6,12 @@ import argparse
 import json
 from typing import Any
 
+from ..errors import StemmaError
 from ..frontend.backend import set_default_backend
+from ..frontend.dsl.result import Result
 from ..frontend.dsl.state import ProgramState
 from .connect import Commands, add_backend_flags, open_backend
-from .program_file import add_program_flags, find_program, load_programs, program_arguments
+from .program_file import add_program_flags, asked_program, failure_of
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,19 +25,27 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; print its text, or with --json its values."""
-    given = program_arguments(args.arg)
-    if args.seed is not None:
-        given.setdefault("seed", args.seed)
-    program = find_program(load_programs(args.file), args.function)
+    """Run it; print its text and what it returns, or with --json its values, too."""
+    run_asked = asked_program(args)
     with open_backend(args) as backend:
         set_default_backend(backend)
-        state = program.run(**given)
-        print(json.dumps(_values(state), default=str) if args.json else state.text())
+        try:
+            state = run_asked()
+        except StemmaError:
+            raise
+        except Exception as error:
+            raise failure_of(args.file, error) from error
+        returned = None if isinstance(state.ret_value, ProgramState) else state.ret_value
+        if args.json:
+            print(json.dumps({**_values(state), "returned": returned}, default=str))
+        else:
+            print(state.text())
+            if returned is not None:
+                print(f"returned: {returned}")
     return 0
 
 
-def _values(state: ProgramState) -> dict[str, Any]:
+def _values(state: ProgramState | Result) -> dict[str, Any]:
     return {
         "text": state.text(),
         "values": {name: state[name] for name in state.names()},

@@ -22,9 +22,10 @@ from ..frontend.trace.report import Report, report_of_all
 from .connect import Commands, add_backend_flags, open_backend
 from .program_file import (
     add_program_flags,
+    asked_program,
+    failure_of,
     find_program,
     load_programs,
-    own_traceback,
     program_arguments,
     require_file,
     run_script,
@@ -119,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
     """The report is printed and written also when the run fails."""
     if args.svg is not None:
         raise InvalidRequest.of("svg", str(args.svg), "only without --run; use --html")
-    work = _script(args) if args.script else _program(args)
+    work = _script(args) if args.script else asked_program(args)
     failure: BaseException | None = None
     with open_backend(args) as backend:
         set_default_backend(backend)
@@ -138,8 +139,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if isinstance(failure, StemmaError | SystemExit):
         raise failure
-    shown = own_traceback(failure, args.file)
-    raise InvalidRequest(f"{args.file} failed:\n{shown}") from failure
+    raise failure_of(args.file, failure) from failure
 
 
 def _tree(backend: Backend) -> dict[str, Any] | None:
@@ -148,15 +148,6 @@ def _tree(backend: Backend) -> dict[str, Any] | None:
         return backend.tree()
     except StemmaError:
         return None
-
-
-def _program(args: argparse.Namespace) -> Callable[[], object]:
-    """Runs the chosen program. Raises InvalidRequest before a backend is opened."""
-    given = program_arguments(args.arg)
-    if args.seed is not None:
-        given.setdefault("seed", args.seed)
-    program = find_program(load_programs(args.file), args.function)
-    return lambda: program.run(**given)
 
 
 def _script(args: argparse.Namespace) -> Callable[[], object]:

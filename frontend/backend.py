@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..errors import EngineError, InvalidRequest
+from ..errors import EngineError, InvalidRequest, ModelLoadError
 from .client.backend import Backend
 from .client.channel import OwnedChannel
 from .client.client import Connection
 from .client.engine_options import EngineOptions, options_of
 from .client.engine_process import EngineProcess, start_timeout_s
+from .client.transport import SessionLost
 from .native.backend import NativeBackend
 from .protocol.keys import client_keys
 from .protocol.wire import RUNTIME_TIMEOUT_S
@@ -160,7 +161,7 @@ class Engine(_Connected):
             options those are accepted whose value says what holds here anyhow, as `pp_size=1`.
 
     Raises InvalidRequest for a name that is no option, before anything is started, and EngineError
-    with the child's last output if it does not start.
+    with the child's last output if it does not start: ModelLoadError where it is for its model.
     """
 
     def __init__(
@@ -185,9 +186,12 @@ class Engine(_Connected):
         self._process = self._start()
         try:
             connection = self._connected(self._start_timeout_s)
-        except BaseException:
+        except BaseException as error:
             self._process.stop()
-            raise
+            if not isinstance(error, SessionLost):
+                raise
+            kind = ModelLoadError if self._process.has_no_model else EngineError
+            raise kind(str(error)) from None
         if (slow_path := connection.info.get("slow_path")) is not None:
             log.warning("%s", slow_path)
         return connection
@@ -235,7 +239,7 @@ def get_default_backend() -> Backend:
     """The default backend; where none was set, starts an Engine on the embedded model and keeps it.
 
     After `os.fork()` the child still has the one that was set, whose use raises EngineError: no
-    other model answers in its place."""
+    other model answers in its place. Where none was set, it starts an Engine of its own."""
     global _default, _is_own
     with _default_lock:
         if _default is None:

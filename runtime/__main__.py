@@ -12,7 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from ..errors import StemmaError
+from ..errors import ModelLoadError, StemmaError
+from ..frontend.client.engine_process import NOT_LOADED, REFUSED
 from ..frontend.client.progress import byte_progress
 from .config import add_engine_flags, engine_config, located
 from .execute.threads import configure_threads, default_num_threads
@@ -22,7 +23,8 @@ from .sessions.process import parse, process_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load the model, then serve until stopped; 1 with one line on stderr if that cannot be."""
+    """Load the model, then serve until stopped; if that cannot be, `REFUSED` or `NOT_LOADED` with
+    one line on stderr."""
     parser = process_parser("python -m stemma.runtime", __doc__)
     add_engine_flags(parser)
     try:
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _serve(args)
     except StemmaError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return NOT_LOADED if isinstance(error, ModelLoadError) else REFUSED
     return 0
 
 

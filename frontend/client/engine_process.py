@@ -29,7 +29,9 @@ FETCH_TIMEOUT_S = 86_400.0  # for a model that has to be downloaded first
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 _STDERR = 2
-_REFUSED = 1  # the exit code of an engine that refuses its configuration, with a line that says why
+# The exit codes of an engine that ends with a line that says why.
+REFUSED = 1  # its configuration
+NOT_LOADED = 3  # its model
 _REFUSAL = "error: "
 
 
@@ -97,6 +99,11 @@ class EngineProcess:
         """The child's process id."""
         return self._process.pid
 
+    @property
+    def has_no_model(self) -> bool:
+        """Whether it has ended since its model cannot be loaded."""
+        return self._process.poll() == NOT_LOADED
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended; False where the time is over before."""
         try:
@@ -159,7 +166,9 @@ def _death(process: subprocess.Popen[bytes], last_words: Callable[[], Sequence[s
         return None
     code, words = process.returncode, last_words()
     for index, line in enumerate(words):
-        if code == _REFUSED and line.startswith(_REFUSAL):  # a refusal with its reason, not a crash
+        if code in (REFUSED, NOT_LOADED) and line.startswith(
+            _REFUSAL
+        ):  # a refusal with its reason, not a crash
             return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])
     name = f", {signal.Signals(-code).name}" if code < 0 else ""
     return "\n  ".join(

@@ -258,6 +258,7 @@ class Program:
 
     def _require_open(self) -> None:
         if self.is_ended:
+            self.raise_disconnect()
             raise InvalidProgram("the program has ended; nothing can be appended to it")
 
     def note_dropped(self, branch: int, seq: int) -> None:
@@ -277,7 +278,7 @@ class Program:
                 branch, seq = self._dropped.popleft()
             except IndexError:  # all sent, perhaps by another thread
                 return
-            self._send_drop(branch, seq)
+            self.drop(branch, seq)
 
     def _send_dropped_one(self, dropped: tuple[int, int]) -> None:
         """Send only this one: the function may have gone on, and branches left at its end stay."""
@@ -286,10 +287,11 @@ class Program:
         except ValueError:  # sent meanwhile
             return
         if not self.is_ended:
-            self._send_drop(*dropped)
+            self.drop(*dropped)
             self._channel.flush(self.id)
 
-    def _send_drop(self, branch: int, seq: int) -> None:
+    def drop(self, branch: int, seq: int) -> None:
+        """Nobody reads this branch any more, whose log ended before `seq`."""
         self._seen_errors.add(branch)
         op = ir.Drop(branch, seq, None)
         try:
@@ -462,7 +464,7 @@ class Program:
     def first_lost(self, branch: int) -> int:
         """From where on a failed branch loses what was appended if it goes on: from the op that
         failed; where that is in a message that was closed since, from the message's begin. Raises
-        InvalidProgram where the program has ended."""
+        where the program has ended, as an append does."""
         self._require_open()
         failed, begin = self._errors[branch][0], None
         for _, op in self.log:
@@ -541,9 +543,10 @@ class Program:
         self._channel.call_soon(work)
 
     def fail(self, error: Exception) -> None:
-        """Cancel because the author's code raised `error`; every wait raises it."""
+        """Cancel because of `error`, of the author's code or a time limit: every wait raises it,
+        unless the program had failed before, of which this may be a consequence."""
         if not self._is_done:
-            self._disconnect = error
+            self._disconnect = self._disconnect or error
         self.cancel()
 
     @property

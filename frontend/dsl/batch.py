@@ -144,7 +144,7 @@ class Relay:
 class Batch:
     """Programs of one function, in flight together. `errors` has the failures, by index."""
 
-    def __init__(self, states: list[ProgramState], limit: TimeLimit | None = None) -> None:
+    def __init__(self, states: list[ProgramState], limit: TimeLimit) -> None:
         """`limit`: of all of them."""
         self.states = states
         self._limit = limit
@@ -191,8 +191,7 @@ class Batch:
                 state._program.waiters.wait(partial(self._is_over, index))
             self._finish(index)
             yield state
-        if self._limit is not None:
-            self._limit.stop()
+        self._limit.stop()
 
     def cancel(self) -> None:
         """Stop what is not done yet."""
@@ -215,7 +214,8 @@ class Batch:
     def _run_one(self, execute: Execute, index: int) -> None:
         state = self.states[index]
         try:
-            execute(index, state)
+            with self._limit.named():
+                execute(index, state)
         except Exception as error:
             state.cancel()
             self.errors[index] = error
@@ -229,7 +229,8 @@ class Batch:
     ) -> None:
         state = self.states[index]
         try:
-            await execute(index, state)
+            with self._limit.named():
+                await execute(index, state)
             await state._program.wait_done_async()
         except Exception as error:
             state.cancel()

@@ -31,7 +31,8 @@ class First:
 
 def first(num_needed: int, mode: ir.JoinMode = "gather_variable") -> First:
     """`forks.join(st.first(2))`: the first two branches that succeed are enough; the others are
-    stopped at once. The join fails when fewer can still succeed."""
+    stopped at once, and those that are paused do not count. The join fails when fewer can still
+    succeed."""
     return First(FORK_SIZES.checked("num_needed", num_needed), mode)
 
 
@@ -99,7 +100,9 @@ class Forks(Generic[S]):
         order of the branches, with None for a branch that has not made it. "concate_and_append":
         the text that each branch appended since the fork is appended to the parent. A failed branch
         fails the join, at the parent's next wait.
-        With `st.first(k)` only the first k branches to succeed count, still in their order.
+        With `st.first(k)` only the first k branches to succeed count, still in their order. One
+        that is paused, as in a tool on another thread, has not ended: it is stopped. Raises
+        InvalidProgram where fewer than k are not paused.
         """
         num_needed = mode.num_needed if isinstance(mode, First) else None
         mode = mode.mode if isinstance(mode, First) else mode
@@ -108,10 +111,11 @@ class Forks(Generic[S]):
         if num_needed is not None and num_needed > len(self):
             raise InvalidProgram.of("num_needed", num_needed, f"at most {len(self)}, the branches")
         source = source_line(sys._getframe(1))
-        for child in self._children:
+        children = self._children if num_needed is None else self._stop_paused(num_needed)
+        for child in children:
             child._end(source)
         parent = self._parent
-        numbers = tuple(child._branch for child in self._children)
+        numbers = tuple(child._branch for child in children)
         op = ir.Join(parent._branch, parent._next(), source, numbers, mode, num_needed)
         pending = parent._send(op)
         if num_needed is not None:
@@ -120,8 +124,21 @@ class Forks(Generic[S]):
         if mode == "gather_variable":
             names = {name: None for child in self._children for name in child._own_vars}
             for name in names:
-                items = tuple(child._own_vars.get(name) for child in self._children)
+                items = tuple(child._own_vars.get(name) for child in children)
                 parent._vars[name] = parent._own_vars[name] = Gathered(pending, items)
+
+    def _stop_paused(self, num_needed: int) -> list[S]:
+        """Stop the branches that are paused; returns the others."""
+        others = [child for child in self._children if not child._num_pauses]
+        if len(others) < num_needed:
+            raise InvalidProgram(
+                f"join: {num_needed} branches are needed, and {len(self) - len(others)} of "
+                f"{len(self)} are paused, as in a tool: let what works in them end before the join"
+            )
+        for child in self._children:
+            if child._num_pauses:
+                child._drop()
+        return others
 
 
 def require_no_offsets(offsets: Sequence[int] | None) -> None:

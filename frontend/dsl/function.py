@@ -1,4 +1,5 @@
-"""`@function`: a Python function whose first parameter is the program's state becomes a program.
+"""`@function`: a Python function whose first parameter is the program's state becomes a program;
+so does a method, with the state behind its `self`.
 
 The file is long because all ways to run one are methods of one class, and share how it is carried
 out and how a run's options are told from the function's arguments.
@@ -12,6 +13,7 @@ import contextvars
 import functools
 import inspect
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -58,11 +60,14 @@ _running: contextvars.ContextVar[str | None] = contextvars.ContextVar("running",
 class Function:
     """A program that can be run, streamed, and run over a batch; also of an `async def`.
 
+    One that is made of a method, in the body of its class, is bound as the method would be: the
+    attribute of an instance is the program of that instance.
+
     Options of `run`, `run_batch`, `stream` and their async twins (a parameter of the function with
     the same name takes precedence, also over an option that only one of them has): `backend`;
     `seed`, which fixes all draws; `timeout`, seconds after which a program that has not ended is
-    cancelled and raises TimeoutError (a plain function where it waits); and defaults for gens that
-    do not set them: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
+    cancelled and raises TimeoutError (a plain function where it waits or appends); and defaults for
+    gens that do not set them: `max_tokens` (or `max_new_tokens`), `min_tokens`, `n`, `stop`,
     `stop_token_ids`, `stop_regex`, `temperature`,
     `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`,
     `ignore_eos`, `priority`, `return_logprob`, `logprob_start_len`, `top_logprobs_num`. SGLang's
@@ -84,12 +89,14 @@ class Function:
         self._cache: ResultStore | None = None
         self._bound = dict(bound or {})
         self._num_api_spec_tokens = num_api_spec_tokens
+        self._class: type | None = None  # whose method it is, not bound
         self.__name__ = getattr(fn, "__name__", "program")
         self.__doc__ = fn.__doc__
         self.is_async = inspect.iscoroutinefunction(fn)
         parameters = list(inspect.signature(fn).parameters.values())
         if not parameters:
-            raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter")
+            where = ", behind self, or @staticmethod above" if inspect.ismethod(fn) else ""
+            raise InvalidProgram(f"{self.__name__}() needs the state as its first parameter{where}")
         if _is_generator(fn) or _is_generator(getattr(fn, "__call__", None)):  # noqa: B004
             raise InvalidProgram(
                 f"{self.__name__}() contains `yield`: called, such a function runs nothing of its "
@@ -107,6 +114,8 @@ class Function:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """With a state first: run inside that program (await an async function), and return what
         the function returns. Otherwise the same as `run`."""
+        if self._class is not None and args and isinstance(args[0], self._class):
+            return self.__get__(args[0])(*args[1:], **kwargs)  # as Agent.go(agent, s, ...)
         state = args[0] if args else kwargs.get(self._state_name)
         if isinstance(state, ProgramState):
             return self._fn(*args, **{**self._bound, **kwargs})
@@ -120,6 +129,18 @@ class Function:
             )
         return self.run(*args, **kwargs)
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        """A function that was written elsewhere is no method of the class that it is put in."""
+        is_own = getattr(self._fn, "__qualname__", "").startswith(f"{owner.__qualname__}.")
+        self._class = owner if is_own and not isinstance(self._fn, staticmethod) else None
+
+    def __get__(self, instance: object, owner: type | None = None) -> Function:
+        """The program of a method of `instance`."""
+        if instance is None or self._class is None:
+            return self
+        method = types.MethodType(self._fn, instance)
+        return Function(method, self._bound, self._num_api_spec_tokens, self._cache_path)
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters except the state, in their order."""
@@ -129,6 +150,17 @@ class Function:
     def required(self) -> tuple[str, ...]:
         """Those that have neither a default nor a value by `bind`."""
         return tuple(name for name in self._required if name not in self._bound)
+
+    def check(self, /, *args: Any, **kwargs: Any) -> None:
+        """Raises InvalidProgram for arguments of `run` that the function does not take, or without
+        those that it needs."""
+        signature = inspect.signature(self._fn)
+        try:
+            signature.bind(None, *args, **{**self._bound, **self._divide(kwargs)[1]})
+        except TypeError as error:
+            own = list(signature.parameters.values())[1:]
+            shown = signature.replace(parameters=own, return_annotation=signature.empty)
+            raise InvalidProgram(f"{self.__name__}{shown}: {error}") from error
 
     def bind(self, /, **kwargs: object) -> Function:
         """The same program with some arguments fixed."""
@@ -563,8 +595,8 @@ def function(
     num_api_spec_tokens: int | None = None,
     cache: str | Path | None = None,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
-    """Make a program of a function whose first parameter is the state. `@function` or
-    `@function()`.
+    """Make a program of a function whose first parameter is the state, of a method whose second
+    is, behind `self`. `@function` or `@function()`.
 
     `num_api_spec_tokens`: on a backend that asks a server call by call, request this many extra
     tokens and reuse those that fit the text that follows; saves calls and changes no result.

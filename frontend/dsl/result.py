@@ -53,6 +53,10 @@ class Result:
         """Names of all values, in the order in which they were made."""
         return [*self._values, *self._unread]
 
+    def generated(self) -> list[str]:
+        """Those of `names` that were generated or selected: the ones `get_meta_info` knows."""
+        return list(self._metas)
+
     def text(self, name: str | None = None) -> str:
         """All text, or that of the value `name`."""
         if self._error is not None:

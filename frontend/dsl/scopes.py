@@ -67,6 +67,7 @@ class PauseScope(Generic[S]):
         self._state._send_pause(self._expected_s, self._label, self._source)
         self._released = self._state._program.released()
         self._released.__enter__()
+        self._state._num_pauses += 1
         return self._state
 
     def __exit__(
@@ -75,6 +76,7 @@ class PauseScope(Generic[S]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._state._num_pauses -= 1
         self._released.__exit__(kind, error, traceback)
 
     async def __aenter__(self) -> S:

@@ -26,10 +26,15 @@ class TimeLimit:
             self._timer.daemon = True
             self._timer.start()
 
-    @property
-    def error(self) -> TimeoutError:
-        """What is raised."""
-        return _error(self._timeout_s)
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Whatever the block, a program's function, raises once it was cut off is TimeoutError."""
+        try:
+            yield
+        except Exception as error:
+            if not self.has_passed or isinstance(error, TimeoutError):
+                raise
+            raise _error(self._timeout_s) from error
 
     def stop(self) -> None:
         """It ends nothing any more."""
@@ -41,19 +46,16 @@ class TimeLimit:
         for reference in self._programs:
             program: Program | None = reference()
             if program is not None and not program.is_done:
-                program.fail(self.error)
+                program.fail(_error(self._timeout_s))
 
 
 @contextlib.contextmanager
 def time_limit(timeout_s: float | None, state: ProgramState) -> Iterator[None]:
-    """For the block, on a thread; whatever a program raises that was cut off, is TimeoutError."""
+    """For the block, on a thread."""
     limit = TimeLimit(timeout_s, [state])
     try:
-        yield
-    except Exception as error:
-        if not limit.has_passed or isinstance(error, TimeoutError):
-            raise
-        raise limit.error from error
+        with limit.named():
+            yield
     finally:
         limit.stop()
 

@@ -42,6 +42,7 @@ class BranchWriter(BranchReader):
         self._seq = 0
         self._open_role: str | None = None
         self._is_joined = False
+        self._num_pauses = 0  # that have begun and not ended
         self._own_vars: dict[str, Value] = {}
         if parent is not None:
             self._pieces = list(parent._pieces)
@@ -204,6 +205,12 @@ class BranchWriter(BranchReader):
     def _end(self, source: str | None) -> None:
         if not self._is_joined:
             self._send_silent(ir.End(self._branch, self._seq, source))
+            self._is_joined = True
+
+    def _drop(self) -> None:
+        """Nobody reads this branch any more."""
+        if not self._is_joined:
+            self._program.drop(self._branch, self._seq)
             self._is_joined = True
 
 

@@ -150,12 +150,27 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(_end_all())
     finally:
         loop.close()
+
+
+async def _end_all() -> None:
+    """Cancel the loop's other tasks, and wait until none is left. One that ends lets go of
+    generators, such as a response's; the loop closes each, two steps later, in a task of its own,
+    which lets go of the next."""
+    for task in _others():
+        task.cancel()
+    num_idle = 0
+    while num_idle < 3:
+        if others := _others():
+            await asyncio.wait(others)
+        num_idle = 0 if others else num_idle + 1
+        await asyncio.sleep(0)
+
+
+def _others() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
 def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:

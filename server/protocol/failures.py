@@ -117,9 +117,7 @@ class Refusal(HTTPException):
 
 def add_error_handlers(app: FastAPI) -> None:
     """Turns errors that a route raises on purpose into responses; the middleware handles others."""
-    foreseen = (
-        RequestValidationError, InvalidRequest, EngineError, ModelLoadError, GenerationFailed
-    )  # fmt: skip
+    foreseen = (RequestValidationError, InvalidRequest, EngineError, GenerationFailed)
     for kind in (*foreseen, HTTPException):
         app.exception_handler(kind)(_on_error)
 
@@ -145,10 +143,9 @@ def failure_of(error: Exception) -> Failure:
             status, _, code = _BY_KIND.get(type(error).__name__, (400, INVALID, None))
             return Failure(status, str(error), INVALID, error.field, code)
         case EngineError():
-            status, kind, code = _BY_KIND["EngineError"]
+            name = "ModelLoadError" if isinstance(error, ModelLoadError) else "EngineError"
+            status, kind, code = _BY_KIND[name]
             return Failure(status, str(error), kind, code=code)
-        case ModelLoadError():
-            return Failure(503, str(error), SERVER)
     return Failure(500, "an internal error; the server's log names this request", SERVER)
 
 

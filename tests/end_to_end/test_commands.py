@@ -104,12 +104,35 @@ def test_run_runs_the_only_program_of_a_file(command: Run, served: Any) -> None:
     assert json.loads(json.loads(done.stdout)["values"]["json"])["name"] == "Anna Berg"
 
 
+def test_run_shows_what_a_program_returns_and_where_it_raises(
+    capsys: pytest.CaptureFixture[str], served: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        f"import stemma as st\n\n@st.function(cache={str(tmp_path / 'kept')!r})\n"
+        "def main(s, number):\n    s += 'text'\n"
+        "    return {'half': 1 / number}\n"
+    )
+    run = ["run", str(file), "--endpoint", served.endpoint, "--arg"]
+    assert main([*run, "number=2"]) == 0
+    assert capsys.readouterr().out == "text\nreturned: {'half': 0.5}\n"
+    assert main([*run, "number=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["returned"] == {"half": 0.5}
+    assert main([*run, "number=0"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("  File ") == 1 and "line 6, in main" in told
+    assert told.endswith("ZeroDivisionError: division by zero\n")
+
+
 @pytest.mark.parametrize(
     ("args", "word"),
     [
         (("run", "no_such_file.py"), "no_such_file.py"),
         (("run", str(EXAMPLES / "chat.py"), "--function", "nope"), "chat"),
         (("run", str(EXAMPLES / "chat.py"), "--arg", "novalue"), "NAME=VALUE"),
+        (("run", str(EXAMPLES / "extract.py")), "missing a required argument: "),
+        (("run", str(EXAMPLES / "extract.py"), "--arg", "txt=a"), "NAME=VALUE: txt"),
+        (("trace", "--run", str(EXAMPLES / "extract.py"), "--arg", "x=1"), "extract(fields: str"),
         (("generate", "x", "--model", "/no/such/folder"), "/no/such/folder"),
         (("generate", "x", "--page-size", "0"), "page_size"),
         (("generate", "x", "--logit-bias", "65:3"), "ID=BIAS"),

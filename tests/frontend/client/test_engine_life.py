@@ -80,7 +80,7 @@ def test_a_runtime_is_reached_again_whenever_it_is_back(checkpoint: Path, tmp_pa
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     """In its own words, as no accident."""
-    with deadline(120), pytest.raises(st.EngineError, match=r"^model \S*no-such-model does not"):
+    with deadline(120), pytest.raises(st.ModelLoadError, match=r"^model \S*no-such-model does not"):
         st.Engine(tmp_path / "no-such-model")
 
 
@@ -100,7 +100,7 @@ def test_an_option_that_is_refused_is_named_with_what_it_may_be(
 ) -> None:
     with deadline(120), pytest.raises(st.EngineError, match=words) as caught:
         st.Engine(**options)
-    assert "usage" not in str(caught.value)
+    assert "usage" not in str(caught.value) and caught.type is st.EngineError
 
 
 def test_nobody_at_an_endpoint_is_an_error(tmp_path: Path) -> None:
@@ -160,6 +160,25 @@ def test_a_script_needs_no_main_guard_and_a_fork_cannot_use_or_end_the_engine(
     while _is_alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not _is_alive(pid), "the engine outlived its parent"
+
+
+OF_NOBODY = """
+import os
+from stemma.frontend import backend
+
+backend.Engine = object  # what is started, where nobody sets a backend
+first = backend.get_default_backend()
+assert backend.get_default_backend() is first
+child = os.fork()
+if child == 0:
+    os._exit(backend.get_default_backend() is first)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert backend.get_default_backend() is first
+"""
+
+
+def test_a_fork_starts_a_default_engine_of_its_own_where_none_was_set() -> None:
+    subprocess.run([sys.executable, "-c", OF_NOBODY], check=True, timeout=150)
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 from dsl_programs import GREEDY, deadline
 
 import stemma as st
+from stemma.errors import InvalidProgram
 from stemma.frontend.backend import get_default_backend
 
 pytestmark = pytest.mark.usefixtures("default_engine", "no_test_hangs")
@@ -104,6 +106,49 @@ def test_the_first_of_several_branches_is_enough_and_the_others_are_stopped() ->
     assert num_computed() - before < 2500, "the long branch went on"
     assert len(state["x"]) == 2 and state["y"]
     assert state.get_meta_info("x")[0]["completion_tokens"] == 2
+
+
+def test_a_branch_that_is_paused_at_the_join_has_not_ended_and_is_stopped() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> str:
+        forks = s.fork(3)
+        forks += lambda i: f"{i}: "
+        began, may_end, told = threading.Event(), threading.Event(), list[Exception]()
+
+        def search() -> None:
+            forks[0].call(lambda: (began.set(), may_end.wait(120)))
+            try:
+                forks[0] += st.gen("x", max_tokens=2, **GREEDY)
+            except InvalidProgram as error:
+                told.append(error)
+
+        tool = threading.Thread(target=search)
+        tool.start()
+        assert began.wait(120)
+        forks[1:] += st.gen("x", max_tokens=2, **GREEDY)
+        with pytest.raises(InvalidProgram, match="3 branches are needed, and 1 of 3 are paused"):
+            forks.join(st.first(3))
+        forks.join(st.first(2))
+        assert s["x"] == [forks[1]["x"], forks[2]["x"]]
+        may_end.set()
+        tool.join(120)
+        return str(told[0])
+
+    with deadline(120):
+        assert "was joined" in program.run().ret_value
+
+
+def test_a_call_that_has_ended_is_no_pause_and_a_branch_of_text_alone_counts() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        forks = s.fork(2)
+        forks[0].call(len, "tool")
+        forks[0] += "nothing to say"
+        forks[1] += st.gen("x", max_tokens=3000, **GREEDY)
+        forks.join(st.first(1))
+
+    with deadline(120):
+        assert program.run()["x"] == [None]
 
 
 def test_forks_of_losers_and_of_dropped_branches_stop_and_are_no_errors() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from typing import Any
 
 import pytest
-from dsl_programs import line_of
+from dsl_programs import line_of, two_gens
 from hypothesis import given, strategies
 from recording_channel import PlayedChannel, answer_all, kinds, value
 
@@ -223,6 +224,66 @@ def test_offsets_of_positions_are_refused_where_sglang_ignores_them(offsets: lis
 
 def played_state(channel: PlayedChannel | None = None) -> st.ProgramState:
     return open_program((channel or PlayedChannel()).backend)
+
+
+class Agent:
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    @st.function
+    def answer(self, s: st.ProgramState, question: str) -> str:
+        s += self.task + question + st.gen("x")
+        return self.task
+
+    @st.function
+    async def answer_async(self, s: st.ProgramState, question: str) -> str:
+        s += self.task + question + st.gen("x")
+        return self.task
+
+    @staticmethod
+    @st.function
+    def plain(s: st.ProgramState, question: str) -> None:
+        s += question
+
+    elsewhere = two_gens
+
+    @st.function
+    def stateless(self) -> None: ...
+
+
+class Poet(Agent):
+    @st.function
+    def answer(self, s: st.ProgramState, question: str) -> str:
+        s += "in verse: "
+        Agent.answer(self, s, question)
+        return str(super().answer(s, question))
+
+
+@pytest.mark.parametrize("name", ["answer", "answer_async"])
+def test_a_method_is_a_program_of_its_instance(name: str) -> None:
+    options: dict[str, Any] = {"backend": PlayedChannel().backend}
+    method = getattr(Agent("task: "), name)
+    assert method.parameters == ("question",)
+    state = method.run("why?", **options)
+    assert state.text() == "task: why?<x>" and state.ret_value == "task: "
+    (state,) = method.run_batch([{"question": "how?"}], **options)
+    assert state.text() == "task: how?<x>"
+    assert "".join(method.stream("who?", **options).text_iter()) == "task: who?<x>"
+    assert asyncio.run(method.arun("who?", **options))["x"] == "<x>"
+    assert [r["x"] for r in method.stream_batch(iter([["when?"]]), **options)] == ["<x>"]
+    assert method.bind(question="where?").run(**options).text() == "task: where?<x>"
+    again: Agent = pickle.loads(pickle.dumps(Agent("again: ")))
+    assert getattr(again, name).run("?", **options).text() == "again: ?<x>"
+
+
+def test_methods_call_one_another_in_one_program_and_other_attributes_bind_nothing() -> None:
+    backend = PlayedChannel().backend
+    state = Poet("task: ").answer.run("?", backend=backend)
+    assert state.text() == "in verse: " + 2 * "task: ?<x>"
+    assert Agent("").plain.run("text", backend=backend).text() == "text"
+    assert Agent("").elsewhere.run("?", backend=backend)["second"] == "<second>"
+    with pytest.raises(InvalidProgram, match="first parameter, behind self, or @staticmethod"):
+        _ = Agent("").stateless
 
 
 def test_a_copy_used_as_a_block_is_joined_at_its_end() -> None:

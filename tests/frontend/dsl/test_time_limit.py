@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from engine_thread import Backend, engine_in_thread
@@ -42,17 +42,70 @@ def test_a_run_that_does_not_end_in_time_is_cancelled(engine: Backend, program: 
         asyncio.run(program.arun(backend=engine, timeout=0.05))
 
 
-def test_a_function_that_appends_beyond_its_time_gets_the_same_error(engine: Backend) -> None:
-    has_passed = threading.Event()
+@st.function
+def late(s: st.ProgramState) -> None:
+    s += "Count: "
+    s.call(wait_for_the_end_of, s)
+    s += st.gen("x", max_tokens=2)
 
-    @st.function
-    def late(s: st.ProgramState) -> None:
-        s._program.on_end = lambda program: has_passed.set()
-        assert has_passed.wait(60)
-        s += "too late"
 
+@st.function
+async def late_async(s: st.ProgramState) -> None:
+    s += "Count: "
+    await s.acall(wait_for_the_end_of, s)
+    s += st.gen("x", max_tokens=2)
+
+
+def wait_for_the_end_of(s: st.ProgramState) -> None:
+    has_ended = threading.Event()
+    s._program.on_end = lambda program: has_ended.set()
+    assert s._program.is_done or has_ended.wait(60)
+
+
+@pytest.mark.parametrize("program", [late, late_async])
+def test_a_function_that_appends_beyond_its_time_gets_the_same_error(
+    engine: Backend, program: Any
+) -> None:
+    options: dict[str, Any] = {"backend": engine, "timeout": 0.05}
     with pytest.raises(TimeoutError, match=MESSAGE):
-        late.run(backend=engine, timeout=0.05)
+        program.run(**options)
+    for states in (
+        program.run_batch([{}] * 2, raise_errors=False, **options),
+        asyncio.run(program.arun_batch([{}] * 2, raise_errors=False, **options)),
+    ):
+        for state in states:
+            with pytest.raises(TimeoutError, match=MESSAGE):
+                raise state.error()
+    with pytest.raises(st.BatchError) as raised:
+        program.run_batch([{}] * 2, **options)
+    assert {type(error) for error in raised.value.errors.values()} == {TimeoutError}
+
+
+def test_what_a_function_raises_beyond_its_time_is_the_cause(engine: Backend) -> None:
+    @st.function
+    def failing(s: st.ProgramState) -> None:
+        wait_for_the_end_of(s)
+        raise OSError("the tool was too late")
+
+    with pytest.raises(st.BatchError) as raised:
+        failing.run_batch([{}] * 2, backend=engine, timeout=0.05)
+    for error in raised.value.errors.values():
+        assert isinstance(error, TimeoutError) and isinstance(error.__cause__, OSError)
+
+
+@pytest.mark.parametrize(("is_cancelled", "why"), [(True, "was cancelled"), (False, MESSAGE)])
+def test_a_stream_tells_why_it_ended_after_its_function_has_failed_of_that(
+    engine: Backend, is_cancelled: bool, why: str
+) -> None:
+    async def error() -> Exception | None:
+        state = await late_async.astream(backend=engine, timeout=None if is_cancelled else 0.05)
+        if is_cancelled:
+            state.cancel()
+        await cast("asyncio.Task[None]", state._program.runner)
+        return state.error()
+
+    with pytest.raises(st.EngineError if is_cancelled else TimeoutError, match=why):
+        raise asyncio.run(error()) or AssertionError("none")
 
 
 def test_of_a_batch_those_that_ended_are_kept(engine: Backend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -157,6 +158,17 @@ def test_a_loser_of_a_join_is_an_error_where_it_is_read(
 
     server.delay_s = 0.1
     race.run(backend=connect(max_concurrency=1)).sync()
+
+
+def test_a_backend_that_ends_behind_an_answer_leaves_no_task_of_its_loop(
+    server: StandIn, connect: Callable[..., st.OpenAI], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(8):
+        backend = connect()
+        list(ask.stream(backend=backend).text_iter())
+        backend.shutdown()
+        gc.collect()
+    assert not caplog.records, "such as: Task was destroyed but it is pending!"
 
 
 def test_programs_in_flight_need_no_threads(
