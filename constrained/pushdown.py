@@ -75,7 +75,7 @@ class PushdownGrammar:
         self._lark = lark
         self._compiled = _new_matcher(lark, vocabulary)
         self.warnings = warnings or tuple(self._compiled.get_grammar_warnings())
-        self.is_empty_word = not self._has_tokens()
+        self._require_text()
 
     @property
     def num_bytes(self) -> int:
@@ -91,8 +91,8 @@ class PushdownGrammar:
         """Compile again: copies share a lexer, whose states all count towards one limit."""
         self._compiled = _new_matcher(self._lark, self.vocabulary)
 
-    def _has_tokens(self) -> bool:
-        """Whether any token begins a text. Raises InvalidGrammar where the language is empty."""
+    def _require_text(self) -> None:
+        """Raises InvalidGrammar where the language is empty, or forces too much."""
         first = self.matcher()
         if first.error() is not None:
             raise InvalidGrammar(str(first.error()))
@@ -104,7 +104,6 @@ class PushdownGrammar:
         first.mask(mask)
         if first.error() is not None:  # more bytes are forced than the parser can hold
             raise InvalidGrammar(str(first.error()))
-        return bool(mask.any())
 
     def mask_of(self, parser: Any) -> Mask:
         """A parser's mask without tokens that write nothing, e.g. llguidance's end of sequence."""
@@ -192,8 +191,9 @@ class PushdownMatcher:
         return node is not None and int(trie.end[node]) > node + 1
 
     def is_finished(self) -> bool:
-        # Before the first token the parser does not know yet that it may stop.
-        return self.is_accepting() and (self._parser.is_stopped() or self._grammar.is_empty_word)
+        # The parser does not know yet that it may stop before the first token, nor where what could
+        # follow is an intersection without texts.
+        return self.is_accepting() and (self._parser.is_stopped() or not self._allowed().any())
 
     def error(self) -> str | None:
         self._has_failed()

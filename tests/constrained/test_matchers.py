@@ -100,6 +100,12 @@ def test_a_walk_through_masks_is_a_prefix_of_the_language_and_ends_in_it(
         assert matcher.is_accepting() and not allowed(matcher, vocabulary)
 
 
+def test_an_output_is_finished_where_nothing_that_its_grammar_goes_on_with_has_a_text() -> None:
+    matcher = PushdownGrammar("start: T\nT: /a/ (/b/ & /c/)*", SINGLE_BYTES).matcher()
+    assert not matcher.is_finished() and matcher.consume(ord("a"))
+    assert matcher.is_accepting() and not allowed(matcher, SINGLE_BYTES) and matcher.is_finished()
+
+
 @settings(max_examples=25, deadline=None)
 @given(expressions(), vocabularies(), seeds)
 def test_both_paths_agree_on_a_regular_language(
