@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -224,9 +225,15 @@ def test_a_call_that_must_come_comes_whatever_a_message_would_be(
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
-def test_else_the_document_comes(gpt: openai.OpenAI, choice: Any) -> None:
+def test_else_the_document_comes_or_by_choice_a_call(gpt: openai.OpenAI, choice: Any) -> None:
     answer = gpt.chat.completions.create(
         model="default", messages=HELLO, tools=[WEATHER], tool_choice=choice,
         response_format=DOCUMENT, max_tokens=60,
     )  # fmt: skip
-    assert answer.choices[0].message.content == '"the document"'
+    message = answer.choices[0].message
+    if choice == "auto" and message.tool_calls:  # in place of the document
+        (call,) = message.tool_calls
+        assert message.content is None and call.function.name == "weather"
+        assert isinstance(json.loads(call.function.arguments), dict)
+    else:
+        assert message.content == '"the document"' and not message.tool_calls
