@@ -166,9 +166,8 @@ def _death(process: subprocess.Popen[bytes], last_words: Callable[[], Sequence[s
         return None
     code, words = process.returncode, last_words()
     for index, line in enumerate(words):
-        if code in (REFUSED, NOT_LOADED) and line.startswith(
-            _REFUSAL
-        ):  # a refusal with its reason, not a crash
+        is_refusal = line.startswith(_REFUSAL)  # with its reason, not a crash
+        if code in (REFUSED, NOT_LOADED) and is_refusal:
             return "\n".join([line.removeprefix(_REFUSAL), *words[index + 1 :]])
     name = f", {signal.Signals(-code).name}" if code < 0 else ""
     return "\n  ".join(

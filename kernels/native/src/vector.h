@@ -70,6 +70,10 @@ inline void prefetch_stream(const void* at) {
 #error "the kernels need AVX512, AVX2 with FMA and F16C, or NEON of 64-bit ARM"
 #endif
 
+#if defined(STEMMA_BF16_PRODUCTS)
+#include "bf16_pairs.h"
+#endif
+
 #if defined(STEMMA_AVX512) && defined(__AVX512VNNI__)
 #include "byte_products_vnni.h"
 #elif defined(STEMMA_BF16_PRODUCTS)

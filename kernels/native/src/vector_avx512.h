@@ -116,27 +116,6 @@ inline Floats add_pair_products(Floats sum, Ints a, Ints b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// Two numbers of bfloat16 that all lanes share, and in each lane two: their products are added to sums.
-using Pair = uint32_t;
-constexpr int kPairSteps = 1;
-template <int>
-inline Ints column_of(Ints pairs) {
-    return pairs;
-}
-template <int>
-inline Floats add_products(Floats sum, Ints column, Pair pair) {
-    return add_pair_products(sum, column, splat(static_cast<int32_t>(pair)));
-}
-// 16 numbers.
-inline void store_pairs(Pair* to, Floats x) {
-    store_halfwords(reinterpret_cast<uint16_t*>(to), narrow(x));
-}
-// count: of numbers, a multiple of 2.
-inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
-    std::memcpy(to, from, sizeof(bf16) * count);
-}
-constexpr bool kPairsAreBf16 = true;
-
 inline void transpose(Ints (&rows)[16]) { transpose_registers(rows); }
 
 // Every byte of x, from 0 to 15, replaced by that place of the table.

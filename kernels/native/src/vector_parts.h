@@ -270,29 +270,6 @@ STEMMA_INLINE Floats add_pair_products(Floats sum, Ints a, Ints b) {
     return sum;
 }
 
-// Two numbers of bfloat16 that all lanes share, and in each lane two: their products are added to sums.
-using Pair = uint32_t;
-constexpr int kPairSteps = 1;
-template <int>
-STEMMA_INLINE Ints column_of(Ints pairs) {
-    return pairs;
-}
-template <int>
-STEMMA_INLINE Floats add_products(Floats sum, Ints column, Pair pair) {
-    const IntPart all = splat_part(static_cast<int32_t>(pair));
-    STEMMA_EACH_PART sum.part[i] = add_pairs_part(sum.part[i], column.part[i], all);
-    return sum;
-}
-// 16 numbers.
-STEMMA_INLINE void store_pairs(Pair* to, Floats x) {
-    store_halfwords(reinterpret_cast<uint16_t*>(to), narrow(x));
-}
-// count: of numbers, a multiple of 2.
-inline void copy_pairs(const bf16* from, int64_t count, Pair* to) {
-    std::memcpy(to, from, sizeof(bf16) * count);
-}
-constexpr bool kPairsAreBf16 = true;
-
 #else
 
 // sum + the products of two numbers in bfloat16 a lane, the first and the second half of its bits.

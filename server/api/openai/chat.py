@@ -135,7 +135,7 @@ class ChatRequest(ReasoningFields, SamplingFields):
             self.tool_choice or ("auto" if self.tools else "none"),
             chat_format,
             is_parallel=self.parallel_tool_calls,
-            own=self.constraint(),
+            own=self.constraint() if self.tools else None,
         )
 
     @property
@@ -181,9 +181,10 @@ class ChatRequest(ReasoningFields, SamplingFields):
         params = self.gen_params(next(value for value in given if value is not None))
         tags, starts_inside = self._reasoning(chat_format, variables)
         field = self.constraint_field
-        if tool_use.is_forced and field not in (None, self.client_name("response_format")):
+        is_other = field is not None and field != self.client_name("response_format")
+        if tool_use.is_forced and field is not None and is_other:
             allowed = "left out where tool_choice asks for a call"
-            raise InvalidRequest.of(str(field), "...", allowed)
+            raise InvalidRequest.of(field, "...", allowed)
         if params.constraint is None or tool_use.is_forced:
             return replace(params, constraint=tool_use.constraint(tags)), starts_inside
         either = None if self.is_continued else tool_use.document_or_call(tags)
