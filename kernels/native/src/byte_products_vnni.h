@@ -18,13 +18,18 @@ struct Inputs {
     __m512i plane[kInputBytes];
 
     explicit Inputs(const char* from) {
+#pragma GCC unroll 2
         for (int p = 0; p < kInputBytes; ++p)
             plane[p] = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from + 4 * p));
     }
     // By vpdpbusd, of whose intrinsic GCC 12 copies every sum to another register and back.
     void add_products(Ints (&sums)[kInputBytes], Weights weights) const {
-        for (int p = 0; p < kInputBytes; ++p)
-            asm("vpdpbusd %2, %1, %0" : "+v"(register_of(sums[p])) : "v"(register_of(weights)), "v"(plane[p]));
+#pragma GCC unroll 2
+        for (int p = 0; p < kInputBytes; ++p) {
+            __m512i sum = register_of(sums[p]);
+            asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(register_of(weights)), "v"(plane[p]));
+            register_of(sums[p]) = sum;
+        }
     }
 };
 

@@ -6,8 +6,9 @@
 // whatever the number of rows: a row's result does not depend on the rows beside it.
 //
 // A tile is some rows by one panel, whose sums stay in registers: two loads of weights and one
-// broadcast a row for two multiply-adds each. Many rows by bfloat16 on a CPU without its products go
-// another way to the same bits: float_products.h.
+// broadcast a row for two multiply-adds each. Few rows pass several panels at a time, since reading
+// weights is what takes them their time, and a core reads several streams faster than one. Many rows
+// by bfloat16 on a CPU without its products go another way to the same bits: float_products.h.
 #include <array>
 #include <atomic>
 #include <utility>
@@ -31,6 +32,10 @@ constexpr int kMostSums = kRegisters >= 32 ? 20 : 6;
 #endif
 constexpr int kTileRows = kRegisters >= 32 ? kMostSums / 2 : kMostSums;
 constexpr int halves_at_once(int rows) { return 2 * rows <= kMostSums ? 2 : 1; }
+
+// So few rows pass several panels at once; with more, moving their sums takes longer than it saves.
+constexpr int kFewRows = std::min(kMostSums / 2, 6);
+
 // What is multiplied in the inner loop, and in how many steps.
 struct Bf16Products {
     using Number = bf16;
@@ -86,16 +91,16 @@ struct Job {
     }
 };
 
-// The sums of kHalves halves of a panel, the first at `panel`.
+// Adds the products of inputs [from, to) by kHalves halves of a panel, the first at `panel`.
 template <class Products, int kRows, int kHalves>
-inline void multiply(const typename Products::Input* x, int64_t num_inputs, const char* panel,
-                     Ahead ahead, Floats (&all)[kTileRows][2], int first) {
+inline void multiply(const typename Products::Input* x, int64_t num_inputs, int64_t from, int64_t to,
+                     const char* panel, Ahead ahead, Floats (*all)[2], int first) {
     Floats sums[kRows][kHalves];
 #pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) sums[r][h] = zero_floats();
-    for (int64_t i = 0; i < num_inputs; ++i) {
+        for (int h = 0; h < kHalves; ++h) sums[r][h] = all[r][first + h];
+    for (int64_t i = from; i < to; ++i) {
         const char* packed = panel + i * 128;
         ahead.fetch();
         add_step<Products, 0>(x + i, num_inputs, packed, sums);
@@ -108,21 +113,48 @@ inline void multiply(const typename Products::Input* x, int64_t num_inputs, cons
         for (int h = 0; h < kHalves; ++h) all[r][first + h] = sums[r][h];
 }
 
-// x: of the tile's first row.
 template <class Products, int kRows>
-void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, Ahead ahead) {
+inline void finish(const Job& job, Floats (*sums)[2], int64_t row, int64_t panel) {
     const PackedLinear& weight = *job.weight;
-    const auto* inputs = static_cast<const typename Products::Input*>(x);
-    const char* start = job.panel(panel);
-    Floats sums[kTileRows][2];
-    constexpr int kHalves = halves_at_once(kRows);
-    for (int half = 0; half < 2; half += kHalves) {
-        const char* from = start + half * 64;
-        multiply<Products, kRows, kHalves>(inputs, job.num_inputs, from, ahead, sums, half);
-    }
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     for (int r = 0; r < kRows; ++r)
         finish_row<typename Products::Number>(output, sums[r][0], sums[r][1], row + r, panel);
+}
+
+// x: of the tile's first row.
+template <class Products, int kRows>
+void run_tile(const Job& job, const void* x, int64_t row, int64_t panel, Ahead ahead) {
+    const auto* inputs = static_cast<const typename Products::Input*>(x);
+    const char* start = job.panel(panel);
+    Floats sums[kRows][2];
+#pragma GCC unroll 10
+    for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero_floats();
+    constexpr int kHalves = halves_at_once(kRows);
+    for (int half = 0; half < 2; half += kHalves) {
+        multiply<Products, kRows, kHalves>(inputs, job.num_inputs, 0, job.num_inputs,
+                                           start + half * 64, ahead, sums, half);
+    }
+    finish<Products, kRows>(job, sums, row, panel);
+}
+
+// Few rows by `count` panels, kStreams at most: some inputs at a time by one panel after the other,
+// whose sums lie in memory meanwhile.
+template <class Products, int kRows>
+void run_streams(const Job& job, const void* x, int64_t row, int64_t panel, int64_t count) {
+    const auto* inputs = static_cast<const typename Products::Input*>(x);
+    constexpr int64_t kInputs = kRows <= 2 ? 2 : 4;
+    Floats sums[kStreams][kRows][2];
+    for (int64_t p = 0; p < count; ++p)
+        for (int r = 0; r < kRows; ++r) sums[p][r][0] = sums[p][r][1] = zero_floats();
+    for (int64_t from = 0; from < job.num_inputs; from += kInputs) {
+        const int64_t to = std::min(from + kInputs, job.num_inputs);
+        for (int64_t p = 0; p < count; ++p) {
+            const char* start = job.panel(panel + p);
+            const Ahead ahead{start + from * 128 + kAheadOfStream, 128};
+            multiply<Products, kRows, 2>(inputs, job.num_inputs, from, to, start, ahead, sums[p], 0);
+        }
+    }
+    for (int64_t p = 0; p < count; ++p) finish<Products, kRows>(job, sums[p], row, panel + p);
 }
 
 using RunTile = void (*)(const Job&, const void*, int64_t, int64_t, Ahead);
@@ -133,6 +165,14 @@ constexpr std::array<RunTile, kTileRows + 1> tiles_of(std::integer_sequence<int,
 // By the number of rows.
 template <class Products>
 constexpr auto kRunTile = tiles_of<Products>(std::make_integer_sequence<int, kTileRows>());
+
+using RunStreams = void (*)(const Job&, const void*, int64_t, int64_t, int64_t);
+template <class Products, int... kRows>
+constexpr std::array<RunStreams, kFewRows + 1> streams_of(std::integer_sequence<int, kRows...>) {
+    return {nullptr, run_streams<Products, kRows + 1>...};
+}
+template <class Products>
+constexpr auto kRunStreams = streams_of<Products>(std::make_integer_sequence<int, kFewRows>());
 
 // Rows [first, last) by one panel, in tiles of nearly equal size. x: of row `first`; is_last: of the
 // panels that the thread is about to pass.
@@ -195,7 +235,7 @@ template <class Products>
 void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
     using Number = typename Products::Number;
     constexpr bool kMayUnpack = Products::kSteps == 2;
-    const bool are_many = kMayUnpack && num_rows >= kManyRows;
+    const bool are_many = kMayUnpack && num_rows >= kManyRows, are_few = num_rows <= kFewRows;
     const int64_t row_bytes = weight.num_inputs * static_cast<int64_t>(sizeof(Number));
     const Job job{&weight, y, num_rows, row_bytes / 4};
     const auto input_bytes = job.num_inputs * static_cast<int64_t>(sizeof(typename Products::Input));
@@ -209,12 +249,20 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
             run_as_floats<Products>(job, inputs, first, last, panel, middle);
             panel = middle;
         }
+        if (are_few) {
+            const RunStreams run_streams = kRunStreams<Products>[last - first];
+            for_each_streams(panel, end, [&](int64_t from, int64_t count) {
+                run_streams(job, inputs, first, from, count);
+            });
+            return;
+        }
         for (int64_t p = panel; p < end; ++p)
             run_panel<Products>(job, inputs, first, last, p, p + 1 == end);
     };
     const int64_t most_rows = are_many ? kMostRows : rows_of_block(input_bytes, kTileRows);
-    for_each_chunk(num_rows, most_rows, weight.num_panels, are_many ? kPanelsAtOnce : 1,
-                   job.panel_bytes(), run_chunk);
+    const int64_t panels_at_once = are_many ? kPanelsAtOnce : are_few ? kStreamsOfChunk : 1;
+    for_each_chunk(num_rows, most_rows, weight.num_panels, panels_at_once, job.panel_bytes(),
+                   run_chunk);
 }
 
 }  // namespace

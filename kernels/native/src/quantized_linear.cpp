@@ -41,6 +41,12 @@ constexpr int64_t kFewRows = 8;  // are rounded by one thread
 enum Numbers { kBytes, kHalfBytes, kFp4 };
 constexpr int bits_of(Numbers numbers) { return numbers == kBytes ? 8 : 4; }
 
+// So few rows pass several panels at once; with more, moving their sums takes longer than it saves.
+constexpr int few_rows(Numbers numbers, int planes) {
+    if (numbers != kBytes) return 1;
+    return 4 / (planes == 2 ? kProductSums<2> : kProductSums<1>);
+}
+
 struct BlockOfInputs {
     int32_t start;  // of an integer sum: takes back what makes the weights unsigned
     float scale;    // NaN where an input is not finite
@@ -165,22 +171,50 @@ inline Ints load_weights(const char* from, int half) {
     return lookup(kNumbersOfCodes, codes);
 }
 
-// The products of a block's inputs by some halves of a panel, kRows rows at `x`, `stride` bytes apart.
+// A tile's rows, and what is known of a block's inputs of each.
+template <int kPlanes>
+struct TileRows {
+    const char* x;
+    int64_t stride;
+    const BlockOfInputs* blocks;
+
+    TileRows(const Job& job, int64_t row)
+        : x(job.rows + row * job.weight->row_bytes),
+          stride(job.weight->row_bytes),
+          blocks(reinterpret_cast<const BlockOfInputs*>(x + kPlanes * job.weight->num_inputs)) {}
+
+    const BlockOfInputs& block(int row, int64_t at) const {
+        return blocks[row * (stride / static_cast<int64_t>(sizeof(BlockOfInputs))) + at];
+    }
+};
+
+// Of kRows rows by the columns of a panel: integer sums of a block, and the sums over all blocks.
+template <int kPlanes, int kRows>
+using BlockSums = Ints[kRows][2][kProductSums<kPlanes>];
+template <int kRows>
+using Totals = Floats[kRows][2];
+
+// The products of some inputs of a block by some halves of a panel, kRows rows at `x`, `stride` bytes
+// apart. What lies `ahead` bytes behind a weight is fetched.
 template <Numbers kNumbers, int kPlanes, int kRows>
-inline void multiply_block(const char* x, int64_t stride, const char* weights, int64_t num_steps,
-                           int first, Ints (&all)[kRows][2][kProductSums<kPlanes>]) {
+inline void multiply_halves(const char* x, int64_t stride, const char* weights, int64_t num_steps,
+                            int64_t ahead, int first, BlockSums<kPlanes, kRows>& all) {
     constexpr int kStepBytes = 16 * bits_of(kNumbers), kSums = kProductSums<kPlanes>;
     Ints sums[kRows][kHalvesAtOnce][kSums];
+#pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int h = 0; h < kHalvesAtOnce; ++h)
+#pragma GCC unroll 2
             for (int i = 0; i < kSums; ++i) sums[r][h][i] = all[r][first + h][i];
     for (int64_t step = 0; step < num_steps; ++step) {
         const char* at = weights + step * kStepBytes;
         Weights halves[kHalvesAtOnce];
+#pragma GCC unroll 2
         for (int h = 0; h < kHalvesAtOnce; ++h)
             halves[h] = to_weights(load_weights<kNumbers>(at, first + h));
         if (kHalvesAtOnce == 2 || first == 0)
-            for (int line = 0; line < kStepBytes; line += 64) prefetch_stream(at + kAheadBytes + line);
+            for (int line = 0; line < kStepBytes; line += 64) prefetch_stream(at + ahead + line);
 #pragma GCC unroll 10
         for (int r = 0; r < kRows; ++r) {
             const Inputs<kPlanes> inputs(x + r * stride + step * kPlanes * 4);
@@ -188,56 +222,62 @@ inline void multiply_block(const char* x, int64_t stride, const char* weights, i
             for (int h = 0; h < kHalvesAtOnce; ++h) inputs.add_products(sums[r][h], halves[h]);
         }
     }
+#pragma GCC unroll 10
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int h = 0; h < kHalvesAtOnce; ++h)
+#pragma GCC unroll 2
             for (int i = 0; i < kSums; ++i) all[r][first + h][i] = sums[r][h][i];
 }
 
-// kRows rows by one panel.
-template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
-void run_tile(const Job& job, int64_t row, int64_t panel) {
-    const QuantizedLinear& weight = *job.weight;
-    const int64_t stride = weight.row_bytes;
-    const char* x = job.rows + row * stride;
-    const auto* inputs =
-        reinterpret_cast<const BlockOfInputs*>(x + kPlanes * weight.num_inputs);
-    const int64_t inputs_stride = stride / static_cast<int64_t>(sizeof(BlockOfInputs));
-    const char* at = static_cast<const char*>(weight.panels) + panel * weight.panel_bytes;
-    Floats totals[kRows][2];
-    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = zero_floats();
-    for (int64_t first = 0; first < weight.num_inputs; first += weight.block, ++inputs) {
-        const char* scales = at;
-        if constexpr (kScaled) at += weight.has_offsets ? 128 : 64;
-        constexpr int kSums = kProductSums<kPlanes>;
-        Ints sums[kRows][2][kSums];
-        for (int r = 0; r < kRows; ++r) {
-            sums[r][0][0] = sums[r][1][0] = zero_ints();
-            sums[r][0][kSums - 1] = sums[r][1][kSums - 1] = splat(inputs[r * inputs_stride].start);
-        }
-        const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
-        for (int half = 0; half < 2; half += kHalvesAtOnce)
-            multiply_block<kNumbers, kPlanes, kRows>(x + kPlanes * first, stride, at, num_steps,
-                                                     half, sums);
-        at += num_steps * (16 * bits_of(kNumbers));
+template <Numbers kNumbers, int kPlanes, int kRows>
+inline void multiply(const char* x, int64_t stride, const char* weights, int64_t num_steps,
+                     int64_t ahead, BlockSums<kPlanes, kRows>& all) {
+    if constexpr (kHalvesAtOnce == 2) {
+        multiply_halves<kNumbers, kPlanes, kRows>(x, stride, weights, num_steps, ahead, 0, all);
+    } else {
+        for (int half = 0; half < 2; ++half)
+            multiply_halves<kNumbers, kPlanes, kRows>(x, stride, weights, num_steps, ahead, half, all);
+    }
+}
+
+template <int kPlanes, int kRows>
+inline void start_block(const TileRows<kPlanes>& rows, int64_t block,
+                        BlockSums<kPlanes, kRows>& sums) {
+    constexpr int kSums = kProductSums<kPlanes>;
+    for (int r = 0; r < kRows; ++r) {
+        sums[r][0][0] = sums[r][1][0] = zero_ints();
+        sums[r][0][kSums - 1] = sums[r][1][kSums - 1] = splat(rows.block(r, block).start);
+    }
+}
+
+// scales: of the block's columns, with their offsets behind them.
+template <int kPlanes, bool kScaled, int kRows>
+inline void add_block(const TileRows<kPlanes>& rows, int64_t block, const char* scales,
+                      bool has_offsets, const BlockSums<kPlanes, kRows>& sums,
+                      Totals<kRows>& totals) {
 #pragma GCC unroll 10
-        for (int r = 0; r < kRows; ++r) {
-            const Floats scale = splat(inputs[r * inputs_stride].scale);
+    for (int r = 0; r < kRows; ++r) {
+        const BlockOfInputs& inputs = rows.block(r, block);
+        const Floats scale = splat(inputs.scale);
 #pragma GCC unroll 2
-            for (int side = 0; side < 2; ++side) {
-                const Floats sum = to_floats(joined(sums[r][side]));
-                Floats& total = totals[r][side];
-                if constexpr (kScaled) {
-                    total = fmadd((sum * scale),
-                                            load_float16(scales + 32 * side), total);
-                    if (weight.has_offsets)
-                        total = fmadd(splat(inputs[r * inputs_stride].sum),
-                                                load_float16(scales + 64 + 32 * side), total);
-                } else {
-                    total = fmadd(sum, scale, total);
-                }
+        for (int side = 0; side < 2; ++side) {
+            const Floats sum = to_floats(joined(sums[r][side]));
+            Floats& total = totals[r][side];
+            if constexpr (kScaled) {
+                total = fmadd((sum * scale), load_float16(scales + 32 * side), total);
+                if (has_offsets)
+                    total = fmadd(splat(inputs.sum), load_float16(scales + 64 + 32 * side), total);
+            } else {
+                total = fmadd(sum, scale, total);
             }
         }
     }
+}
+
+template <int kRows>
+inline void finish(const Job& job, const Totals<kRows>& totals, int64_t row, int64_t panel) {
+    const QuantizedLinear& weight = *job.weight;
     const LinearOutput output{weight.bias, job.y, weight.num_outputs, weight.kind};
     const Floats left = load(weight.column_scales + panel * kPanel);
     const Floats right = load(weight.column_scales + panel * kPanel + 16);
@@ -246,23 +286,99 @@ void run_tile(const Job& job, int64_t row, int64_t panel) {
                    row + r, panel);
 }
 
+// kRows rows by one panel.
+template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
+void run_tile(const Job& job, int64_t row, int64_t panel) {
+    const QuantizedLinear& weight = *job.weight;
+    const TileRows<kPlanes> rows(job, row);
+    const char* at = static_cast<const char*>(weight.panels) + panel * weight.panel_bytes;
+    Totals<kRows> totals;
+    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = zero_floats();
+    int64_t block = 0;
+    for (int64_t first = 0; first < weight.num_inputs; first += weight.block, ++block) {
+        const char* scales = at;
+        if constexpr (kScaled) at += weight.has_offsets ? 128 : 64;
+        const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
+        BlockSums<kPlanes, kRows> sums;
+        start_block<kPlanes, kRows>(rows, block, sums);
+        multiply<kNumbers, kPlanes, kRows>(rows.x + kPlanes * first, rows.stride, at, num_steps,
+                                           kAheadBytes, sums);
+        at += num_steps * (16 * bits_of(kNumbers));
+        add_block<kPlanes, kScaled, kRows>(rows, block, scales, weight.has_offsets, sums, totals);
+    }
+    finish<kRows>(job, totals, row, panel);
+}
+
+// Few rows by `count` panels, kStreams at most.
+template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
+void run_streams(const Job& job, int64_t row, int64_t panel, int64_t count) {
+    const QuantizedLinear& weight = *job.weight;
+    const TileRows<kPlanes> rows(job, row);
+    constexpr int64_t kStepBytes = 16 * bits_of(kNumbers), kSteps = 256 / kStepBytes;
+    const char* start = static_cast<const char*>(weight.panels) + panel * weight.panel_bytes;
+    BlockSums<kPlanes, kRows> sums[kStreams];
+    Totals<kRows> totals[kStreams];
+    for (int64_t p = 0; p < count; ++p)
+        for (int r = 0; r < kRows; ++r) totals[p][r][0] = totals[p][r][1] = zero_floats();
+    int64_t block = 0;
+    for (int64_t first = 0; first < weight.num_inputs; first += weight.block, ++block) {
+        const char* scales = start;
+        if constexpr (kScaled) start += weight.has_offsets ? 128 : 64;
+        const int64_t num_steps = std::min(weight.block, weight.num_inputs - first) / 4;
+        for (int64_t p = 0; p < count; ++p) start_block<kPlanes, kRows>(rows, block, sums[p]);
+        for (int64_t step = 0; step < num_steps; step += kSteps) {
+            const char* x = rows.x + kPlanes * (first + 4 * step);
+            const int64_t num = std::min(kSteps, num_steps - step);
+            const char* at = start + step * kStepBytes;
+            for (int64_t p = 0; p < count; ++p, at += weight.panel_bytes)
+                multiply<kNumbers, kPlanes, kRows>(x, rows.stride, at, num, kAheadOfStream, sums[p]);
+        }
+        start += num_steps * kStepBytes;
+        for (int64_t p = 0; p < count; ++p)
+            add_block<kPlanes, kScaled, kRows>(rows, block, scales + p * weight.panel_bytes,
+                                               weight.has_offsets, sums[p], totals[p]);
+    }
+    for (int64_t p = 0; p < count; ++p) finish<kRows>(job, totals[p], row, panel + p);
+}
+
 using RunTile = void (*)(const Job&, int64_t, int64_t);
+using RunStreams = void (*)(const Job&, int64_t, int64_t, int64_t);
 
 template <Numbers kNumbers, int kPlanes, bool kScaled, int... kRows>
 constexpr std::array<RunTile, sizeof...(kRows) + 1> tiles_of(std::integer_sequence<int, kRows...>) {
     return {nullptr, run_tile<kNumbers, kPlanes, kScaled, kRows + 1>...};
 }
+template <Numbers kNumbers, int kPlanes, bool kScaled, int... kRows>
+constexpr std::array<RunStreams, sizeof...(kRows) + 1> streams_of(
+    std::integer_sequence<int, kRows...>) {
+    return {nullptr, run_streams<kNumbers, kPlanes, kScaled, kRows + 1>...};
+}
 // By the number of rows.
 template <Numbers kNumbers, int kPlanes, bool kScaled>
 constexpr auto kTiles = tiles_of<kNumbers, kPlanes, kScaled>(
     std::make_integer_sequence<int, most_rows(kPlanes)>());
+template <Numbers kNumbers, int kPlanes, bool kScaled>
+constexpr auto kRunStreams = streams_of<kNumbers, kPlanes, kScaled>(
+    std::make_integer_sequence<int, few_rows(kNumbers, kPlanes)>());
 
-const RunTile* tiles_for(const QuantizedLinear& weight) {
-    if (weight.is_fp4) return kTiles<kFp4, 2, true>.data();
-    if (weight.bits == 4) return kTiles<kHalfBytes, 2, true>.data();
+// What runs a weight's tiles, by their number of rows.
+struct Tiles {
+    const RunTile* tiles;
+    const RunStreams* streams;
+    int64_t most_few;  // rows that run as streams
+};
+template <Numbers kNumbers, int kPlanes, bool kScaled>
+Tiles tiles_of_kind() {
+    return {kTiles<kNumbers, kPlanes, kScaled>.data(),
+            kRunStreams<kNumbers, kPlanes, kScaled>.data(), few_rows(kNumbers, kPlanes)};
+}
+
+Tiles tiles_for(const QuantizedLinear& weight) {
+    if (weight.is_fp4) return tiles_of_kind<kFp4, 2, true>();
+    if (weight.bits == 4) return tiles_of_kind<kHalfBytes, 2, true>();
     if (weight.num_planes == 1)
-        return weight.has_scales ? kTiles<kBytes, 1, true>.data() : kTiles<kBytes, 1, false>.data();
-    return weight.has_scales ? kTiles<kBytes, 2, true>.data() : kTiles<kBytes, 2, false>.data();
+        return weight.has_scales ? tiles_of_kind<kBytes, 1, true>() : tiles_of_kind<kBytes, 1, false>();
+    return weight.has_scales ? tiles_of_kind<kBytes, 2, true>() : tiles_of_kind<kBytes, 2, false>();
 }
 
 // Rows [first, last) by one panel, in tiles of nearly equal size.
@@ -303,12 +419,19 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
     auto* rows = static_cast<char*>(rounded);
     round_rows(*weight, static_cast<const bf16*>(x), rows, num_rows);
     const Job job{weight, rows, y, num_rows};
-    const RunTile* tiles = tiles_for(*weight);
+    const Tiles of_weight = tiles_for(*weight);
+    const bool are_few = num_rows <= of_weight.most_few;
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
-        for (int64_t p = panel; p < end; ++p) run_panel(job, tiles, first, last, p);
+        if (are_few) {
+            for_each_streams(panel, end, [&](int64_t from, int64_t count) {
+                of_weight.streams[num_rows](job, first, from, count);
+            });
+            return;
+        }
+        for (int64_t p = panel; p < end; ++p) run_panel(job, of_weight.tiles, first, last, p);
     };
-    for_each_chunk(num_rows, rows_of_block(weight->row_bytes, most_rows(1)), weight->num_panels, 1,
-                   weight->panel_bytes, run_chunk);
+    for_each_chunk(num_rows, rows_of_block(weight->row_bytes, most_rows(1)), weight->num_panels,
+                   are_few ? kStreamsOfChunk : 1, weight->panel_bytes, run_chunk);
 }
 
 namespace {
