@@ -108,10 +108,11 @@ void check_linear(int kind, int64_t num_rows, int64_t num_inputs, int64_t num_ou
 float half_to_float(int power) { return std::ldexp(1.0f, power); }
 uint16_t half_of_power(int power) { return static_cast<uint16_t>((power + 15) << 10); }
 
-void check_quantized(int bits, bool is_fp4, int num_planes, bool has_scales, bool has_offsets) {
+void check_quantized(int64_t num_rows, int bits, bool is_fp4, int num_planes, bool has_scales,
+                     bool has_offsets) {
     const float codes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    const int64_t num_rows = 11, num_inputs = 192, num_outputs = 70, block = 64, num_blocks = 3;
-    const int64_t num_panels = 3;
+    const int64_t num_inputs = 192, num_outputs = 330, block = 64, num_blocks = 3;
+    const int64_t num_panels = 11;
     const auto x = numbers<bf16>(num_rows * num_inputs);
     vector<uint8_t> values(num_outputs * num_inputs * bits / 8);
     for (uint8_t& each : values) each = static_cast<uint8_t>(generator());
@@ -347,13 +348,19 @@ int main() {
             check_linear<float>(kind, rows, 50, 70);
         }
     for (const int kind : {0, 1, 2}) check_linear<bf16>(kind, 103, 150, 70);
-    check_quantized(8, false, 2, false, false);
-    check_quantized(8, false, 2, true, false);
-    check_quantized(8, false, 1, true, false);
-    check_quantized(8, false, 1, false, false);
-    check_quantized(4, false, 2, true, true);
-    check_quantized(4, false, 2, true, false);
-    check_quantized(4, true, 2, true, false);
+    for (const int64_t rows : {1, 3, 6}) {  // of which several panels are passed at once
+        check_linear<bf16>(0, rows, 46, 330);
+        check_linear<float>(0, rows, 45, 330);
+    }
+    for (const int64_t rows : {1, 2, 4, 11}) {
+        check_quantized(rows, 8, false, 2, false, false);
+        check_quantized(rows, 8, false, 2, true, false);
+        check_quantized(rows, 8, false, 1, true, false);
+        check_quantized(rows, 8, false, 1, false, false);
+        check_quantized(rows, 4, false, 2, true, true);
+        check_quantized(rows, 4, false, 2, true, false);
+        check_quantized(rows, 4, true, 2, true, false);
+    }
     for (const int num_new : {1, 2, 5, 40})
         for (const float soft_cap : {0.0f, 2.0f}) {
             for (const int format : {kBf16, kInt8, kFp8, kInt4}) check_attention<bf16>(format, soft_cap, num_new);
