@@ -420,8 +420,7 @@ void run_unit(const Attention& a, Unit unit, Unit next) {
             rows.end_seen[row] = std::min(block.num_keys, item.num_visible + row / group - first);
         }
         const int32_t* at = slots + first;
-        const bool is_last = first + kKeys >= last_seen;
-        set_upcoming<KV>(a, is_last ? next : unit, is_last ? 0 : first + kKeys, upcoming);
+        set_upcoming<KV>(a, unit, next, first, block.num_keys, upcoming);
         upcoming.begin(
             num_steps((end - begin) * group, block.num_keys, dims, KV::kPackedDims));
         KV::pack_keys(kv.keys, at, block.num_keys, dims, block.keys,

@@ -57,62 +57,82 @@ inline void pack_scales(const float* scales, const int32_t* slots, int num_keys,
     }
 }
 
-// Asks for a block's keys and values while another is computed with, some at each step of products, so
+// Asks for keys and their values while others are computed with, some at each step of products, so
 // that requests are under way all the time. (Asked for at once they wait for each other, and what
-// memory takes adds to what computing takes.) Into the second-level cache: the first is full of the
-// block at hand.
+// memory takes adds to what computing takes.) Four streams at once: a core reads them faster than one.
+// Into the second-level cache: the first is full of the block at hand.
 class Upcoming {
   public:
     // num_steps: in which to ask for them.
     void begin(int num_steps) {
-        next_ = 0;
-        at_once_ = (num_ + num_steps - 1) / num_steps;
+        half_ = (num_ + 1) / 2;
+        next_ = due_ = 0;
+        rate_ = ((num_ << kFraction) + num_steps - 1) / num_steps;
     }
     STEMMA_INLINE void ask(int steps = 1) {
-        for (int end = std::min(num_, next_ + steps * at_once_); next_ < end; ++next_)
-            for (int line = 0; line < (next_ < num_vectors_ ? num_lines_ : 1); ++line)
-                prefetch(places_[next_] + line * kLineBytes);
+        due_ += steps * rate_;
+        for (const int end = std::min(num_, due_ >> kFraction); next_ < end; ++next_) {
+            const Place place = places_[next_ / 2 + next_ % 2 * half_];
+            for (int64_t byte = 0; byte < bytes_; byte += kLineBytes) {
+                prefetch(place.key + byte);
+                if (to_value_ != 0) prefetch(place.key + to_value_ + byte);
+            }
+            if (place.scale == nullptr) continue;
+            prefetch(place.scale);
+            prefetch(place.scale + to_value_scale_);
+        }
     }
 
-    void clear() { num_ = num_vectors_ = 0; }
-    // Vectors of as many bytes each: a block's keys, or values.
-    void add(const void* vectors, const int32_t* slots, int num_slots, int bytes) {
-        num_lines_ = (bytes + kLineBytes - 1) / kLineBytes;
-        for (int i = 0; i < num_slots; ++i)
-            places_[num_ + i] = static_cast<const char*>(vectors) + int64_t{slots[i]} * bytes;
-        num_vectors_ = num_ += num_slots;
-    }
-    // Their scales, behind all vectors.
-    void add_scales(const float* scales, const int32_t* slots, int num_slots) {
+    void clear() { num_ = 0; }
+    // Keys and their values, each `bytes` long; kKeys at most between two calls of `clear`.
+    template <class KV>
+    void add(const HeadKV<KV>& kv, const int32_t* slots, int count, int64_t bytes) {
+        const auto* keys = reinterpret_cast<const char*>(kv.keys);
+        bytes_ = bytes;
+        to_value_ = reinterpret_cast<const char*>(kv.values) - keys;
+        to_value_scale_ = KV::kIsScaled ? kv.value_scales - kv.key_scales : 0;
         int32_t last = -1;
-        for (int i = 0; i < num_slots; ++i) {
+        for (int i = 0; i < count; ++i) {
             const int32_t line = slots[i] / (kLineBytes / 4);
-            if (line != last) places_[num_++] = reinterpret_cast<const char*>(scales + slots[i]);
+            const bool is_new = KV::kIsScaled && line != last;
+            places_[num_++] = {keys + slots[i] * bytes, is_new ? kv.key_scales + slots[i] : nullptr};
             last = line;
         }
     }
 
   private:
-    static constexpr int kMost = 4 * kKeys;
-    const char* places_[kMost];
-    int num_ = 0, num_vectors_ = 0, num_lines_ = 0;
-    int next_ = 0, at_once_ = 0;
+    struct Place {
+        const char* key;
+        const float* scale;  // null: its line is asked for already
+    };
+    Place places_[kKeys];
+    int64_t bytes_ = 0, to_value_ = 0, to_value_scale_ = 0;  // from a key's to its value's
+    int num_ = 0, half_ = 0, next_ = 0;
+    static constexpr int kFraction = 16;  // bits of what is due
+    int due_ = 0, rate_ = 0;
 };
 
-// The unit's block of keys that begins with `first`.
+// Asks, while the unit's keys [first, first + num_keys) are computed with, for as many: those one block
+// later, of the next unit where this one ends. So as much is asked for in each key's time, however few
+// keys a unit's last block has.
 template <class KV>
-void set_upcoming(const Attention& a, Unit unit, int first, Upcoming& upcoming) {
+void set_upcoming(const Attention& a, Unit unit, Unit next, int first, int num_keys,
+                  Upcoming& upcoming) {
+    const int64_t bytes = KV::width(a.head_dim) * static_cast<int64_t>(sizeof(typename KV::Number));
+    const auto add = [&](Unit of, int from, int to) {
+        if (of.item == nullptr) return;
+        to = std::min(to, of.item->num_seen());
+        if (from < to)
+            upcoming.add(HeadKV<KV>(a, of.kv_head), a.slots + of.item->first_slot + from, to - from,
+                         bytes);
+    };
     upcoming.clear();
-    if (unit.item == nullptr) return;
-    const HeadKV<KV> kv(a, unit.kv_head);
-    const int32_t* slots = a.slots + unit.item->first_slot + first;
-    const int num_keys = std::clamp(unit.item->num_seen() - first, 0, kKeys);
-    const int bytes = KV::width(a.head_dim) * static_cast<int>(sizeof(typename KV::Number));
-    upcoming.add(kv.keys, slots, num_keys, bytes);
-    if (a.values_at != 0) upcoming.add(kv.values, slots, num_keys, bytes);
-    if (!KV::kIsScaled) return;
-    upcoming.add_scales(kv.key_scales, slots, num_keys);
-    upcoming.add_scales(kv.value_scales, slots, num_keys);
+    const int end = unit.item->num_seen(), from = first + kKeys, to = from + num_keys;
+    add(unit, from, to);
+    if (end <= kKeys)
+        add(next, 0, kKeys);  // no block before this one has asked for any of it
+    else if (to > end)
+        add(next, std::max(from - end, 0), to - end);
 }
 
 }  // namespace stemma

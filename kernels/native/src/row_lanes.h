@@ -323,8 +323,7 @@ void run_unit_by_row_lanes(const Attention& a, Unit unit, Unit next) {
                 if (from < to) run(strip, from * 16, to - from);
             });
         };
-        const bool is_last = first + kKeys >= last_seen;
-        set_upcoming<KV>(a, is_last ? next : unit, is_last ? 0 : first + kKeys, upcoming);
+        set_upcoming<KV>(a, unit, next, first, block.num_keys, upcoming);
         int num_tiles = 0;
         for_each_seeing([&](const Strip&, int, int vectors) {
             num_tiles += num_tiles_of_strip(vectors, block.num_keys, dims);
