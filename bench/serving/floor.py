@@ -3,8 +3,8 @@
 Each product of a step takes as long as reading its weights once, or its arithmetic, whichever is
 more; so does attention, by the keys that rows see and the pairs of a token and a key. Keys that
 several rows share count once where the engine read them so. Nothing else is counted: no norm, no
-sampling, no plan, no message, no branch of a draft tree and no draft model. The limits are what
-torch reaches on the machine (bench/harness/limits.py).
+sampling, no plan, no message, no branch of a draft tree and no draft model. The limits are the
+machine's own (bench/harness/limits.py).
 """
 
 from __future__ import annotations

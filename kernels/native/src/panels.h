@@ -21,17 +21,18 @@ constexpr int64_t kPartsOfRest = 2;
 // processor's own prefetching stops.
 constexpr int64_t kAheadBytes = 4096;
 
-// Few rows take the time in which their weights are read, and a core reads several streams faster than
-// one: it passes kStreams panels at once, some inputs at a time by one panel after the other, whose
-// sums lie in memory meanwhile. Two cores of an Ice Lake Xeon read 25 GB/s of one stream each, 28 of
-// eight, 29.6 of sixteen.
+// What few rows take is the time in which weights are read, and a core reads several streams faster
+// than one: two cores of an Ice Lake Xeon 25 GB/s of one each, 28 of eight, 29.6 of sixteen. So few
+// rows pass kStreams panels at once, some inputs at a time by one panel after the other; the panels'
+// sums lie in memory meanwhile.
 constexpr int64_t kStreams = 8;
 // Each is fetched so far ahead.
 constexpr int64_t kAheadOfStream = 512;
 // A chunk has a multiple of so many panels, but for the last ones.
 constexpr int64_t kStreamsOfChunk = 4;
 
-// Calls run(panel, count) for panels [panel, end), nearly as many each time, kStreams at most.
+// Calls run(panel, count) until panels [panel, end) are passed, nearly as many each time, kStreams at
+// most.
 template <class F>
 void for_each_streams(int64_t panel, int64_t end, F&& run) {
     const int64_t count = end - panel, num_times = (count + kStreams - 1) / kStreams;

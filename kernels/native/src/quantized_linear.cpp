@@ -265,7 +265,7 @@ inline void add_block(const TileRows<kPlanes>& rows, int64_t block, const char* 
             const Floats sum = to_floats(joined(sums[r][side]));
             Floats& total = totals[r][side];
             if constexpr (kScaled) {
-                total = fmadd((sum * scale), load_float16(scales + 32 * side), total);
+                total = fmadd(sum * scale, load_float16(scales + 32 * side), total);
                 if (has_offsets)
                     total = fmadd(splat(inputs.sum), load_float16(scales + 64 + 32 * side), total);
             } else {
@@ -282,8 +282,7 @@ inline void finish(const Job& job, const Totals<kRows>& totals, int64_t row, int
     const Floats left = load(weight.column_scales + panel * kPanel);
     const Floats right = load(weight.column_scales + panel * kPanel + 16);
     for (int r = 0; r < kRows; ++r)
-        finish_row(output, (totals[r][0] * left), (totals[r][1] * right),
-                   row + r, panel);
+        finish_row(output, totals[r][0] * left, totals[r][1] * right, row + r, panel);
 }
 
 // kRows rows by one panel.
@@ -309,7 +308,7 @@ void run_tile(const Job& job, int64_t row, int64_t panel) {
     finish<kRows>(job, totals, row, panel);
 }
 
-// Few rows by `count` panels, kStreams at most.
+// Few rows by `count` panels, kStreams at most: 256 bytes by one panel after the other.
 template <Numbers kNumbers, int kPlanes, bool kScaled, int kRows>
 void run_streams(const Job& job, int64_t row, int64_t panel, int64_t count) {
     const QuantizedLinear& weight = *job.weight;
@@ -424,7 +423,7 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
     const auto run_chunk = [&](int64_t first, int64_t last, int64_t panel, int64_t end) {
         if (are_few) {
             for_each_streams(panel, end, [&](int64_t from, int64_t count) {
-                of_weight.streams[num_rows](job, first, from, count);
+                of_weight.streams[last - first](job, first, from, count);
             });
             return;
         }
