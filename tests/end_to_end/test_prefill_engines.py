@@ -4,10 +4,9 @@ said is what one engine says. What is killed is a process of its own."""
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -16,14 +15,15 @@ from typing import Any
 import pytest
 from engine_thread import engine_in_thread, serving
 from nixl_worker import skip_without_nixl
-from waiting import stop, wait_until
+from waiting import wait_until
 
 import stemma as st
 from stemma.frontend.backend import Backend
+from stemma.runtime.memory.peers.kv_receiver import KVReceiver
 
 OPTIONS: dict[str, Any] = {"dtype": "float64", "max_total_tokens": 16384, "num_threads": 1}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 30
-NUM_KILLS = 3
+NUM_BATCHES = 3
 
 
 @st.function
@@ -57,7 +57,7 @@ def assert_nothing_held(backend: Backend, of: str) -> None:
 @pytest.fixture(scope="module")
 def truth(checkpoint: Path) -> list[list[Any]]:
     with serving(checkpoint, max_total_tokens=16384, max_model_len=None) as alone:
-        return [said_by(alone, 10 * each) for each in range(NUM_KILLS)]
+        return [said_by(alone, 10 * each) for each in range(NUM_BATCHES)]
 
 
 @pytest.fixture
@@ -87,37 +87,46 @@ def kill(engine: st.Engine) -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "zmq", "nixl"])
 def test_prefill_engines_are_killed_and_nobody_notices(
-    engines: Any, in_threads: Any, endpoint: str, truth: list[list[Any]], transport: str
+    engines: Any,
+    in_threads: Any,
+    endpoint: str,
+    truth: list[list[Any]],
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first before it has sent anything, the second at a random time; the next one listens at
-    the same place."""
+    """The first before a stream has begun, the second once a part of one has come, of many that
+    its small steps send; the next one listens at the same place."""
     if transport == "nixl":
         skip_without_nixl()
-    rng = random.Random(5)
+    doomed: dict[str, st.Engine] = {}
+
+    def before(moment: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def killing(*args: Any) -> Any:
+            if (engine := doomed.pop(moment, None)) is not None:
+                kill(engine)
+            return method(*args)
+
+        return killing
+
+    monkeypatch.setattr(KVReceiver, "ask", before("stream", KVReceiver.ask))
+    monkeypatch.setattr(KVReceiver, "_write", before("piece", KVReceiver._write))
     decode = in_threads(role="decode", prefill_engines=[endpoint], kv_transport=transport)
-    for number in range(NUM_KILLS):
-        prefill = engines(role="prefill", prefill_endpoint=endpoint, kv_transport=transport)
+    for number, moment in enumerate(["stream", "piece", None]):
+        prefill = engines(
+            role="prefill",
+            prefill_endpoint=endpoint,
+            kv_transport=transport,
+            chunked_prefill_size=64,
+        )
         wait_until(lambda: told(decode)["coming"]["num_able_peers"] == 1)
-        if number == NUM_KILLS - 1:
-            assert said_by(decode, 10 * number) == truth[number]
-            assert_nothing_held(prefill, "prefills")
-            break
-        if number == 0:
-            stop(prefill.pid)  # however fast it is, no stream ends before it does
-        num_before = told(decode)["coming"]["num_streams"]
-        delay_s = 0.0 if number == 0 else rng.uniform(0.0, 0.5)
-
-        def kill_amid(engine: st.Engine, num_before: int, delay_s: float) -> None:
-            wait_until(lambda: told(decode)["coming"]["num_streams"] > num_before)
-            threading.Event().wait(delay_s)
-            kill(engine)
-
-        killer = threading.Thread(target=kill_amid, args=(prefill, num_before, delay_s))
-        killer.start()
+        num_failed = told(decode)["coming"]["num_failed"]
+        if moment is not None:
+            doomed[moment] = prefill
         assert said_by(decode, 10 * number) == truth[number]
-        killer.join()
+        assert not doomed
+        assert moment is None or told(decode)["coming"]["num_failed"] > num_failed
+    assert_nothing_held(prefill, "prefills")
     coming = told(decode)["coming"]
-    assert coming["num_failed"] > 0
     assert (coming["num_written_bytes"] > 0) == (transport != "zmq")
     assert_nothing_held(decode, "coming")
 
@@ -162,9 +171,13 @@ def test_a_decode_engine_is_killed_and_its_prefills_end(
             for first in count(100, 10):  # however fast it is, it is killed amid work
                 said_by(decode, first)
 
+    def sends() -> bool:
+        prefills = told(prefill)["prefills"]
+        return bool(prefills["num_sent_bytes"] and prefills["num_streams"])
+
     doomed = threading.Thread(target=be_lost)
     doomed.start()
-    wait_until(lambda: told(prefill)["prefills"]["num_sent_bytes"] > 0)
+    wait_until(sends)
     kill(decode)
     doomed.join()
     assert_nothing_held(prefill, "prefills")

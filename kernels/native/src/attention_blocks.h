@@ -59,7 +59,8 @@ inline void pack_scales(const float* scales, const int32_t* slots, int num_keys,
 
 // Asks for keys and their values while others are computed with, some at each step of products, so
 // that requests are under way all the time. (Asked for at once they wait for each other, and what
-// memory takes adds to what computing takes.) Four streams at once: a core reads them faster than one.
+// memory takes adds to what computing takes.) Keys and values of both halves in turns: a core reads
+// several streams faster than one.
 // Into the second-level cache: the first is full of the block at hand.
 class Upcoming {
   public:
@@ -114,7 +115,7 @@ class Upcoming {
 
 // Asks, while the unit's keys [first, first + num_keys) are computed with, for as many: those one block
 // later, of the next unit where this one ends. So as much is asked for in each key's time, however few
-// keys a unit's last block has.
+// keys a unit's last block has. (A unit of one block asks for the next one's whole first block.)
 template <class KV>
 void set_upcoming(const Attention& a, Unit unit, Unit next, int first, int num_keys,
                   Upcoming& upcoming) {
@@ -130,7 +131,7 @@ void set_upcoming(const Attention& a, Unit unit, Unit next, int first, int num_k
     const int end = unit.item->num_seen(), from = first + kKeys, to = from + num_keys;
     add(unit, from, to);
     if (end <= kKeys)
-        add(next, 0, kKeys);  // no block before this one has asked for any of it
+        add(next, 0, kKeys);
     else if (to > end)
         add(next, std::max(from - end, 0), to - end);
 }

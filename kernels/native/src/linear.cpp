@@ -260,7 +260,8 @@ void run(const PackedLinear& weight, const void* x, void* y, int64_t num_rows) {
             run_panel<Products>(job, inputs, first, last, p, p + 1 == end);
     };
     const int64_t most_rows = are_many ? kMostRows : rows_of_block(input_bytes, kTileRows);
-    const int64_t panels_at_once = are_many ? kPanelsAtOnce : are_few ? kStreamsOfChunk : 1;
+    const int64_t panels_at_once =
+        are_many ? kPanelsAtOnce : are_few ? panels_of_few_rows(weight.num_panels) : 1;
     for_each_chunk(num_rows, most_rows, weight.num_panels, panels_at_once, job.panel_bytes(),
                    run_chunk);
 }

@@ -12,24 +12,31 @@ namespace stemma {
 
 // Rows whose inputs stay in a core's second-level cache while all panels pass by, in bytes.
 constexpr int64_t kBlockBytes = 256 << 10;
-// The longest chunk of panels, in bytes of weights: what follows in memory is one stream.
+// The longest chunk of panels, in bytes of weights, or as many panels as are passed at once.
 constexpr int64_t kChunkBytes = 1 << 20;
 // Of what is left a chunk is at most one part in so many for each thread (guided self-scheduling,
-// Polychronopoulos and Kuck, 1987): all threads end about together, the last after a panel or so.
+// Polychronopoulos and Kuck, 1987): all threads end about together, the last after the panels that it
+// passes at once.
 constexpr int64_t kPartsOfRest = 2;
-// A stream of weights is fetched so far ahead: across the end of a page of 4 KB, where the
-// processor's own prefetching stops.
+inline int64_t parts_of_rest() { return kPartsOfRest * pool().num_threads(); }
+// Weights that are passed a panel at a time are fetched so far ahead: across the end of a page of
+// 4 KB, where the processor's own prefetching stops.
 constexpr int64_t kAheadBytes = 4096;
 
 // What few rows take is the time in which weights are read, and a core reads several streams faster
 // than one: two cores of an Ice Lake Xeon 25 GB/s of one each, 28 of eight, 29.6 of sixteen. So few
-// rows pass kStreams panels at once, some inputs at a time by one panel after the other; the panels'
-// sums lie in memory meanwhile.
+// rows pass up to kStreams panels at once, some inputs at a time by one panel after the other; the
+// panels' sums lie in memory meanwhile.
 constexpr int64_t kStreams = 8;
 // Each is fetched so far ahead.
 constexpr int64_t kAheadOfStream = 512;
-// A chunk has a multiple of so many panels, but for the last ones.
+// A chunk has a multiple of so many panels, but for the last ones, unless threads would go without.
 constexpr int64_t kStreamsOfChunk = 4;
+
+// Of how many panels a chunk of few rows is a multiple.
+inline int64_t panels_of_few_rows(int64_t num_panels) {
+    return std::clamp<int64_t>(num_panels / parts_of_rest(), 1, kStreamsOfChunk);
+}
 
 // Calls run(panel, count) until panels [panel, end) are passed, nearly as many each time, kStreams at
 // most.
@@ -76,8 +83,9 @@ void for_each_chunk(int64_t num_rows, int64_t most_rows, int64_t num_panels, int
     if (num_rows == 0) return;
     const int64_t num_blocks = (num_rows + most_rows - 1) / most_rows;
     const int64_t block = (num_rows + num_blocks - 1) / num_blocks;
-    const int64_t longest = std::max<int64_t>(kChunkBytes / panel_bytes, 1);
-    const int64_t parts = kPartsOfRest * pool().num_threads();
+    const int64_t longest =
+        std::max<int64_t>(kChunkBytes / panel_bytes / panels_at_once, 1) * panels_at_once;
+    const int64_t parts = parts_of_rest();
     thread_local std::vector<int64_t> starts;
     starts.clear();
     for (int64_t panel = 0; panel < num_panels;) {

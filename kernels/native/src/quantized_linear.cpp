@@ -430,7 +430,8 @@ extern "C" void stemma_quantized_linear(const QuantizedLinear* weight, const voi
         for (int64_t p = panel; p < end; ++p) run_panel(job, of_weight.tiles, first, last, p);
     };
     for_each_chunk(num_rows, rows_of_block(weight->row_bytes, most_rows(1)), weight->num_panels,
-                   are_few ? kStreamsOfChunk : 1, weight->panel_bytes, run_chunk);
+                   are_few ? panels_of_few_rows(weight->num_panels) : 1, weight->panel_bytes,
+                   run_chunk);
 }
 
 namespace {
