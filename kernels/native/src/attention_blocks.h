@@ -60,8 +60,8 @@ inline void pack_scales(const float* scales, const int32_t* slots, int num_keys,
 // Asks for keys and their values while others are computed with, some at each step of products, so
 // that requests are under way all the time. (Asked for at once they wait for each other, and what
 // memory takes adds to what computing takes.) Keys and values of both halves in turns: a core reads
-// several streams faster than one.
-// Into the second-level cache: the first is full of the block at hand.
+// several streams faster than one. Into the second-level cache: the first is full of the block at
+// hand.
 class Upcoming {
   public:
     // num_steps: in which to ask for them.

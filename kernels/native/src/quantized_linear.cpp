@@ -35,7 +35,7 @@ constexpr int most_rows(int planes) {
 constexpr int kHalvesAtOnce = kRegisters >= 32 ? 2 : 1;
 constexpr int kLargest = 127 * 256 + 127;
 constexpr float kSmallestPeak = 1e-30f;  // reference/quantized.py
-constexpr int64_t kFewRows = 8;  // are rounded by one thread
+constexpr int64_t kRowsOfOneThread = 8;  // to be rounded
 
 // What a weight's bits are.
 enum Numbers { kBytes, kHalfBytes, kFp4 };
@@ -396,13 +396,13 @@ void round_rows(const QuantizedLinear& weight, const bf16* x, char* rows, int64_
         for (int64_t row = first; row < last; ++row)
             round_row(weight, x + row * weight.num_inputs, rows + row * weight.row_bytes);
     };
-    if (num_rows <= kFewRows) {
+    if (num_rows <= kRowsOfOneThread) {
         round(0, num_rows);
         return;
     }
-    const auto num_chunks = static_cast<int>((num_rows + kFewRows - 1) / kFewRows);
+    const auto num_chunks = static_cast<int>((num_rows + kRowsOfOneThread - 1) / kRowsOfOneThread);
     pool().for_each(num_chunks, [&](int chunk) {
-        round(chunk * kFewRows, std::min((chunk + 1) * kFewRows, num_rows));
+        round(chunk * kRowsOfOneThread, std::min((chunk + 1) * kRowsOfOneThread, num_rows));
     });
 }
 

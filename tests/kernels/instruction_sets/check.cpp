@@ -352,7 +352,7 @@ int main() {
         check_linear<bf16>(0, rows, 46, 1270);
         check_linear<float>(0, rows, 45, 1270);
     }
-    for (const int64_t rows : {1, 4, 11}) {
+    for (const int64_t rows : {1, 2, 4, 11}) {
         check_quantized(rows, 8, false, 2, false, false);
         check_quantized(rows, 8, false, 2, true, false);
         check_quantized(rows, 8, false, 1, true, false);
